@@ -262,11 +262,14 @@ class Admin(Startable):
         """Every node of the cluster: its address, its vote, its fencing."""
         return (await self._read("/v1/nodes", NodeList)).nodes
 
-    async def describe_opening(self) -> dict[int, int]:
-        """Replicas that each node is still creating or opening, by node; those without an answer
-        are left out. Creating a topic of thousands of partitions takes seconds."""
+    async def describe_each_node(self) -> dict[int, NodeInfo]:
+        """Every node as it describes itself, by number; nodes without an answer are left out.
 
-        async def ask(node: NodeInfo) -> int | None:
+        Only so `opening`, `replicas_open` and `clock_skew_ms` are known. Creating a topic of
+        thousands of partitions takes seconds.
+        """
+
+        async def ask(node: NodeInfo) -> NodeInfo | None:
             assert node.host
             assert node.port
             try:
@@ -279,15 +282,11 @@ class Admin(Startable):
                 )
             except (ConnectionLostError, ServerError):
                 return None
-            return next((one.opening for one in nodes.nodes if one.node_id == node.node_id), None)
+            return next((one for one in nodes.nodes if one.node_id == node.node_id), None)
 
         nodes = [node for node in await self.describe_nodes() if node.host and node.port]
-        counts = await asyncio.gather(*map(ask, nodes))
-        return {
-            node.node_id: count
-            for node, count in zip(nodes, counts, strict=True)
-            if count is not None
-        }
+        answers = await asyncio.gather(*map(ask, nodes))
+        return {answer.node_id: answer for answer in answers if answer is not None}
 
     async def describe_quorum(self) -> QuorumInfo:
         """The metadata quorum, as its leader sees it; else as any node does."""

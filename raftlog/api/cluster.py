@@ -44,6 +44,15 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     open_access: bool
     """Whether clients of other machines can use this node without authentication: it listens beyond
     loopback, and there are no users."""
+    clock_skew_ms: int | None = None
+    """How far this node's wall clock is ahead of the cluster time, the median of the nodes' clocks;
+    null while that is unknown."""
+    replicas: int = 0
+    """Replicas assigned to this node."""
+    replicas_open: int = 0
+    """Of these, the ones that this node has opened."""
+    opening: int = 0
+    """Of the rest, the ones that this node is still creating or opening."""
 
 
 class MetadataBroker(msgspec.Struct, frozen=True):
@@ -207,6 +216,11 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions with a replica on the node."""
     opening: int | None = None
     """Replicas that the node is still creating or opening. Null: another node answers."""
+    replicas_open: int | None = None
+    """Replicas, of `held`, that the node has opened. Null: another node answers."""
+    clock_skew_ms: int | None = None
+    """How far the node's wall clock is ahead of the cluster time, the median of the nodes' clocks.
+    Null: not known, or another node answers."""
     is_voter: bool
     is_controller: bool
     connected: bool

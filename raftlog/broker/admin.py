@@ -62,6 +62,10 @@ class ClusterMembership:
     """Brokers with disks that take no writes."""
     opening: int
     """Replicas that this node is still creating or opening."""
+    replicas_open: int
+    """Replicas that are open on this node."""
+    clock_skew_ms: int | None
+    """How far this node's wall clock is ahead of the cluster time; None while that is unknown."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -382,6 +386,8 @@ class AdminService:
             image=self._metadata.image,
             unwritable=self._metadata.unwritable,
             opening=services.replicas.opening_count,
+            replicas_open=services.replicas.open_count,
+            clock_skew_ms=services.logs.clock_skew_ms,
         )
 
     async def add_voter(self, principal: Principal, node_id: int) -> None:

@@ -26,7 +26,7 @@ from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import RecordTuple
 from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
 from raftlog.replication.partition import Acks
-from raftlog.routing.router import PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 
 REQUEST_BYTES_MAX: Final = 16 * 1024
 """Largest request that shares a batch. A larger one fills a batch well by itself."""

@@ -28,7 +28,7 @@ from raftlog.broker.node import NodeServices
 from raftlog.record.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, LogError
 from raftlog.record.types import Buffer, Offset, PartitionId
 from raftlog.replication.partition import Fetched, Partition
-from raftlog.routing.router import PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 
 __all__ = ["FetchService", "Fetched", "MultiFetch", "PartitionFetch", "PartitionHandle"]
 

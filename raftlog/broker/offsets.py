@@ -18,6 +18,7 @@ from raftlog.broker.node import NodeServices
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset, PartitionId
+from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
     FoundRecord,
     PartitionBounds,
@@ -26,7 +27,6 @@ from raftlog.routing.many import (
     local_times,
     times_of_many,
 )
-from raftlog.routing.router import PartitionHandle
 
 __all__ = ["FoundRecord", "OffsetService", "PartitionBounds"]
 

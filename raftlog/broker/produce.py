@@ -9,10 +9,12 @@ takes batches that the client built, for partitions that this node leads.
 Different partitions are appended at the same time and may fare differently: a partition's outcome
 is a value, offsets or LogError.
 
-Ordering: an append takes its place in the log before its first suspension (`Partition.append`),
-and `append_batches` does not suspend before it, unless the topic has to be created, a frame has
-more than BATCHES_PER_STEP_MAX batches, or its producer id is newer than this node's metadata. A
-listener that handles several requests of one connection at a time relies on that.
+Ordering: calls of `append_batches` take their places in a partition's log in the order in which
+they began, however long each waits before its append (for a new topic, for a turn of a frame with
+more than BATCHES_PER_STEP_MAX batches, for a new producer id), and so do calls of `write` with one
+producer id. A listener that handles several requests of one connection at a time relies on that:
+it begins them in order, and answers them in order. Calls of `write` without a producer id, running
+at the same time, have no order.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ from raftlog.record.types import (
     ProducerId,
     TopicId,
 )
+from raftlog.replication.arrival_order import ArrivalOrder, Place
 from raftlog.replication.partition import Acks
-from raftlog.routing.router import PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
@@ -80,6 +83,9 @@ SEQUENCE_MASK: Final = 2**31 - 1
 
 _WRITE: Final = Operation.WRITE
 """A local name: the lookup of an enum's member costs as much as the rest of an authorization."""
+
+_FrameKey: TypeAlias = tuple[str, PartitionId]
+"""Topic and partition of a frame."""
 
 StoredRecord: TypeAlias = tuple[int, bytes | None, bytes | None, Headers | None]
 """Timestamp (ms), key, value, headers of a record to write."""
@@ -165,6 +171,10 @@ class ProduceService:
         self._round_robin = RoundRobin()
         self._turns = turns
         self._batcher = SmallRequestBatcher(_pack_shared)
+        self._frames: ArrivalOrder[_FrameKey] = ArrivalOrder()
+        """Partitions with frames that wait before their append."""
+        self._planned: ArrivalOrder[ProducerId] = ArrivalOrder()
+        """Producers of idempotent writes that are not appended yet."""
 
     async def topic(self, principal: Principal, name: str) -> TopicImage:
         """The topic to write to, created now if the settings say so.
@@ -218,11 +228,17 @@ class ProduceService:
         UNKNOWN_PARTITION, RECORD_TOO_LARGE; INVALID_BODY for an idempotent request that does not
         name exactly one partition.
         """
-        if partition is None:
-            groups = await self._assign(topic, records, partitions, options)
-        else:
-            groups = {partition: range(len(records))}
-        writes = await self._plan(topic, records, groups, options, size_bytes)
+        place = self._planned.enter([options.producer_id] if options.is_idempotent else ())
+        try:
+            await place.reached()
+            if partition is None:
+                groups = await self._assign(topic, records, partitions, options)
+            else:
+                groups = {partition: range(len(records))}
+            writes = await self._plan(topic, records, groups, options, size_bytes)
+        finally:
+            # The producer's next write runs in a later step of the loop than the append.
+            place.leave()
         if len(writes) == 1:
             await self._append(writes[0], options)
         else:
@@ -262,18 +278,25 @@ class ProduceService:
         Raises LogError INVALID_BODY, with nothing appended, if two frames are of one partition.
         """
         if len(frames) == 1:
-            return (await self._append_frame(principal, frames[0], options),)
+            return (await self._append_frame(principal, frames[0], options, None),)
         if len({frame[:2] for frame in frames}) != len(frames):
             # Two frames would be two appends at the same time, in no certain order.
             raise LogError(
                 INVALID_BODY, "Two frames are of one partition; put its batches into one."
             )
         appends: list[asyncio.Task[BatchesAppended | LogError]] = []
-        for frame in frames:
-            if len(appends) % FRAMES_PER_TURN == FRAMES_PER_TURN - 1:
-                await self._turns.wait()
-            appends.append(asyncio.create_task(self._append_frame(principal, frame, options)))
-        return await asyncio.gather(*appends)
+        # Tasks begin later than the next request may.
+        places = [self._frames.enter([frame[:2]]) for frame in frames]
+        try:
+            for frame, place in zip(frames, places, strict=True):
+                if len(appends) % FRAMES_PER_TURN == FRAMES_PER_TURN - 1:
+                    await self._turns.wait()
+                work = self._append_frame(principal, frame, options, place)
+                appends.append(asyncio.create_task(work))
+            return await asyncio.gather(*appends)
+        finally:
+            for place in places:
+                place.leave()
 
     def current_leader(
         self, topic: str, partition: PartitionId
@@ -416,17 +439,31 @@ class ProduceService:
     # Batches
 
     async def _append_frame(
-        self, principal: Principal, frame: ProduceFrame, options: ProduceOptions
+        self,
+        principal: Principal,
+        frame: ProduceFrame,
+        options: ProduceOptions,
+        place: Place[_FrameKey] | None,
     ) -> BatchesAppended | LogError:
         topic, number, data = frame
         is_known = False
         try:
             self._authorize(principal, _WRITE, topic_resource(topic))
-            if topic not in self._metadata.image.topics_by_name:
+            is_known = topic in self._metadata.image.topics_by_name
+            is_long = has_more_batches(data, BATCHES_PER_STEP_MAX)
+            waits = is_long or not is_known or (self._frames and self._frames.is_held([frame[:2]]))
+            if waits and place is None:
+                place = self._frames.enter([frame[:2]])
+            if not is_known:
                 await self._missing_topic(principal, topic)
-            is_known = True
-            if has_more_batches(data, BATCHES_PER_STEP_MAX):
+                is_known = True
+            if place is not None:
+                await place.reached()
+            if is_long:
                 await self._turns.wait()
+            if place is not None:
+                # The next frame of the partition runs in a later step of the loop than the append.
+                place.leave()
             partition = self._replicas.partition(topic, number)
             batches = split_batches(data, max_message_bytes=partition.log.config.max_message_bytes)
             appended = await partition.append(
@@ -438,6 +475,9 @@ class ProduceService:
                 counters.produce_requests += 1
                 counters.failed_produce_requests += 1
             return error.as_outcome()
+        finally:
+            if place is not None:
+                place.leave()
         counters = self._topics.topic(topic)
         counters.produce_requests += 1
         counters.bytes_in += len(data)

@@ -25,6 +25,7 @@ from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.session import run, unready_too
 from raftlog.record.errors import NOT_READY
+from raftlog.storage.retention import CLOCK_SKEW_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,6 +88,16 @@ def _request(node: NodeInfo) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class OpeningReplicas:
+    """Progress of one node with its replicas."""
+
+    replicas: int
+    """Replicas assigned to the node."""
+    open: int
+    opening: int
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """Findings that keep the cluster from its full promises."""
 
@@ -98,8 +109,10 @@ class Health:
     """Nodes without a writable disk: they are full, or hang."""
     not_ready: dict[int, str]
     """Node → why."""
-    opening: dict[int, int]
-    """Node → replicas that it is still creating or opening."""
+    opening: dict[int, OpeningReplicas]
+    """Nodes that are still creating or opening replicas."""
+    clocks: dict[int, int]
+    """Node → milliseconds that its clock is ahead of the cluster time, if it should be set."""
     leaderless: list[str]
     """`topic/partition`s without a leader."""
     below_min_isr: list[str]
@@ -136,7 +149,7 @@ def health(servers: str, output_format: str) -> int:
     with fewer replicas in sync than min.insync.replicas reject acks=all and are named as well.
 
     A cluster that is healthy but would not survive the loss of a node, for want of votes, gets a
-    warning.
+    warning; so does a node with a clock 10 minutes off the cluster time, the median of all clocks.
 
     The exit code is 0 if healthy, 1 if not, 4 if no node answered.
     """
@@ -153,10 +166,10 @@ def health(servers: str, output_format: str) -> int:
                 if error.entry is not NOT_READY or not not_ready:
                     raise
                 topics = []
-            opening = await admin.describe_opening()
+            described = await admin.describe_each_node()
             min_isr = await _min_isr(admin, topics)
             return _health(
-                quorum, nodes, topics, not_ready=not_ready, opening=opening, min_isr=min_isr
+                quorum, nodes, topics, not_ready=not_ready, described=described, min_isr=min_isr
             )
 
     found = run(servers, look())
@@ -204,17 +217,22 @@ def _health(
     topics: Iterable[TopicDescription],
     *,
     not_ready: dict[int, str],
-    opening: dict[int, int],
+    described: dict[int, NodeInfo],
     min_isr: dict[str, int],
 ) -> Health:
-    """`min_isr` by topic; unknown for a missing topic."""
+    """`described`: nodes by themselves. `min_isr` by topic; unknown for a missing topic."""
     partitions = [partition for topic in topics for partition in topic.partitions]
     return Health(
         list(_quorum_faults(quorum)),
         [node.node_id for node in nodes if node.fenced],
         [node.node_id for node in nodes if node.can_write is False],
         not_ready,
-        {node_id: count for node_id, count in opening.items() if count},
+        {
+            node_id: OpeningReplicas(node.held or 0, node.replicas_open or 0, node.opening)
+            for node_id, node in described.items()
+            if node.opening
+        },
+        wrong_clocks(described),
         [f"{info.topic}/{info.partition}" for info in partitions if info.leader is None],
         [
             f"{info.topic}/{info.partition}"
@@ -229,6 +247,25 @@ def _health(
         ],
         list(quorum.warnings),
     )
+
+
+def wrong_clocks(described: dict[int, NodeInfo]) -> dict[int, int]:
+    """Milliseconds that a clock is ahead of the cluster time, by node, where it should be set."""
+    return {
+        node_id: node.clock_skew_ms
+        for node_id, node in described.items()
+        if node.clock_skew_ms is not None and abs(node.clock_skew_ms) > CLOCK_SKEW_MS_MAX
+    }
+
+
+def clock_warnings(clocks: dict[int, int]) -> Iterable[str]:
+    """A line for each of `wrong_clocks`."""
+    for node_id, skew_ms in sorted(clocks.items()):
+        yield (
+            f"the clock of node {node_id} is {abs(skew_ms) // 1000:,} s "
+            f"{'ahead of' if skew_ms > 0 else 'behind'} the cluster time, the median of the nodes' "
+            "clocks: it keeps records longer; set the clock"
+        )
 
 
 def _quorum_faults(quorum: QuorumInfo) -> Iterable[str]:
@@ -292,7 +329,7 @@ def _reason(body: bytes) -> str:
 
 def _lines(found: Health) -> Iterable[str]:
     yield "healthy" if found.is_healthy else "not healthy"
-    for warning in found.warnings:
+    for warning in (*found.warnings, *clock_warnings(found.clocks)):
         yield f"  warning: {warning}"
     for fault in found.quorum:
         yield f"  quorum: {fault}"
@@ -304,8 +341,11 @@ def _lines(found: Health) -> Iterable[str]:
             yield f"  {words}: {', '.join(f'node {node_id}' for node_id in node_ids)}"
     for broker_id, why in sorted(found.not_ready.items()):
         yield f"  node {broker_id}: {why}"
-    for broker_id, count in sorted(found.opening.items()):
-        yield f"  node {broker_id}: opening {output.counted(count, 'replica')}"
+    for broker_id, one in sorted(found.opening.items()):
+        yield (
+            f"  node {broker_id}: {one.open:,} of {one.replicas:,} replicas open, "
+            f"{one.opening:,} are being opened"
+        )
     for words, partitions in (
         ("without a leader", found.leaderless),
         ("below min.insync.replicas, acks=all is refused", found.below_min_isr),

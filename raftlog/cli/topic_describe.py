@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,12 +10,13 @@ import msgspec
 from raftlog_client import Admin, RaftlogClientError, TopicNotFoundError, TopicPartition
 
 from raftlog.cli import output
+from raftlog.cli.cluster_info import clock_warnings, wrong_clocks
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.session import run
 from raftlog.cli.topic_admin import topic_document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from raftlog.api.cluster import PartitionStatus
 
@@ -47,7 +49,7 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
             configs = await admin.describe_configs(name)
             # A topic is described the more urgently with a node missing.
             offsets = await admin.offsets([name], at_hand_after_ms=OFFSETS_PATIENCE_MS)
-            states = await _states(admin, name)
+            states, nodes = await asyncio.gather(_states(admin, name), admin.describe_each_node())
         document = topic_document(topic)
         for partition in document["partitions"]:
             number = partition["partition"]
@@ -55,6 +57,12 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
             partition["beginning_offset"] = known and known.beginning_offset
             partition["end_offset"] = known and known.end_offset
             _add_state(partition, states.get(number))
+        held = {node_id for one in topic.partitions for node_id in one.replicas}
+        document["replicas"] = sum(len(one.replicas) for one in topic.partitions)
+        document["replicas_open"] = _open_count(states) if states else None
+        document["clocks"] = wrong_clocks(
+            {node_id: node for node_id, node in nodes.items() if node_id in held}
+        )
         document["configs"] = [
             msgspec.to_builtins(config)
             for config in sorted(configs.values(), key=lambda config: config.name)
@@ -67,6 +75,8 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
         output.write_json(document)
         return
     click.echo(f"{document['name']}  (id {document['topic_id']})")
+    for line in _remarks(document):
+        click.echo(f"  {line}")
     output.write_table(
         ("partition", "leader", "epoch", "replicas", "in sync", "elr", "lag", "beginning", "end"),
         [
@@ -93,6 +103,27 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
                 for config in document["configs"]
             ],
         )
+
+
+def _remarks(document: dict[str, Any]) -> Iterator[str]:
+    """Progress of the topic's creation, and clocks that keep its records longer."""
+    replicas, replicas_open = document["replicas"], document["replicas_open"]
+    if replicas_open is not None and replicas_open < replicas:
+        yield (
+            f"{replicas_open:,} of {replicas:,} replicas open: the others are being opened, or out "
+            "of reach"
+        )
+    for warning in clock_warnings(document["clocks"]):
+        yield f"warning: {warning}"
+
+
+def _open_count(states: dict[int, PartitionStatus]) -> int:
+    """Replicas that their leaders have heard from, the leaders themselves included."""
+    return sum(
+        replica.log_end_offset is not None
+        for state in states.values()
+        for replica in state.replicas
+    )
 
 
 async def _states(admin: Admin, name: str) -> dict[int, PartitionStatus]:

@@ -221,9 +221,12 @@ class BodyStream:
     as long as an idle connection; within one, the body's minimum rate applies.
     """
 
-    def __init__(self, request: Request, context: ServerContext) -> None:
+    def __init__(self, request: Request, context: ServerContext, *, object_bytes: int) -> None:
+        """`object_bytes`: memory that the reader of a group takes for each object, besides its
+        text."""
         self._request = request
         self._context = context
+        self._object_bytes = object_bytes
         object_bytes_max = min(context.limits.body_bytes_max, ELEMENT_BYTES_MAX)
         self._splitter = JsonSplitter(object_bytes_max, context.limits.json_depth_max)
         self._guard = self._fresh_guard()
@@ -262,6 +265,8 @@ class BodyStream:
         if self._ready:
             await self._context.broker.turns.wait()
             return self._group(self._ready, self._error, self._at_end)
+        # The reader is done with the group before.
+        self._hold(0)
         objects: list[bytes] = []
         error: LogError | None = None
         if not self._unsplit:
@@ -277,7 +282,14 @@ class BodyStream:
             )
             if self._unsplit:
                 await self._context.broker.turns.wait()
-            error = self._splitter.take(bytes(step), objects) or self._hold()
+            pending_bytes = self._splitter.pending_bytes
+            error = self._splitter.take(bytes(step), objects)
+            taken_bytes = pending_bytes + len(step) - self._splitter.pending_bytes
+            refusal = self._hold(
+                taken_bytes + min(len(objects), STREAM_GROUP_MAX) * self._object_bytes
+            )
+            if refusal is not None:
+                objects, error = [], refusal
             at_end = not self._unsplit and (
                 CONTENT_ENCODING in self._request.headers or self._request.content.at_eof()
             )
@@ -334,9 +346,16 @@ class BodyStream:
             raise LogError(REQUEST_TIMEOUT, "A record did not arrive in time.")
         return b""
 
-    def _hold(self) -> LogError | None:
-        """Count the unfinished object's bytes as held, in place of the previous count."""
-        more = self._splitter.pending_bytes - self._held
+    def _hold(self, handed_out_bytes: int) -> LogError | None:
+        """Count the bytes that the stream holds, in place of the previous count.
+
+        These are the objects that its reader works on, the unfinished one, and the bytes not taken
+        apart yet, unless they are part of a body that counts as a whole. Returns the refusal.
+        """
+        held = handed_out_bytes + self._splitter.pending_bytes
+        if CONTENT_ENCODING not in self._request.headers:
+            held += len(self._unsplit)
+        more = held - self._held
         try:
             if more > 0:
                 self._context.hold(self._request, more)

@@ -27,8 +27,17 @@ from raftlog.record.errors import (
     LogError,
     outcome_unknown_error,
 )
-from raftlog.record.types import BrokerEpoch, BrokerId, Buffer, LeaderEpoch, Offset
+from raftlog.record.types import (
+    NO_PRODUCER_ID,
+    BrokerEpoch,
+    BrokerId,
+    Buffer,
+    LeaderEpoch,
+    Offset,
+    ProducerId,
+)
 from raftlog.replication import divergence
+from raftlog.replication.arrival_order import ArrivalOrder
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.replica import Acks, Replica
@@ -71,6 +80,8 @@ class LeaderRole:
         self._ended: LogError | None = None
         self._feeds: dict[BrokerId, Feed] = {}
         self._commits = CommitWaiters(replica.name)
+        self.waiting_producers: ArrivalOrder[ProducerId] = ArrivalOrder()
+        """Producers with appends that wait until their producer id is known to be issued."""
         self._start_waiters: list[tuple[Offset, asyncio.Future[None]]] = []
         self.state = LeaderState(
             replica.host.broker_id,
@@ -148,17 +159,16 @@ class LeaderRole:
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
-        Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
+        Appends of one producer, and those without one, take their places in the log in the order of
+        the calls. Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
         OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID, QUOTA_EXCEEDED and the like mean that nothing
         was written; RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the
         outcome is unknown.
         """
         if len(batches) > BATCHES_MAX:
             raise too_many_batches()
-        if not self._are_issued(batches):
-            # Another node may have issued the id just now, ahead of this one.
-            await self._replica.host.confirm()
-            self._require_issued(batches)
+        if self.waiting_producers or not self._are_issued(batches):
+            await self._wait_issued(batches)
         if acks is Acks.ALL:
             self._require_enough_in_sync()
             self._commits.require_room()
@@ -179,6 +189,25 @@ class LeaderRole:
             if last_offset >= self._replica.high_watermark:
                 await self._commits.wait(last_offset, timeout_s)
         return results
+
+    async def _wait_issued(self, batches: Sequence[RecordBatch]) -> None:
+        """Wait until the producer ids are issued, behind earlier appends of the same producers.
+
+        The next append of a producer runs in a later step of the loop than the return of this call,
+        so the caller appends first. Raises LogError INVALID_PRODUCER_ID.
+        """
+        producers = {batch.header.producer_id for batch in batches} - {NO_PRODUCER_ID}
+        if self._are_issued(batches) and not self.waiting_producers.is_held(producers):
+            return
+        place = self.waiting_producers.enter(producers)
+        try:
+            await place.reached()
+            if not self._are_issued(batches):
+                # Another node may have issued the id just now, ahead of this one.
+                await self._replica.host.confirm()
+                self._require_issued(batches)
+        finally:
+            place.leave()
 
     def _are_issued(self, batches: Sequence[RecordBatch]) -> bool:
         """Whether each producer id is known to the log, or issued by the cluster."""

@@ -22,6 +22,7 @@ from raftlog.replication.partition import Partition
 from raftlog.replication.replica import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
+from raftlog.storage.quarantine import replica_name
 from raftlog.world import DiskError
 
 logger = logging.getLogger(__name__)
@@ -393,5 +394,17 @@ class ReplicaLifecycle:
         for topic_id in sorted(deleted):
             logger.info("deleting stray replicas of deleted topic %s", topic_id)
             await self._log_failure(f"topic {topic_id}", self._logs.delete_topic(TopicId(topic_id)))
+        # Those assigned here could not be opened, and the log says so already.
+        assigned = {
+            replica_name(topic.topic_id, row.partition)
+            for topic in self._image.topics_by_id.values()
+            for row in topic.partitions
+            if self._broker_id in row.replicas
+        }
         for stray in self._logs.strays():
-            logger.warning("stray replica %s is not in the metadata: its files are kept", stray)
+            if stray not in assigned:
+                logger.warning(
+                    "stray replica %s: the metadata does not assign it to this node; its files are "
+                    "kept",
+                    stray,
+                )

@@ -328,6 +328,11 @@ class ReplicaManager:
         """
         await self._lifecycle.open_again(topic_id, number)
 
+    @property
+    def open_count(self) -> int:
+        """Replicas that are open here."""
+        return len(self._by_id)
+
     def lost(self) -> Collection[tuple[TopicId, PartitionId]]:
         """Replicas assigned before this start without their files: not opened before renewed."""
         return list(self._lifecycle.lost)

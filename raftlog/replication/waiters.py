@@ -69,7 +69,8 @@ class CommitWaiters:
         sequence numbers for other records.
         """
         heap, self._heap = self._heap, []
-        for _, _, future in heap:
+        # In order: a router repeats idempotent appends as they fail.
+        for _, _, future in sorted(heap):
             if not future.done():
                 future.set_exception(outcome_unknown_error(error))
 

@@ -14,7 +14,8 @@ types describe them for OpenAPI.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -35,11 +36,11 @@ from raftlog.api.common import (
 from raftlog.broker.limits import WorkTurns
 from raftlog.broker.produce import StoredRecord
 from raftlog.http.request import Request, ServerContext
-from raftlog.record.batch import RecordBatch
+from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import Headers, Record, decode_groups, decompress_batch
 from raftlog.record.compression import Compression
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, UNSUPPORTED_FORMAT, LogError
-from raftlog.record.types import Offset, PartitionId
+from raftlog.record.types import Buffer, Offset, PartitionId
 from raftlog.rest.json_pieces import ArrayBody
 
 JSON_NULL = b"null"
@@ -393,12 +394,40 @@ class BatchReader:
         self._context = context
         self._work_bytes = 0
 
+    @contextmanager
+    def holding(self, data: Buffer, offset: Offset) -> Iterator[Iterator[RecordBatch]]:
+        """Count batches read from `offset` on as bytes in flight, while their records are answered.
+
+        Many requests may wait: for a thread, for a turn, for a slow reader. Raises as `hold`.
+        """
+        size_bytes = len(data)
+        self.hold(size_bytes, offset)
+        try:
+            yield iterate_batches(data, check_crc=False)
+        finally:
+            self._context.free(self._request, size_bytes)
+
+    def hold(self, size_bytes: int, offset: Offset) -> None:
+        """Count more bytes for the answer. Raises LogError OVERLOADED, QUOTA_EXCEEDED.
+
+        Raises UNSUPPORTED_FORMAT where a repeat would fail, too: more than one client may hold.
+        """
+        share_max = self._context.broker.bytes_in_flight.share_max
+        needed_bytes = self._request.bytes_held + size_bytes
+        if needed_bytes > share_max:
+            raise LogError(
+                UNSUPPORTED_FORMAT,
+                f"The record at offset {offset} takes {needed_bytes} bytes with its batch in this "
+                f"format; one client may hold {share_max}. Read it with POST /v1/fetch.",
+            )
+        self._context.hold(self._request, size_bytes)
+
     async def groups(self, batch: RecordBatch) -> AsyncGenerator[list[Record], None]:
         """The records of a batch in groups, each to be written out before the next.
 
-        Other requests run between groups. A compressed batch counts as bytes in flight: as stored
-        until it is decompressed. Raises
-        LogError RECORD_TOO_LARGE, CORRUPT_BATCH, OVERLOADED, QUOTA_EXCEEDED.
+        Other requests run between groups. A decompressed batch counts as bytes in flight; as
+        stored it does within `holding`. Raises LogError RECORD_TOO_LARGE, CORRUPT_BATCH, and as
+        `hold`.
         """
         context = self._context
         decompressed = partial(
@@ -406,16 +435,12 @@ class BatchReader:
             batch,
             decompressed_bytes_max=context.limits.batch_decompressed_bytes_max,
         )
-        is_compressed = batch.header.compression is not Compression.NONE
-        # Many requests may wait for a thread, each with a batch.
-        held = batch.header.size_bytes if is_compressed else 0
-        context.hold(self._request, held)
+        held = 0
         try:
-            if is_compressed:
+            if batch.header.compression is not Compression.NONE:
                 plain = await context.broker.decompression.run(decompressed)
-                if len(plain) > held:
-                    context.hold(self._request, len(plain) - held)
-                    held = len(plain)
+                self.hold(len(plain), batch.header.base_offset)
+                held = len(plain)
             else:
                 plain = decompressed()
             for group, size in decode_groups(batch, plain, group_bytes=GROUP_BYTES):

@@ -141,10 +141,11 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
         head, data = encode_fetch_frame(_frame(partition, fetched))
         pieces += (head, data)
         size += len(head) + len(data)
+        if size > held:
+            # Kept while the other partitions are read, and until a slow reader has taken them.
+            context.hold(request, size - held)
+            held = size
         if size >= FETCH_CHUNK_BYTES:
-            # A slow reader makes this node keep the bytes, until the answer is sent.
-            context.hold(request, max(size - held, 0))
-            held = max(held, size)
             if response is None:
                 response = stream_response(request, BATCHES_MEDIA_TYPE)
                 await response.prepare(request)

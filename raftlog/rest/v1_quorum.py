@@ -31,7 +31,7 @@ from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, whole_number
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import Route
-from raftlog.metadata.image import NO_LEADER_ID, BrokerImage
+from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_FOUND, RETRIABLE, LogError
 from raftlog.record.types import BrokerId
 
@@ -63,6 +63,10 @@ async def describe_cluster(request: Request, context: ServerContext) -> web.Stre
             version=__version__,
             controller_id=NO_LEADER_ID if leader_id is None else leader_id,
             open_access=context.settings.is_beyond_loopback,
+            clock_skew_ms=membership.clock_skew_ms,
+            replicas=_partition_counts(membership.image)[1][membership.node_id],
+            replicas_open=membership.replicas_open,
+            opening=membership.opening,
         )
     )
 
@@ -105,6 +109,23 @@ async def transfer_leadership(request: Request, context: ServerContext) -> web.S
     return empty_response()
 
 
+def _partition_counts(image: MetadataImage) -> tuple[Counter[int], Counter[int]]:
+    """Numbers of led partitions and of replicas, by broker."""
+    # Many partitions share few combinations of leader and replicas.
+    combinations = Counter(
+        (row.leader, row.replicas)
+        for topic in image.topics_by_id.values()
+        for row in topic.partitions
+    )
+    led: Counter[int] = Counter()
+    held: Counter[int] = Counter()
+    for (leader, replicas), count in combinations.items():
+        led[leader] += count
+        for broker_id in replicas:
+            held[broker_id] += count
+    return led, held
+
+
 class _Members:
     """Shapes the members of one moment: the quorum's view, and the list of nodes."""
 
@@ -118,7 +139,7 @@ class _Members:
         self._brokers = membership.image.brokers
         self._unwritable = membership.unwritable
         self._warnings = membership.warnings
-        self._opening = membership.opening
+        self._membership = membership
 
     def view(self) -> QuorumInfo:
         status = self._status
@@ -140,18 +161,7 @@ class _Members:
 
     def nodes(self) -> NodeList:
         known = self._brokers.keys() | self._voters.ids | self._peers.keys()
-        # Many partitions share few combinations of leader and replicas.
-        combinations = Counter(
-            (row.leader, row.replicas)
-            for topic in self._image.topics_by_id.values()
-            for row in topic.partitions
-        )
-        led: Counter[int] = Counter()
-        held: Counter[int] = Counter()
-        for (leader, replicas), count in combinations.items():
-            led[leader] += count
-            for broker_id in replicas:
-                held[broker_id] += count
+        led, held = _partition_counts(self._image)
         return NodeList(tuple(self._node(each, led[each], held[each]) for each in sorted(known)))
 
     def _member(self, node_id: int) -> QuorumMember:
@@ -175,6 +185,7 @@ class _Members:
     def _node(self, node_id: int, led: int, held: int) -> NodeInfo:
         broker = self._broker(node_id)
         host, port = self._address(node_id)
+        here = self._membership if node_id == self._node_id else None
         return NodeInfo(
             node_id=node_id,
             host=host,
@@ -188,7 +199,9 @@ class _Members:
             decommissioning=broker.decommissioning if broker else None,
             led=led,
             held=held,
-            opening=self._opening if node_id == self._node_id else None,
+            opening=here.opening if here else None,
+            replicas_open=here.replicas_open if here else None,
+            clock_skew_ms=here.clock_skew_ms if here else None,
             is_voter=self._voters.find(node_id) is not None,
             is_controller=node_id == self._status.leader_id,
             connected=node_id == self._node_id or node_id in self._peers,

@@ -25,7 +25,6 @@ from raftlog.broker.offsets import NamedOffset
 from raftlog.http.request import Request, ServerContext, choice_parameter, whole_number
 from raftlog.http.responses import negotiate, stream_response, write_pieces
 from raftlog.http.routing import QueryParameter, Route
-from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import Record
 from raftlog.record.errors import (
     BAD_REQUEST,
@@ -183,12 +182,13 @@ class _Forwarder:
         """Send the next records of one partition; return the number of bytes sent."""
         fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
         total = 0
-        for batch in iterate_batches(fetched.data, check_crc=False):
-            if batch.header.next_offset <= position.offset:
-                continue
-            async with aclosing(self._reader.groups(batch)) as groups:
-                async for group in groups:
-                    total += await self._send(group, position)
+        with self._reader.holding(fetched.data, position.offset) as batches:
+            for batch in batches:
+                if batch.header.next_offset <= position.offset:
+                    continue
+                async with aclosing(self._reader.groups(batch)) as groups:
+                    async for group in groups:
+                        total += await self._send(group, position)
         position.offset = max(position.offset, fetched.next_offset)
         return total
 

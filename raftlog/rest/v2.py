@@ -33,7 +33,6 @@ from raftlog.http.request import (
 from raftlog.http.responses import JSON, bytes_response, json_response, media_type, negotiate
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.image import PartitionImage, TopicImage
-from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import Record
 from raftlog.record.errors import (
     BAD_REQUEST,
@@ -423,15 +422,16 @@ class _Answer:
         """
         progress = self.progress
         try:
-            for batch in iterate_batches(data, check_crc=False):
-                if batch.header.next_offset <= progress.offset:
-                    continue
-                async with aclosing(self._reader.groups(batch)) as groups:
-                    async for group in groups:
-                        if self._add(group):
-                            return True
-                # Compaction may have removed the last records, but not their offsets.
-                progress.skip_to(batch.header.next_offset)
+            with self._reader.holding(data, progress.offset) as batches:
+                for batch in batches:
+                    if batch.header.next_offset <= progress.offset:
+                        continue
+                    async with aclosing(self._reader.groups(batch)) as groups:
+                        async for group in groups:
+                            if self._add(group):
+                                return True
+                    # Compaction may have removed the last records, but not their offsets.
+                    progress.skip_to(batch.header.next_offset)
         except LogError:
             if progress.count:
                 return True
@@ -465,13 +465,7 @@ class _Answer:
         if answers:
             # Written out at once: bytes are small beside the objects they come from.
             piece = _encode(answers)[1:-1]
-            if not progress.count and len(piece) > self._context.broker.bytes_in_flight.share_max:
-                raise LogError(
-                    UNSUPPORTED_FORMAT,
-                    f"The record at offset {answers[0].offset} takes {len(piece)} bytes in this "
-                    "format, more than one client may hold; read it in binary format.",
-                )
-            self._context.hold(self._request, len(piece))
+            self._reader.hold(len(piece), progress.offset)
             self._pieces.append(piece)
             progress.count += len(answers)
             self._bytes += len(piece)

@@ -156,7 +156,7 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
     response: web.StreamResponse | None = None
     count = 0
-    async with BodyStream(request, context) as stream:
+    async with BodyStream(request, context, object_bytes=STORED_RECORD_BYTES) as stream:
         async for objects, error in stream:
             outcomes = await _produce_objects(objects, error, topic, options, context)
             if not outcomes:

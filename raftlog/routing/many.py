@@ -24,7 +24,8 @@ from raftlog.routing.forwarding_messages import (
     Operation,
     Outcome,
 )
-from raftlog.routing.router import READ_S_MAX, PartitionHandle, PartitionRouter
+from raftlog.routing.handle import READ_S_MAX, PartitionHandle
+from raftlog.routing.router import PartitionRouter
 
 BOUNDS_S_MAX: Final = 1.5
 """Timeout of a leader's answer from memory. A leader that hangs must not use up the caller's time

@@ -1,38 +1,27 @@
 """The partition router: any node serves requests for any partition.
 
-`PartitionRouter.find` returns a handle on one partition for one request. If this node leads the
-partition, the handle calls the partition directly; otherwise it forwards the operation to the
-leader of the applied metadata.
-
-Leaders change, and nodes apply the change one after the other. So an operation is retried if it
-certainly had no effect (NO_LEADER, NOT_READY), or may be repeated without harm (reads, and appends
-with a producer id): as soon as the metadata names another leader or epoch, and after a short pause,
-as the leader may be the node that is behind. Retries end with the request's own timeout, after
-RETRY_S_MAX at most. An append with an unknown outcome keeps it, whatever a retry returns.
+`PartitionRouter.find` returns a handle on one partition for one request (handle.py). The router
+knows the leaders by the applied metadata, calls them, and lets handles wait for a change of
+leadership; a long poll over partitions of several nodes becomes one wait per leader.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from raftlog.metadata.image import NO_LEADER_ID, TopicImage
-from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import (
-    DUPLICATE_SEQUENCE,
     NO_LEADER,
     NOT_READY,
-    RETRIABLE,
-    STORAGE_FAILED,
     UNKNOWN_TOPIC,
     LogError,
 )
 from raftlog.record.types import (
-    NO_PRODUCER_ID,
     BrokerId,
     Buffer,
     LeaderEpoch,
@@ -40,340 +29,27 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
+from raftlog.replication.arrival_order import ArrivalOrder
 from raftlog.replication.manager import ReplicaManager
-from raftlog.replication.partition import Acks, Fetched, Partition, not_led_here
+from raftlog.replication.partition import Partition, not_led_here
 from raftlog.routing.forwarding_messages import (
-    BODY_BYTES_MAX,
     WANTS_MAX,
-    Append,
-    Appended,
-    Bounds,
-    Delete,
-    FindTime,
-    FoundTime,
-    Marks,
     Operation,
     Outcome,
-    Read,
     Wait,
     outcome_unknown_if_changing,
 )
-from raftlog.storage.types import AppendResult
+from raftlog.routing.handle import LocalFollowerHandle, PartitionHandle, ProducerKey
 
 if TYPE_CHECKING:
     from raftlog.routing.forwarding import Forwarder
 
 logger = logging.getLogger(__name__)
 
-RETRY_S_MAX: Final = 5.0
-"""Longest time of a request for retries."""
-PAUSE_S_MIN: Final = 0.02
-PAUSE_S_MAX: Final = 0.25
-READ_S_MAX: Final = 10.0
-"""Timeout of a call that needs no waiting at the leader."""
 WAIT_LOGGED_S: Final = 2.0
 """A request that waits longer for a leader has the reason logged."""
 WAIT_LOG_INTERVAL_S: Final = 10.0
 """Shortest time between two such log lines of a node."""
-ALL_RECORDS: Final = -1
-"""The `before` of `delete_records` for all committed records."""
-
-T = TypeVar("T")
-
-
-class PartitionHandle:
-    """One partition of the cluster, for one request."""
-
-    __slots__ = ("_local", "_router", "partition", "topic", "topic_id")
-
-    def __init__(
-        self,
-        router: PartitionRouter,
-        topic: str,
-        topic_id: TopicId,
-        partition: PartitionId,
-        local: Partition | None,
-    ) -> None:
-        """`local` is the partition if this node leads it at the moment."""
-        self.topic = topic
-        self.topic_id = topic_id
-        self.partition = partition
-        self._router = router
-        self._local = local
-
-    def __eq__(self, other: object) -> bool:
-        """Handles are equal if both reach the same partition by the same router."""
-        return (
-            isinstance(other, PartitionHandle)
-            and self.partition == other.partition
-            and self.topic_id == other.topic_id
-            and self._router is other._router
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.topic_id) ^ self.partition
-
-    @property
-    def max_message_bytes(self) -> int:
-        """Size of the largest batch that the topic accepts."""
-        if self._local is not None:
-            return self._local.log.config.max_message_bytes
-        return self._router.max_message_bytes(self._router.topic(self.topic_id))
-
-    @property
-    def is_compacted(self) -> bool:
-        """Whether the topic takes only records with a key, as far as this node knows."""
-        return self._local is not None and self._local.log.config.compacts
-
-    def local_replica(self, offset: Offset) -> Partition | None:
-        """This node's replica, if reads from `offset` on may use it."""
-        if self._local is not None and self._local.is_leader:
-            return self._local
-        try:
-            return self._router.replicas.partition(self.topic, self.partition)
-        except LogError:
-            return None
-
-    async def append(
-        self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
-    ) -> list[AppendResult]:
-        """See `Partition.append`."""
-        refusal: LogError | None = None
-        if self._local is not None:
-            try:
-                return await self._local.append(batches, acks=acks, timeout_s=timeout_s)
-            except LogError as error:
-                refusal = self._drop_local(error)
-        operation = Append(self.topic_id, self.partition, int(acks))
-        outcome, _ = await self._routed(
-            operation,
-            [batch.data for batch in batches],
-            local=lambda found, remaining_s: found.append(
-                batches, acks=acks, timeout_s=remaining_s
-            ),
-            timeout_s=timeout_s,
-            may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
-            refusal=refusal,
-        )
-        if isinstance(outcome, list):
-            return outcome
-        assert isinstance(outcome, Appended)
-        return [
-            AppendResult(Offset(first), Offset(last), time_ms, duplicate)
-            for first, last, time_ms, duplicate in outcome.results
-        ]
-
-    async def read(
-        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
-    ) -> Fetched:
-        """See `Partition.read`."""
-        refusal: LogError | None = None
-        if self._local is not None:
-            try:
-                return await self._local.read(offset, max_bytes=max_bytes, end_offset=end_offset)
-            except LogError as error:
-                refusal = self._drop_local(error)
-        operation = Read(
-            self.topic_id, self.partition, offset, min(max_bytes, BODY_BYTES_MAX), end_offset
-        )
-        outcome, body = await self._routed(
-            operation,
-            (),
-            local=lambda found, _: found.read(offset, max_bytes=max_bytes, end_offset=end_offset),
-            refusal=refusal,
-        )
-        if isinstance(outcome, Fetched):
-            return outcome
-        assert isinstance(outcome, Marks)
-        return Fetched(
-            body,
-            Offset(outcome.next_offset),
-            Offset(outcome.high_watermark),
-            Offset(outcome.log_start_offset),
-        )
-
-    async def bounds(self) -> tuple[Offset, Offset]:
-        """Log start offset and high watermark."""
-        refusal: LogError | None = None
-        if self._local is not None:
-            try:
-                return await _bounds(self._local)
-            except LogError as error:
-                refusal = self._drop_local(error)
-        outcome, _ = await self._routed(
-            Bounds(self.topic_id, self.partition),
-            (),
-            local=lambda found, _: _bounds(found),
-            refusal=refusal,
-        )
-        if isinstance(outcome, tuple):
-            return outcome
-        assert isinstance(outcome, Marks)
-        return Offset(outcome.log_start_offset), Offset(outcome.high_watermark)
-
-    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
-        """See `Partition.offset_for_timestamp`."""
-        refusal: LogError | None = None
-        if self._local is not None:
-            try:
-                return await self._local.offset_for_timestamp(timestamp_ms)
-            except LogError as error:
-                refusal = self._drop_local(error)
-        outcome, _ = await self._routed(
-            FindTime(self.topic_id, self.partition, timestamp_ms),
-            (),
-            local=lambda found, _: found.offset_for_timestamp(timestamp_ms),
-            refusal=refusal,
-        )
-        if isinstance(outcome, FoundTime):
-            found = outcome.found
-            return None if found is None else (Offset(found[0]), found[1])
-        assert outcome is None or isinstance(outcome, tuple)
-        return outcome
-
-    async def delete_records(self, before: Offset) -> Offset:
-        """See `Partition.delete_records`."""
-        outcome, _ = await self._routed(
-            Delete(self.topic_id, self.partition, before),
-            (),
-            local=lambda found, _: found.require_leader().delete_records(before),
-            # A repeat would delete records committed since the first call.
-            may_repeat=before != ALL_RECORDS,
-            refusal=None,
-        )
-        if isinstance(outcome, Marks):
-            return Offset(outcome.log_start_offset)
-        assert isinstance(outcome, int)
-        return Offset(outcome)
-
-    async def _routed(
-        self,
-        operation: Operation,
-        body: Sequence[Buffer],
-        *,
-        local: Callable[[Partition, float], Awaitable[T]],
-        timeout_s: float = READ_S_MAX,
-        may_repeat: bool = True,
-        refusal: LogError | None,
-    ) -> tuple[T | Outcome, memoryview]:
-        """Call the leader, with retries, until success, a final error, or the timeout.
-
-        `refusal` is the error of a first call to the local partition.
-        """
-        loop = asyncio.get_running_loop()
-        router = self._router
-        started = loop.time()
-        deadline = started + timeout_s
-        retry_until = min(deadline, started + RETRY_S_MAX)
-        unknown_error: LogError | None = None
-        pause_s = PAUSE_S_MIN
-        while True:
-            seen = router.leadership(self.topic_id, self.partition)
-            error = refusal
-            if error is None:
-                remaining_s = max(deadline - loop.time(), 0.0)
-                try:
-                    if seen.leader == router.broker_id:
-                        found = router.replicas.partition(self.topic, self.partition)
-                        return await local(found, remaining_s), _NO_BODY
-                    return await router.call_leader(
-                        seen.leader, operation, (self,), body, timeout_s=remaining_s
-                    )
-                except LogError as failure:
-                    error = failure
-            was_here, refusal = refusal is not None, None
-            if error.entry.outcome_unknown:
-                unknown_error = error
-            remaining_s = retry_until - loop.time()
-            if remaining_s <= 0 or not self._may_retry(error, may_repeat=may_repeat):
-                raise _final_error(operation, error, unknown_error)
-            if was_here and seen.leader != router.broker_id:
-                # The present leader was not called yet.
-                continue
-            router.log_wait(self, loop.time() - started, error)
-            await router.wait_moved(self, seen, min(pause_s, remaining_s))
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
-
-    def _drop_local(self, error: LogError) -> LogError:
-        """Forget the local partition after an error: later calls look up the leader."""
-        self._local = None
-        return error
-
-    def _may_retry(self, error: LogError, *, may_repeat: bool) -> bool:
-        """Whether a retry may succeed, and does no harm."""
-        if error.entry in {NO_LEADER, NOT_READY}:
-            return True
-        if not may_repeat or error.entry not in {RETRIABLE, STORAGE_FAILED}:
-            return False
-        # A leader with failing storage does not lead for long, if others hold the partition.
-        topic = self._router.topic(self.topic_id)
-        return error.entry is RETRIABLE or len(topic.partitions[self.partition].replicas) > 1
-
-
-class LocalFollowerHandle(PartitionHandle):
-    """A partition that this node follows, with reads from the local replica.
-
-    Its committed records are a prefix of the leader's, never different ones.
-    """
-
-    __slots__ = ("_follower",)
-
-    def __init__(
-        self,
-        router: PartitionRouter,
-        topic: str,
-        topic_id: TopicId,
-        partition: PartitionId,
-        follower: Partition,
-    ) -> None:
-        super().__init__(router, topic, topic_id, partition, None)
-        self._follower = follower
-
-    def local_replica(self, offset: Offset) -> Partition | None:
-        """This node's replica, unless its log ends before `offset`."""
-        follower = self._follower
-        is_there = (
-            follower.log_start_offset <= offset <= follower.log_end_offset
-            and not follower.is_closed
-        )
-        return follower if is_there else None
-
-    async def read(
-        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
-    ) -> Fetched:
-        """See `Partition.read`."""
-        follower = self.local_replica(offset)
-        if follower is not None:
-            try:
-                return await follower.read(
-                    offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=True
-                )
-            except LogError:
-                # The leader may have the records, or raises the reason.
-                pass
-        return await super().read(offset, max_bytes=max_bytes, end_offset=end_offset)
-
-    async def bounds(self) -> tuple[Offset, Offset]:
-        """Log start offset and high watermark of the local replica."""
-        return self._follower.log_start_offset, self._follower.high_watermark
-
-
-_NO_BODY: Final = memoryview(b"")
-
-
-async def _bounds(found: Partition) -> tuple[Offset, Offset]:
-    end = await found.end_offset()
-    return found.log_start_offset, end
-
-
-def _final_error(operation: Operation, error: LogError, unknown_error: LogError | None) -> LogError:
-    """The error to raise after the last retry; an earlier unknown outcome stays unknown."""
-    if unknown_error is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
-        return error
-    both = f"{unknown_error.message} A retry was refused: {error.message}"
-    return outcome_unknown_if_changing(operation, LogError(RETRIABLE, both))
-
-
 PAUSE_S: Final = 0.25
 """Pause of a long poll on a partition without a leader."""
 ABANDON_S: Final = 0.25
@@ -416,6 +92,8 @@ class PartitionRouter:
         # A few per request in flight; requests are bounded by the listeners.
         self._watches: dict[_Watch, None] = {}
         self._next_wait_log = 0.0
+        self.routed_appends: ArrivalOrder[ProducerKey] = ArrivalOrder()
+        """Producers with appends that are forwarded or retried: one at a time each."""
 
     def find(self, topic: str, partition: int, *, any_replica: bool = False) -> PartitionHandle:
         """A handle on the partition, for one request. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.

@@ -90,7 +90,8 @@ class Appender:
         durable. Raises LogError: nothing was written, but for STORAGE_FAILED, whose outcome is
         unknown.
         """
-        if self._core.config.compacts and (self._keyed_waiting or not _are_keyed_now(batches)):
+        # Appends wait for earlier ones even if the topic is not compacted any more.
+        if self._keyed_waiting or (self._core.config.compacts and not _are_keyed_now(batches)):
             return await self._append_keyed(batches, leader_epoch, guard)
         return await self._append(batches, leader_epoch, guard)
 
@@ -106,8 +107,9 @@ class Appender:
         self._keyed_waiting += 1
         try:
             async with self._key_checks:
-                async with shared.decodes:
-                    await shared.disk.run(partial(_require_keys, batches))
+                if self._core.config.compacts:
+                    async with shared.decodes:
+                        await shared.disk.run(partial(_require_keys, batches))
                 return await self._append(batches, leader_epoch, guard)
         finally:
             self._keyed_waiting -= 1

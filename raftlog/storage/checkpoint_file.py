@@ -66,20 +66,19 @@ def take_marker_away(disk: Disk) -> None:
         disk.sync_directory("")
 
 
-def note_missing(disk: Disk, *, is_missing: bool) -> bool:
-    """Whether a start without a readable checkpoint file is not over; `is_missing`: this is one.
+def note_missing(disk: Disk) -> None:
+    """Note that a start without a readable checkpoint file is not over. Blocks. Raises DiskError.
 
     Kept on disk, because the next file is written before all replicas are known: without the note,
-    a later start would take a replica whose files are gone for one that never had any. Blocks.
-    Raises DiskError.
+    a later start would take a replica whose files are gone for one that never had any. So no file
+    is written before the note.
     """
-    if is_missing:
-        try:
-            disk.replace(MISSING_NAME, b"The checkpoint file was missing or unreadable.\n")
-        except DiskFullError:
-            # No checkpoint file is written either, so the next start finds the same.
-            logger.warning("disk full: starting without a checkpoint file")
-    return is_missing or disk.exists(MISSING_NAME)
+    disk.replace(MISSING_NAME, b"The checkpoint file was missing or unreadable.\n")
+
+
+def is_missing_noted(disk: Disk) -> bool:
+    """Whether an earlier start without a readable checkpoint file is not over. Blocks."""
+    return disk.exists(MISSING_NAME)
 
 
 def forget_missing(disk: Disk) -> None:

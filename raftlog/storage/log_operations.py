@@ -270,13 +270,16 @@ class LogOperations:
         if core.recovery.recovery_point < segments.all[drops].base_offset:
             # A start could no longer derive the producers and sequences of the removed records.
             await self.advance_recovery_point()
-        await core.run(
-            self._keep_snapshot,
-            dropped,
-            segments.all[drops].base_offset,
-            min(core.high_watermark, core.flushed_offset),
-            core.shared.monotonic_ms(),
-        )
+        async with core.derived_lock:
+            # A checkpoint writes and removes snapshots, too: at once, both could write the same
+            # file, or the found one be removed.
+            await core.run(
+                self._keep_snapshot,
+                dropped,
+                segments.all[drops].base_offset,
+                min(core.high_watermark, core.flushed_offset),
+                core.shared.monotonic_ms(),
+            )
         segments.log_start_offset = max(segments.log_start_offset, segments.all[drops].base_offset)
         core.leader_epochs.truncate_from_start(segments.log_start_offset)
         await core.mark()

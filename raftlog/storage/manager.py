@@ -24,6 +24,7 @@ from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import (
     CheckpointFile,
     forget_missing,
+    is_missing_noted,
     note_missing,
     read_checkpoint,
     take_marker_away,
@@ -53,6 +54,7 @@ from raftlog.storage.quarantine import (
     trash_replica,
     trash_topic,
 )
+from raftlog.storage.segments import LOG_SUFFIX
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
@@ -101,15 +103,23 @@ class LogManager:
         *,
         found: NodeCheckpoint | None,
         names: list[str],
+        empty: list[str],
         quarantined: list[str],
         is_incomplete: bool,
+        is_noted: bool,
     ) -> None:
+        """`empty`: of the replica directories `names`, those without a segment.
+
+        `is_incomplete`: the checkpoint file does not name all replicas. `is_noted`: the disk has a
+        note of that, see `note_missing`.
+        """
         self._disk = disk
         self._is_incomplete = is_incomplete
-        """The checkpoint file does not name all replicas: see `note_missing`."""
+        self._is_noted = is_noted
         self._names_all_found: Final = not is_incomplete
         """Whether the last run's file names all replicas."""
         self._names_found = frozenset(names)
+        self._names_empty = frozenset(empty)
         self._settings = settings
         self._shared = LogShared(disk, clock, OpenFiles(disk))
         self._found = found
@@ -137,15 +147,17 @@ class LogManager:
 
         Opens no log: call `open_replica` for each. Raises DiskError.
         """
-        found, names, quarantined, is_incomplete = await disk.run(partial(_find_replicas, disk))
+        left = await disk.run(partial(_find_replicas, disk))
         manager = cls(
             disk,
             clock,
             settings or StorageSettings(),
-            found=found,
-            names=names,
-            quarantined=quarantined,
-            is_incomplete=is_incomplete,
+            found=left.checkpoint,
+            names=left.names,
+            empty=left.empty,
+            quarantined=left.quarantined,
+            is_incomplete=left.is_incomplete,
+            is_noted=left.is_noted,
         )
         try:
             await manager._file.write()
@@ -185,6 +197,12 @@ class LogManager:
             wall_ms=shared.clock.time_ms(),
             monotonic_ms=shared.monotonic_ms(),
         )
+
+    @property
+    def clock_skew_ms(self) -> int | None:
+        """How far the wall clock is ahead of the cluster time; None while that is unknown."""
+        clock = self._maintenance.retention_clock
+        return clock.skew_ms if clock.knows_cluster_time else None
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
@@ -233,11 +251,14 @@ class LogManager:
         """Whether the files of a replica assigned before this start are gone.
 
         A replica enters the checkpoint file before its first acknowledgement. So one without a
-        directory is new only if a complete checkpoint file does not name it.
+        directory, or with an empty one, is new only if a complete checkpoint file does not name it.
+        A named one with an empty directory is damaged if its checkpoint has records.
         """
         name = replica_name(topic_id, partition)
-        is_known = self._found is not None and name in self._found.replicas
-        return name not in self._names_found and (is_known or self._is_incomplete)
+        if self._found is not None and name in self._found.replicas:
+            return name not in self._names_found
+        has_records = name in self._names_found and name not in self._names_empty
+        return self._is_incomplete and not has_records
 
     async def all_known(self) -> None:
         """The checkpoint file names all replicas of the metadata again. Raises DiskError."""
@@ -522,6 +543,10 @@ class LogManager:
     async def _collect(self) -> NodeCheckpoint:
         """The content to write into the checkpoint file now. Examines changed logs only."""
         shared = self._shared
+        if self._is_incomplete and not self._is_noted:
+            # The disk was full at the start. Without the note, this file would hide a loss.
+            await self._disk.run(partial(note_missing, self._disk))
+            self._is_noted = True
         # Those of a failed write are still missing in the file.
         changed: Iterable[LogCore] = self._logs.values() if self._clean_shutdown else shared.changed
         due = {**self._collected, **shared.unpublished, **dict.fromkeys(changed)}
@@ -576,12 +601,38 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
     }
 
 
-def _find_replicas(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str], bool]:
-    """The checkpoint file, all replica directories, the quarantined ones, and whether the file does
-    not name all replicas."""
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The state that the last run left on disk."""
+
+    checkpoint: NodeCheckpoint | None
+    names: list[str]
+    """All replica directories."""
+    empty: list[str]
+    """Of these, the ones without a segment, if the checkpoint file does not name all replicas."""
+    quarantined: list[str]
+    is_incomplete: bool
+    is_noted: bool
+
+
+def _find_replicas(disk: Disk) -> _Left:
     found = read_checkpoint(disk)
-    is_incomplete = note_missing(disk, is_missing=found is None)
+    is_noted = found is not None and is_missing_noted(disk)
+    is_incomplete = found is None or is_noted
+    if found is None:
+        try:
+            note_missing(disk)
+            is_noted = True
+        except DiskFullError:
+            logger.warning("disk full: starting without a checkpoint file")
+            is_noted = is_missing_noted(disk)
     disk.make_directory(REPLICAS)
     disk.make_directory(DELETED)
     disk.sync_directory("")
-    return found, names_below(disk, REPLICAS), names_below(disk, DAMAGED), is_incomplete
+    names = names_below(disk, REPLICAS)
+    empty = [name for name in names if is_incomplete and not _has_segment(disk, name)]
+    return _Left(found, names, empty, names_below(disk, DAMAGED), is_incomplete, is_noted)
+
+
+def _has_segment(disk: Disk, name: str) -> bool:
+    return any(file.endswith(LOG_SUFFIX) for file in disk.list_directory(f"{REPLICAS}/{name}"))

@@ -133,6 +133,11 @@ class RetentionClock:
         """This node is one of a cluster: nothing ages before the first cluster time."""
         self._needs_cluster_time = True
 
+    @property
+    def knows_cluster_time(self) -> bool:
+        """Whether a cluster time has arrived since the start."""
+        return self._cluster_ahead_ms is not None
+
     def note_cluster_time(
         self, cluster_ms: int, *, latest_ms: int, wall_ms: int, monotonic_ms: int
     ) -> None:

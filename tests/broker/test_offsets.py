@@ -15,7 +15,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import PartitionId
-from raftlog.routing.router import PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 from tests.broker.harness import ALICE, TOPIC, BrokerHarness, Operation
 from tests.broker.test_fetch import put
 

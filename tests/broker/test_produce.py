@@ -294,3 +294,70 @@ async def test_a_frame_of_few_batches_is_appended_without_suspension() -> None:
     calls = [append(ALICE, [few], DEFAULTS) for _ in range(3)]
     turns = await appends_by_turn(one, calls)
     assert len(set(turns)) == 1
+
+
+MANY = ProduceFrame("six", PartitionId(0), encoded([b"x"]) * (BATCHES_PER_STEP_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        [MANY],
+        [frame("six", 1, b"x"), frame("six", 0, b"x")],
+        [*(frame("six", number, b"x") for number in range(5, 0, -1)), MANY],
+    ],
+    ids=["many batches", "two frames", "many frames"],
+)
+async def test_requests_append_to_a_partition_in_the_order_of_their_arrival(
+    earlier: list[ProduceFrame],
+) -> None:
+    one = await BrokerHarness.start()
+    append = one.broker.produce.append_batches
+    requests = [earlier, [frame("six", 0, b"1")], [frame("six", 0, b"2"), frame("six", 2, b"2")]]
+    calls = [asyncio.create_task(append(ALICE, frames, DEFAULTS)) for frames in requests]
+    await asyncio.gather(*calls)
+    values = [value for _, value in contents(one.node.log("six", 0))]
+    assert values == [b"x"] * (len(values) - 2) + [b"1", b"2"]
+
+
+async def test_requests_to_a_topic_that_is_created_keep_their_order() -> None:
+    one = await BrokerHarness.start(auto_create_topics=True)
+    gate = asyncio.Event()
+    create = one.node.metadata.create_topic
+
+    async def slow(name: str) -> Any:
+        topic = await create(name)
+        await gate.wait()
+        return topic
+
+    append = one.broker.produce.append_batches
+    with mock.patch.object(one.node.metadata, "create_topic", slow):
+        calls = [
+            asyncio.create_task(append(ALICE, [frame("new", 0, b"%d" % number)], DEFAULTS))
+            for number in range(2)
+        ]
+        await asyncio.sleep(0)
+        calls.append(asyncio.create_task(append(ALICE, [frame("new", 0, b"2")], DEFAULTS)))
+        await asyncio.sleep(0)
+        calls[1].cancel()
+        gate.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert [value for _, value in contents(one.node.log("new"))] == [b"0", b"2"]
+
+
+async def test_idempotent_writes_append_in_the_order_of_their_arrival() -> None:
+    """A long request takes several turns before its append; the next one has one record."""
+    one = await BrokerHarness.start()
+    topic = await one.broker.produce.topic(ALICE, "six")
+    count = 3 * produce.RECORDS_PER_TURN
+
+    async def write(sequence: int, count: int) -> object:
+        options = ProduceOptions(Acks.ALL, 5.0, ProducerId(7), ProducerEpoch(0), sequence)
+        records = [record("a")] * count
+        (one_write,) = await one.broker.produce.write(
+            topic, records, [0] * count, options, size_bytes=count
+        )
+        return one_write.outcome
+
+    long, short = await asyncio.gather(write(0, count), write(count, 1))
+    assert (long, short) == (list(range(count)), [count])

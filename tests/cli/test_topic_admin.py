@@ -183,7 +183,7 @@ def test_cluster_info_and_health(run: Run) -> None:
     health = json.loads(run("cluster", "health", "--format", "json").stdout)
     assert health == {
         "healthy": True, "quorum": [], "fenced": [], "unwritable": [], "not_ready": {},
-        "opening": {}, "leaderless": [], "below_min_isr": [], "under_replicated": [],
+        "opening": {}, "clocks": {}, "leaderless": [], "below_min_isr": [], "under_replicated": [],
         "warnings": [],
     }  # fmt: skip
     assert run("cluster", "health").stdout == "healthy\n"

@@ -60,6 +60,8 @@ def test_lag_and_eligible_replicas_are_shown_as_far_as_known(
     }
     told(monkeypatch, states)
     rows = [line.split() for line in run("topic", "describe", topic).stdout.splitlines()]
+    # One follower was heard of.
+    assert rows.pop(1)[:5] == ["1", "of", "3", "replicas", "open:"]
     assert rows[1] == [
         "PARTITION", "LEADER", "EPOCH", "REPLICAS", "IN-SYNC", "ELR", "LAG", "BEGINNING", "END",
     ]  # fmt: skip
@@ -88,3 +90,50 @@ def test_one_replica_has_no_followers(run: Run, topic: str) -> None:
     assert [partition["followers"] for partition in document["partitions"]] == [[], [], []]
     assert PartitionStatus(0).replicas == ()
     assert ReplicaStatus(1).lag is None
+
+
+def nodes_say(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
+    """Let the node describe itself with these values."""
+    describe = Admin.describe_each_node
+
+    async def described(admin: Admin) -> Any:
+        found = await describe(admin)
+        return {number: msgspec.structs.replace(one, **values) for number, one in found.items()}
+
+    monkeypatch.setattr(Admin, "describe_each_node", described)
+
+
+def test_progress_of_a_creation_and_wrong_clocks_are_shown(
+    run: Run, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = json.loads(run("topic", "describe", topic, "--format", "json").stdout)
+    assert (whole["replicas"], whole["replicas_open"], whole["clocks"]) == (3, 3, {})
+    assert "open" not in run("topic", "describe", topic).stdout
+    told(monkeypatch, {0: PartitionStatus(0, 1, 0, (ReplicaStatus(1, True, 0, 0),))})
+    nodes_say(monkeypatch, clock_skew_ms=-3_600_000)
+    lines = run("topic", "describe", topic).stdout.splitlines()
+    assert lines[1] == "  1 of 3 replicas open: the others are being opened, or out of reach"
+    assert lines[2] == (
+        "  warning: the clock of node 1 is 3,600 s behind the cluster time, the median of the "
+        "nodes' clocks: it keeps records longer; set the clock"
+    )
+    document = json.loads(run("topic", "describe", topic, "--format", "json").stdout)
+    assert (document["replicas"], document["replicas_open"]) == (3, 1)
+    assert document["clocks"] == {"1": -3_600_000}
+
+
+def test_health_counts_open_replicas_and_warns_of_wrong_clocks(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes_say(monkeypatch, clock_skew_ms=600_001)
+    lines = run("cluster", "health").stdout.splitlines()
+    assert lines == [
+        "healthy",
+        "  warning: the clock of node 1 is 600 s ahead of the cluster time, the median of the "
+        "nodes' clocks: it keeps records longer; set the clock",
+    ]
+    nodes_say(monkeypatch, clock_skew_ms=600_000, opening=200, held=1_000, replicas_open=799)
+    lines = run("cluster", "health", code=1).stdout.splitlines()
+    assert lines == ["not healthy", "  node 1: 799 of 1,000 replicas open, 200 are being opened"]
+    found = json.loads(run("cluster", "health", "--format", "json", code=1).stdout)
+    assert found["opening"] == {"1": {"replicas": 1_000, "open": 799, "opening": 200}}

@@ -236,6 +236,7 @@ class FakeReplicas:
     partitions: dict[tuple[str, int], FakePartition] = field(default_factory=dict)
 
     opening_count = 0
+    open_count = 0
 
     def partition(self, topic: str, partition: int) -> FakePartition:
         self.metadata.image.partition(topic, partition)
@@ -255,6 +256,8 @@ class FakeLogs:
 
     def logs(self) -> dict[tuple[str, int], FakeLog]:
         return {key: FakeLog(size) for key, size in self.sizes.items()}
+
+    clock_skew_ms: int | None = -1_500
 
     def totals(self) -> Any:
         return SimpleNamespace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -432,3 +433,43 @@ async def test_a_start_without_a_checkpoint_file_lasts_until_every_replica_is_op
     await node.open()
     assert node.replica() is None
     assert node.replicas.is_lost(topic_id(0), PartitionId(0))
+
+
+async def test_emptied_replica_without_a_checkpoint_file_is_a_loss_not_a_new_replica(
+    node: OneNode,
+) -> None:
+    node.create(1, 2)
+    await node.settled()
+    await put(node.here(), b"a")
+    await node.close()
+    for path in node.files("replicas"):
+        node.disk.remove(path)
+    node.disk.remove(CHECKPOINT_NAME)
+    await node.open()
+    assert node.replica() is None
+    assert node.replicas.is_lost(topic_id(0), PartitionId(0))
+    node.change(leader=2, isr=(2,))
+    await node.replicas.renew(topic_id(0), PartitionId(0))
+    assert node.here().log_end_offset == 0
+    assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
+
+
+async def test_only_replicas_that_the_metadata_does_not_assign_here_are_called_strays(
+    node: OneNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        node.create(1, 2, number=number, name=f"t{number}")
+    await node.settled()
+    await put(node.here(0), b"a")
+    await node.close()
+    node.disk.fail_next("sync_directory", topic_id(0))  # cannot be opened
+    node.change(replicas=(2,), isr=(2,), leader=2, number=1)  # moved while the node was down
+    node.disk.remove(CHECKPOINT_NAME)
+    with caplog.at_level(logging.WARNING):
+        await node.open()
+    assert node.replica(0) is None
+    strays = [each.getMessage() for each in caplog.records if "stray" in each.getMessage()]
+    assert strays == [
+        f"stray replica {topic_id(1)}/0: the metadata does not assign it to this node; its files "
+        "are kept"
+    ]

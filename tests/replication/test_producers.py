@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 
@@ -171,6 +172,7 @@ async def test_producer_ids_that_the_cluster_has_not_issued_are_refused() -> Non
     assert barriers == 1
     with pytest.raises(LogError) as refused:
         await send(8)
+    assert not node.partition.require_leader().waiting_producers
     assert refused.value.entry is INVALID_PRODUCER_ID
     assert node.partition.log_end_offset == 2
     issued = 0
@@ -195,3 +197,33 @@ async def test_the_minimum_in_sync_is_checked_after_the_wait_for_a_producer_id()
         await node.partition.append([one], acks=Acks.ALL, timeout_s=0.1)
     assert refused.value.entry is NOT_ENOUGH_REPLICAS
     assert node.partition.log_end_offset == 0
+
+
+async def test_pipelined_appends_of_a_new_producer_keep_their_order() -> None:
+    """The second arrives when its id is known, while the first waits for the confirmation."""
+    node = nodes(1)[0]
+    issued = 0
+    confirmed = asyncio.Event()
+
+    async def confirm() -> None:
+        await confirmed.wait()
+
+    def send(producer_id: int, sequence: int) -> asyncio.Task[AppendResult]:
+        return asyncio.create_task(write(node, producer_id, sequence, b"%d" % sequence))
+
+    await node.open(row(1, 1, replicas=(1,), isr=(1,)))
+    node.partition.host = replace(
+        node.partition.host, confirm=confirm, next_producer_id=lambda: issued
+    )
+    first = send(7, 0)
+    await asyncio.sleep(0)
+    issued = 8
+    second, third, other = send(7, 1), send(7, 2), send(6, 0)
+    assert (await other).base_offset == 0  # another producer does not wait
+    third.cancel()
+    await asyncio.sleep(0)
+    fourth = send(7, 2)
+    confirmed.set()
+    offsets = [(await one).base_offset for one in (first, second, fourth)]
+    assert offsets == [1, 2, 3]
+    assert not node.partition.require_leader().waiting_producers

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -361,6 +362,33 @@ async def test_fetch_ends_when_the_server_closes() -> None:
         await eventually(lambda: waiting_readers(partition))
         await one.server.close()
         assert [frame.data for frame in await asked] == [b""]
+
+
+async def test_answers_below_a_chunk_count_as_they_grow() -> None:
+    """Many fetches of some batches hold as much as one of a large answer."""
+    async with data_node(few(bytes_in_flight_max=1_000_000)) as one, AsyncExitStack() as stack:
+        for number in range(2):
+            await produce(one, frames(("six", number, batch(b"x" * 100_000))))
+        second = one.node.log("six", 1)
+        gate = asyncio.Event()
+        real = second.read
+
+        async def slow(*args: Any, **more: Any) -> Any:
+            await gate.wait()
+            return await real(*args, **more)
+
+        second.read = slow  # type: ignore[method-assign]
+        body = json.dumps({"partitions": [want("six", 0), want("six", 1)]}).encode()
+        peers = [
+            await stack.enter_async_context(RawPeer.connected(one.server.port)) for _ in range(4)
+        ]
+        sent = [asyncio.ensure_future(peer.request("POST", "/v1/fetch", body)) for peer in peers]
+        await eventually(lambda: sum(each.done() for each in sent) == 2)
+        assert 200_000 < one.server.context.broker.bytes_in_flight.used <= 250_000
+        gate.set()
+        replies = await asyncio.gather(*sent)
+        # There is room for one whole answer of this address at most.
+        assert sorted(reply.status for reply in replies).count(429) in (3, 4)
 
 
 async def test_slow_reader_makes_the_node_hold_little() -> None:

@@ -51,8 +51,12 @@ def cluster() -> FakeNode:
 
 
 @pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True)])
-async def test_cluster_says_whether_access_is_open(host: str, is_open: bool) -> None:
+async def test_cluster_says_whether_access_is_open_and_how_its_node_does(
+    host: str, is_open: bool
+) -> None:
     node = cluster()
+    await node.metadata.create_topic("t", partitions=3)
+    node.replicas.open_count, node.replicas.opening_count = 1, 2
     async with (
         serving(ROUTES, node=node, host=host) as server,
         RawPeer.connected(server.port) as peer,
@@ -64,6 +68,10 @@ async def test_cluster_says_whether_access_is_open(host: str, is_open: bool) -> 
         "version": __version__,
         "controller_id": 1,
         "open_access": is_open,
+        "clock_skew_ms": -1_500,
+        "replicas": 3,
+        "replicas_open": 1,
+        "opening": 2,
     }
 
 

@@ -259,7 +259,7 @@ async def append(one: DataPeer, *batches: RecordBatch) -> None:
 
 async def test_batch_of_very_many_records_is_answered_in_bounded_memory() -> None:
     """An answer that finds no room for more ends there; the next poll goes on."""
-    async with data_node(few(bytes_in_flight_max=1_000_000)) as one:
+    async with data_node(few(bytes_in_flight_max=1_200_000)) as one:
         await append(one, batch_of([b""] * 20_000))
         offset = polls = 0
         while offset < 20_000:
@@ -267,7 +267,7 @@ async def test_batch_of_very_many_records_is_answered_in_bounded_memory() -> Non
             assert [record["offset"] for record in reply.json] == [
                 *range(offset, next_offset(reply))
             ]
-            assert len(reply.body) <= 250_000
+            assert len(reply.body) <= 300_000
             offset, polls = next_offset(reply), polls + 1
         assert polls > 4
 
@@ -315,6 +315,38 @@ async def test_batches_of_reads_that_wait_for_a_thread_are_counted_and_given_bac
             assert [reply.error_code for reply in refused] == [42901] * 2
             may_go.set()
             await asyncio.gather(*busy, *reads)
+        assert broker.bytes_in_flight.used == 0
+
+
+async def test_uncompressed_batches_of_reads_that_wait_for_a_turn_are_counted() -> None:
+    async with data_node(few(bytes_in_flight_max=4_000_000)) as one:
+        stored = batch_of([bytes(250_000)], Compression.NONE)
+        await append(one, stored)
+        broker = one.server.context.broker
+        may_go = asyncio.Event()
+        wait = broker.turns.wait
+
+        async def slow() -> None:
+            await may_go.wait()
+            await wait()
+
+        broker.turns.wait = slow  # type: ignore[method-assign]
+        async with AsyncExitStack() as stack:
+            peers = [
+                await stack.enter_async_context(RawPeer.connected(one.server.port))
+                for _ in range(5)
+            ]
+            reads = [
+                asyncio.ensure_future(peer.request("GET", RECORDS, b"", Accept=BINARY))
+                for peer in peers
+            ]
+            await eventually(lambda: sum(each.done() for each in reads) == 4)
+            # The batch, and its record as answered.
+            assert broker.bytes_in_flight.used > 2 * len(stored.data)
+            refused = [await each for each in reads if each.done()]
+            assert [reply.error_code for reply in refused] == [42901] * 4
+            may_go.set()
+            await asyncio.gather(*reads)
         assert broker.bytes_in_flight.used == 0
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -239,6 +240,38 @@ async def test_unfinished_records_count_as_bytes_in_flight() -> None:
         await begin(one.peer)
         await send_chunk(one.peer, b'{"value":{"type":"STRING","data":"' + b"x" * 2000)
         assert (await one.peer.reply()).error_code == 42901
+
+
+async def test_whole_records_count_as_bytes_in_flight_until_they_are_written() -> None:
+    """Many small requests wait for their commit, and hold records like one large request."""
+    body = stream({"value": {"type": "STRING", "data": "x" * 1000}})
+    async with data_node(few(bytes_in_flight_max=16_000)) as one, AsyncExitStack() as stack:
+        budget = one.server.context.broker.bytes_in_flight
+        one.node.log().hold_flush = True
+        peers = [
+            await stack.enter_async_context(RawPeer.connected(one.server.port)) for _ in range(6)
+        ]
+        sent = [asyncio.ensure_future(peer.request("POST", RECORDS, body)) for peer in peers]
+        await eventually(lambda: sum(each.done() for each in sent) == 3)
+        refused = [await each for each in sent if each.done()]
+        assert [reply.error_code for reply in refused] == [42901] * 3
+        assert 3 * len(body) < budget.used <= 4_000
+        one.node.log().flush_now()
+        await asyncio.gather(*sent)
+        assert one.node.log().log_end_offset == 3
+        assert budget.used == 0
+
+
+async def test_stream_gives_the_bytes_of_written_records_back_while_it_goes_on() -> None:
+    async with data_node(few(bytes_in_flight_max=16_000)) as one:
+        await begin(one.peer)
+        log, budget = one.node.log(), one.server.context.broker.bytes_in_flight
+        for written in range(1, 6):
+            await send_chunk(one.peer, stream({"value": {"type": "STRING", "data": "x" * 1000}}))
+            await eventually(lambda written=written: log.log_end_offset == written)
+            await eventually(lambda: budget.used == 0)
+        await one.peer.send(b"0\r\n\r\n")
+        assert len(receipts(await one.peer.reply())) == 5
 
 
 async def test_record_that_trickles_in_is_ended() -> None:

@@ -29,7 +29,8 @@ from raftlog.record.types import (
 from raftlog.replication.partition import Acks, Fetched, Partition
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
-from raftlog.routing.router import PartitionHandle, PartitionRouter
+from raftlog.routing.handle import PartitionHandle
+from raftlog.routing.router import PartitionRouter
 from raftlog.storage.types import AppendResult, LogConfig
 from tests.simulation.world import Process, World, run
 

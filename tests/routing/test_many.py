@@ -11,6 +11,7 @@ from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionId
 from raftlog.routing.forwarding import ANSWER_SLACK_S
+from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
     BOUNDS_S_MAX,
     FoundRecord,
@@ -18,7 +19,6 @@ from raftlog.routing.many import (
     bounds_of_many,
     times_of_many,
 )
-from raftlog.routing.router import PartitionHandle
 
 from .forwarding_world import NODES, TOPIC, TOPIC_ID, Cluster, Node, batch, simulate
 

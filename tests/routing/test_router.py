@@ -23,7 +23,8 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, Offset
 from raftlog.replication.partition import Acks
-from raftlog.routing.router import RETRY_S_MAX, WAIT_LOG_INTERVAL_S
+from raftlog.routing.handle import RETRY_S_MAX
+from raftlog.routing.router import WAIT_LOG_INTERVAL_S
 
 from .forwarding_world import MAX_MESSAGE_BYTES, TOPIC_ID, Cluster, Node, batch, simulate
 
@@ -533,5 +534,39 @@ def test_acks_travel() -> None:
         access = node.find()
         await node.run(access.append([batch(b"a")], acks=Acks.LEADER, timeout_s=1.0))
         assert cluster.nodes[1].mine.calls == ["append LEADER 1.0"]
+
+    simulate(test)
+
+
+def test_pipelined_appends_of_a_producer_keep_their_order_over_retries() -> None:
+    """The leader is not ready for the first append, and would take the second."""
+
+    async def test(cluster: Cluster) -> None:
+        node, leader = cluster.nodes[2], cluster.nodes[1]
+        leader.mine.errors = [LogError(NOT_READY, "not yet")]
+        sent = []
+        for number in range(3):
+            one = batch(b"%d" % number, producer_id=7, sequence=number)
+            sent.append(asyncio.create_task(node.append(one)))
+            await asyncio.sleep(0.001)
+        results = [(await one)[0].base_offset for one in sent]
+        assert results == [0, 1, 2]
+
+    simulate(test)
+
+
+def test_an_append_behind_one_that_does_not_end_was_certainly_not_written() -> None:
+    async def test(cluster: Cluster) -> None:
+        node, leader = cluster.nodes[2], cluster.nodes[1]
+        leader.mine.gate = asyncio.Event()
+        first = asyncio.create_task(node.append(batch(b"0", producer_id=7, sequence=0)))
+        await asyncio.sleep(0.01)
+        error = await refusal_of(node, producer_id=7, timeout_s=1.0)
+        assert error.entry is NOT_READY
+        assert not error.entry.outcome_unknown
+        other = await refusal_of(node, producer_id=8, timeout_s=1.0)
+        assert other.entry.outcome_unknown  # it was sent
+        leader.mine.gate.set()
+        assert (await first)[0].base_offset == 0
 
     simulate(test)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -599,3 +600,30 @@ async def test_checks_of_keys_outside_the_loop_keep_the_order_of_appends() -> No
     assert starts == [0, large, large + 1, 2 * large + 1]
     refused = [each for each in results if isinstance(each, LogError)]
     assert [each.entry for each in refused] == [INVALID_BODY] * 2
+
+
+async def test_appends_keep_their_order_when_a_topic_stops_compacting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keys of the first are being checked in a thread when the second arrives."""
+    log = new_log(
+        config=LogConfig(cleanup_policy=frozenset({"compact"}), max_message_bytes=1 << 24)
+    )
+    checked = asyncio.Event()
+    run = log.shared.disk.run
+
+    async def slow(work: Callable[[], Any]) -> Any:
+        await checked.wait()
+        return await run(work)
+
+    monkeypatch.setattr(log.shared.disk, "run", slow)
+    large = 50_000
+    first = asyncio.create_task(
+        log.appender.append([batch([b"v"] * large, keys=[b"k"] * large)], EPOCH)
+    )
+    await asyncio.sleep(0)
+    log.configure(LogConfig(max_message_bytes=1 << 24))
+    second = asyncio.create_task(log.appender.append([batch([b"keyless"])], EPOCH))
+    await asyncio.sleep(0)
+    checked.set()
+    assert [(await one)[0].base_offset for one in (first, second)] == [0, large]

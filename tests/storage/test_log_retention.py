@@ -24,7 +24,7 @@ from raftlog.storage.segments import FIRST_APPENDS_MAX
 from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
-from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all, sent
+from tests.storage.logs import EPOCH, Gate, batch, new_log, numbered, read_all, sent
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
 T = TypeVar("T")
@@ -349,3 +349,34 @@ async def test_marks_are_not_written_into_the_directory_of_the_next_log() -> Non
     held.set()
     await asyncio.gather(deletion, return_exceptions=True)
     await retired
+
+
+@pytest.mark.parametrize("first", ["_keep_snapshot", "_write_derived"])
+async def test_retention_and_a_checkpoint_never_write_snapshots_at_once(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may write the snapshot of one offset, by one temporary file, and one removes others."""
+    disk = SimulatedDisk()
+    log = new_log(disk, replace(SMALL, retention_bytes=600))
+    for number in range(20):
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
+    await log.operations.checkpoint()
+    log.high_watermark = log.flushed_offset
+    await log.appender.append([batch([b"20"])], EPOCH)
+    gates = {name: Gate(disk, name, monkeypatch) for name in ("_keep_snapshot", "_write_derived")}
+    works = {
+        "_keep_snapshot": partial(log.operations.apply_retention, None),
+        "_write_derived": log.operations.checkpoint,
+    }
+    (second,) = gates.keys() - {first}
+    running = [asyncio.create_task(works[first]())]
+    await gates[first].reached.wait()
+    running.append(asyncio.create_task(works[second]()))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not gates[second].reached.is_set()
+    for gate in gates.values():
+        gate.opened.set()
+    await asyncio.gather(*running)
+    assert gates[second].reached.is_set()
+    assert log.log_start_offset > 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from raftlog.record.types import PartitionId
-from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, MISSING_NAME, UNREADABLE_NAME
+from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, UNREADABLE_NAME
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import DiskFullError
@@ -34,6 +34,12 @@ def lose_replicas(disk: SimulatedDisk) -> None:
     disk.remove_tree("replicas")
 
 
+def empty_replicas(disk: SimulatedDisk) -> None:
+    for path in disk.paths():
+        if path.startswith("replicas/"):
+            disk.remove(path)
+
+
 def lose_checkpoints(disk: SimulatedDisk) -> None:
     disk.remove(CHECKPOINT_NAME)
 
@@ -51,6 +57,8 @@ def spoil_checkpoints(disk: SimulatedDisk) -> None:
         ([spoil_checkpoints], False, True),
         ([lose_replicas, lose_checkpoints], True, True),
         ([lose_replicas, spoil_checkpoints], True, True),
+        ([empty_replicas, lose_checkpoints], True, True),
+        ([empty_replicas, spoil_checkpoints], True, True),
     ],
 )
 async def test_state_table(
@@ -75,7 +83,6 @@ async def test_first_start_has_lost_nothing_once_it_knows_all() -> None:
     disk.crash(power=True)
     manager = await LogManager.open(disk, ManualClock())
     assert not manager.is_lost(TOPIC, PARTITION)
-    assert not disk.exists(MISSING_NAME)
 
 
 async def test_renewed_replicas_are_not_lost_any_more() -> None:
@@ -105,6 +112,25 @@ async def test_full_disk_does_not_keep_a_node_from_its_start() -> None:
         disk.capacity_bytes = None
         manager = await LogManager.open(disk, ManualClock())
     assert manager.is_lost(TOPIC, PARTITION)
+
+
+async def test_a_loss_found_on_a_full_disk_is_known_to_the_start_after_a_crash() -> None:
+    """The first checkpoint file of that start is written once there is room, before the repair."""
+    disk = await stopped()
+    lose_replicas(disk)
+    lose_checkpoints(disk)
+    disk.make_directory("replicas")
+    disk.make_directory("deleted")
+    disk.capacity_bytes = disk.used_bytes()
+    manager = await LogManager.open(disk, ManualClock())
+    assert not disk.exists(CHECKPOINT_NAME)
+    disk.capacity_bytes = None
+    await manager.open_replica(TOPIC, OTHER, LogConfig(), create=True)
+    assert disk.exists(CHECKPOINT_NAME)
+    disk.crash(power=True)
+    manager = await LogManager.open(disk, ManualClock())
+    assert manager.is_lost(TOPIC, PARTITION)
+    assert not manager.is_lost(TOPIC, OTHER)
 
 
 @pytest.mark.parametrize("starts_before", [0, 1])

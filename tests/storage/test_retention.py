@@ -306,11 +306,13 @@ def test_whatever_the_facts_only_a_due_prefix_goes(
 def test_the_time_of_decisions_is_never_ahead_of_the_cluster_time() -> None:
     clock = RetentionClock(NOW + 2 * DAY, 0)
     clock.follow_cluster_time()
+    assert not clock.knows_cluster_time
     assert clock.now_ms(NOW + 2 * DAY, 10) is None
     clock.note_cluster_time(
         NOW + 20, latest_ms=NOW + 20, wall_ms=NOW + 2 * DAY + 20, monotonic_ms=20
     )
     assert clock.skew_ms == 2 * DAY
+    assert clock.knows_cluster_time
     assert clock.now_ms(NOW + 2 * DAY + 50, 50) == NOW + 50
     # Cut off from the controller, the cluster time goes on with the monotonic clock.
     assert clock.now_ms(NOW + 3 * DAY, 60_050) == NOW + 60_050

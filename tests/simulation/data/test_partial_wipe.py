@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from raftlog.metadata.image import NO_LEADER_ID
+from raftlog.storage.checkpoint_file import MISSING_NAME
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 
 T = Part("t", 0)
@@ -22,6 +23,16 @@ def wipe(data: DataWorld, node_id: int, *names: str, unreadable: str = "") -> No
     disk.sync_directory("gone")
     if unreadable:
         disk.flip_bit(unreadable, 8 * 40)
+    data.replicas.damaged(node_id, data.key(T))
+
+
+def empty(data: DataWorld, node_id: int) -> None:
+    """Remove the files of all replicas, and keep their directories; the checkpoint file, too."""
+    disk = data.world.disk(node_id)
+    for path in disk.paths():
+        if path.startswith("replicas/") or path == "checkpoints.json":
+            disk.remove(path)
+            disk.sync_directory(path.rpartition("/")[0])
     data.replicas.damaged(node_id, data.key(T))
 
 
@@ -51,6 +62,29 @@ def test_one_replica_lost_is_copied_again(
         for node_id in (3, 1, 2):
             data.nodes.kill(node_id, power=power)
         wipe(data, 2, *names, unreadable=unreadable)
+        data.nodes.start(2)
+        data.nodes.start(1)
+        await asyncio.sleep(4.0)
+        assert data.row(T).leader == 1
+        data.nodes.start(3)
+        await data.nodes.until(lambda: is_renewed(data, 2))
+        assert data.row(T).unclean_epoch == -1
+
+    simulate_data(test)
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_replica_emptied_with_the_checkpoint_file_is_copied_again(power: bool) -> None:
+    """Taken for a new replica, it would lead an empty partition, and the others would truncate."""
+
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[2, 1, 3]])
+        for _ in range(10):
+            await data.write(T, 2)
+        await data.in_sync()
+        for node_id in (3, 1, 2):
+            data.nodes.kill(node_id, power=power)
+        empty(data, 2)
         data.nodes.start(2)
         data.nodes.start(1)
         await asyncio.sleep(4.0)
@@ -162,7 +196,7 @@ def test_lost_replica_that_is_no_longer_wanted_is_forgotten() -> None:
         data.world.network.heal()
         await data.reassign(T, [1, 3])
         await data.nodes.until(lambda: set(data.row(T).replicas) == {1, 3})
-        await data.nodes.until(lambda: not disk.exists("checkpoints.json.missing"))
+        await data.nodes.until(lambda: not disk.exists(MISSING_NAME))
 
     simulate_data(test, node_count=4)
 

@@ -1,0 +1,387 @@
+"""A handle on one partition of the cluster: a local call, or a forwarded one with retries.
+
+If this node leads the partition, the handle calls the partition directly; otherwise it forwards the
+operation to the leader of the applied metadata.
+
+Leaders change, and nodes apply the change one after the other. So an operation is retried if it
+certainly had no effect (NO_LEADER, NOT_READY), or may be repeated without harm (reads, and appends
+with a producer id): as soon as the metadata names another leader or epoch, and after a short pause,
+as the leader may be the node that is behind. Forwarded and retried appends of one producer go one
+at a time, in their order of arrival. Retries end with the request's own timeout, after RETRY_S_MAX
+at most. An append with an unknown outcome keeps it, whatever a retry returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from raftlog.record.batch import RecordBatch
+from raftlog.record.errors import (
+    DUPLICATE_SEQUENCE,
+    NO_LEADER,
+    NOT_READY,
+    RETRIABLE,
+    STORAGE_FAILED,
+    LogError,
+)
+from raftlog.record.types import (
+    NO_PRODUCER_ID,
+    Buffer,
+    Offset,
+    PartitionId,
+    ProducerId,
+    TopicId,
+)
+from raftlog.replication.arrival_order import Place
+from raftlog.replication.partition import Acks, Fetched, Partition
+from raftlog.routing.forwarding_messages import (
+    BODY_BYTES_MAX,
+    Append,
+    Appended,
+    Bounds,
+    Delete,
+    FindTime,
+    FoundTime,
+    Marks,
+    Operation,
+    Outcome,
+    Read,
+    outcome_unknown_if_changing,
+)
+from raftlog.storage.types import AppendResult
+
+if TYPE_CHECKING:
+    from raftlog.routing.router import PartitionRouter
+
+RETRY_S_MAX: Final = 5.0
+"""Longest time of a request for retries."""
+PAUSE_S_MIN: Final = 0.02
+PAUSE_S_MAX: Final = 0.25
+READ_S_MAX: Final = 10.0
+"""Timeout of a call that needs no waiting at the leader."""
+ALL_RECORDS: Final = -1
+"""The `before` of `delete_records` for all committed records."""
+
+T = TypeVar("T")
+
+ProducerKey: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
+"""One producer in one partition."""
+
+
+class PartitionHandle:
+    """One partition of the cluster, for one request."""
+
+    __slots__ = ("_local", "_router", "partition", "topic", "topic_id")
+
+    def __init__(
+        self,
+        router: PartitionRouter,
+        topic: str,
+        topic_id: TopicId,
+        partition: PartitionId,
+        local: Partition | None,
+    ) -> None:
+        """`local` is the partition if this node leads it at the moment."""
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self._router = router
+        self._local = local
+
+    def __eq__(self, other: object) -> bool:
+        """Handles are equal if both reach the same partition by the same router."""
+        return (
+            isinstance(other, PartitionHandle)
+            and self.partition == other.partition
+            and self.topic_id == other.topic_id
+            and self._router is other._router
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.topic_id) ^ self.partition
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Size of the largest batch that the topic accepts."""
+        if self._local is not None:
+            return self._local.log.config.max_message_bytes
+        return self._router.max_message_bytes(self._router.topic(self.topic_id))
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the topic takes only records with a key, as far as this node knows."""
+        return self._local is not None and self._local.log.config.compacts
+
+    def local_replica(self, offset: Offset) -> Partition | None:
+        """This node's replica, if reads from `offset` on may use it."""
+        if self._local is not None and self._local.is_leader:
+            return self._local
+        try:
+            return self._router.replicas.partition(self.topic, self.partition)
+        except LogError:
+            return None
+
+    async def append(
+        self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
+    ) -> list[AppendResult]:
+        """See `Partition.append`.
+
+        An append that is forwarded or retried holds back later ones of its producer: overtaken, it
+        would be out of order at the leader.
+        """
+        earlier = self._router.routed_appends
+        producers = {batch.header.producer_id for batch in batches} - {NO_PRODUCER_ID}
+        keys = [(self.topic_id, self.partition, producer_id) for producer_id in producers]
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        refusal: LogError | None = None
+        if self._local is not None and not earlier.is_held(keys):
+            try:
+                return await self._local.append(batches, acks=acks, timeout_s=timeout_s)
+            except LogError as error:
+                refusal = self._drop_local(error)
+        place = earlier.enter(keys)
+        try:
+            await self._wait_earlier(place, deadline)
+            outcome, _ = await self._routed(
+                Append(self.topic_id, self.partition, int(acks)),
+                [batch.data for batch in batches],
+                local=lambda found, remaining_s: found.append(
+                    batches, acks=acks, timeout_s=remaining_s
+                ),
+                timeout_s=deadline - asyncio.get_running_loop().time(),
+                may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
+                refusal=refusal,
+            )
+        finally:
+            place.leave()
+        if isinstance(outcome, list):
+            return outcome
+        assert isinstance(outcome, Appended)
+        return [
+            AppendResult(Offset(first), Offset(last), time_ms, duplicate)
+            for first, last, time_ms, duplicate in outcome.results
+        ]
+
+    async def _wait_earlier(self, place: Place[ProducerKey], deadline: float) -> None:
+        """Wait for earlier appends of the producer; LogError NOT_READY at the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await place.reached()
+        except TimeoutError:
+            raise LogError(
+                NOT_READY,
+                f"{self.topic}-{self.partition}: nothing was written, as an earlier append of the "
+                "same producer is not over yet.",
+            ) from None
+
+    async def read(
+        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
+    ) -> Fetched:
+        """See `Partition.read`."""
+        refusal: LogError | None = None
+        if self._local is not None:
+            try:
+                return await self._local.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+            except LogError as error:
+                refusal = self._drop_local(error)
+        operation = Read(
+            self.topic_id, self.partition, offset, min(max_bytes, BODY_BYTES_MAX), end_offset
+        )
+        outcome, body = await self._routed(
+            operation,
+            (),
+            local=lambda found, _: found.read(offset, max_bytes=max_bytes, end_offset=end_offset),
+            refusal=refusal,
+        )
+        if isinstance(outcome, Fetched):
+            return outcome
+        assert isinstance(outcome, Marks)
+        return Fetched(
+            body,
+            Offset(outcome.next_offset),
+            Offset(outcome.high_watermark),
+            Offset(outcome.log_start_offset),
+        )
+
+    async def bounds(self) -> tuple[Offset, Offset]:
+        """Log start offset and high watermark."""
+        refusal: LogError | None = None
+        if self._local is not None:
+            try:
+                return await _bounds(self._local)
+            except LogError as error:
+                refusal = self._drop_local(error)
+        outcome, _ = await self._routed(
+            Bounds(self.topic_id, self.partition),
+            (),
+            local=lambda found, _: _bounds(found),
+            refusal=refusal,
+        )
+        if isinstance(outcome, tuple):
+            return outcome
+        assert isinstance(outcome, Marks)
+        return Offset(outcome.log_start_offset), Offset(outcome.high_watermark)
+
+    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
+        """See `Partition.offset_for_timestamp`."""
+        refusal: LogError | None = None
+        if self._local is not None:
+            try:
+                return await self._local.offset_for_timestamp(timestamp_ms)
+            except LogError as error:
+                refusal = self._drop_local(error)
+        outcome, _ = await self._routed(
+            FindTime(self.topic_id, self.partition, timestamp_ms),
+            (),
+            local=lambda found, _: found.offset_for_timestamp(timestamp_ms),
+            refusal=refusal,
+        )
+        if isinstance(outcome, FoundTime):
+            found = outcome.found
+            return None if found is None else (Offset(found[0]), found[1])
+        assert outcome is None or isinstance(outcome, tuple)
+        return outcome
+
+    async def delete_records(self, before: Offset) -> Offset:
+        """See `Partition.delete_records`."""
+        outcome, _ = await self._routed(
+            Delete(self.topic_id, self.partition, before),
+            (),
+            local=lambda found, _: found.require_leader().delete_records(before),
+            # A repeat would delete records committed since the first call.
+            may_repeat=before != ALL_RECORDS,
+            refusal=None,
+        )
+        if isinstance(outcome, Marks):
+            return Offset(outcome.log_start_offset)
+        assert isinstance(outcome, int)
+        return Offset(outcome)
+
+    async def _routed(
+        self,
+        operation: Operation,
+        body: Sequence[Buffer],
+        *,
+        local: Callable[[Partition, float], Awaitable[T]],
+        timeout_s: float = READ_S_MAX,
+        may_repeat: bool = True,
+        refusal: LogError | None,
+    ) -> tuple[T | Outcome, memoryview]:
+        """Call the leader, with retries, until success, a final error, or the timeout.
+
+        `refusal` is the error of a first call to the local partition.
+        """
+        loop = asyncio.get_running_loop()
+        router = self._router
+        started = loop.time()
+        deadline = started + timeout_s
+        retry_until = min(deadline, started + RETRY_S_MAX)
+        unknown_error: LogError | None = None
+        pause_s = PAUSE_S_MIN
+        while True:
+            seen = router.leadership(self.topic_id, self.partition)
+            error = refusal
+            if error is None:
+                remaining_s = max(deadline - loop.time(), 0.0)
+                try:
+                    if seen.leader == router.broker_id:
+                        found = router.replicas.partition(self.topic, self.partition)
+                        return await local(found, remaining_s), _NO_BODY
+                    return await router.call_leader(
+                        seen.leader, operation, (self,), body, timeout_s=remaining_s
+                    )
+                except LogError as failure:
+                    error = failure
+            was_here, refusal = refusal is not None, None
+            if error.entry.outcome_unknown:
+                unknown_error = error
+            remaining_s = retry_until - loop.time()
+            if remaining_s <= 0 or not self._may_retry(error, may_repeat=may_repeat):
+                raise _final_error(operation, error, unknown_error)
+            if was_here and seen.leader != router.broker_id:
+                # The present leader was not called yet.
+                continue
+            router.log_wait(self, loop.time() - started, error)
+            await router.wait_moved(self, seen, min(pause_s, remaining_s))
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _drop_local(self, error: LogError) -> LogError:
+        """Forget the local partition after an error: later calls look up the leader."""
+        self._local = None
+        return error
+
+    def _may_retry(self, error: LogError, *, may_repeat: bool) -> bool:
+        """Whether a retry may succeed, and does no harm."""
+        if error.entry in {NO_LEADER, NOT_READY}:
+            return True
+        if not may_repeat or error.entry not in {RETRIABLE, STORAGE_FAILED}:
+            return False
+        # A leader with failing storage does not lead for long, if others hold the partition.
+        topic = self._router.topic(self.topic_id)
+        return error.entry is RETRIABLE or len(topic.partitions[self.partition].replicas) > 1
+
+
+class LocalFollowerHandle(PartitionHandle):
+    """A partition that this node follows, with reads from the local replica.
+
+    Its committed records are a prefix of the leader's, never different ones.
+    """
+
+    __slots__ = ("_follower",)
+
+    def __init__(
+        self,
+        router: PartitionRouter,
+        topic: str,
+        topic_id: TopicId,
+        partition: PartitionId,
+        follower: Partition,
+    ) -> None:
+        super().__init__(router, topic, topic_id, partition, None)
+        self._follower = follower
+
+    def local_replica(self, offset: Offset) -> Partition | None:
+        """This node's replica, unless its log ends before `offset`."""
+        follower = self._follower
+        is_there = (
+            follower.log_start_offset <= offset <= follower.log_end_offset
+            and not follower.is_closed
+        )
+        return follower if is_there else None
+
+    async def read(
+        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
+    ) -> Fetched:
+        """See `Partition.read`."""
+        follower = self.local_replica(offset)
+        if follower is not None:
+            try:
+                return await follower.read(
+                    offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=True
+                )
+            except LogError:
+                # The leader may have the records, or raises the reason.
+                pass
+        return await super().read(offset, max_bytes=max_bytes, end_offset=end_offset)
+
+    async def bounds(self) -> tuple[Offset, Offset]:
+        """Log start offset and high watermark of the local replica."""
+        return self._follower.log_start_offset, self._follower.high_watermark
+
+
+_NO_BODY: Final = memoryview(b"")
+
+
+async def _bounds(found: Partition) -> tuple[Offset, Offset]:
+    end = await found.end_offset()
+    return found.log_start_offset, end
+
+
+def _final_error(operation: Operation, error: LogError, unknown_error: LogError | None) -> LogError:
+    """The error to raise after the last retry; an earlier unknown outcome stays unknown."""
+    if unknown_error is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
+        return error
+    both = f"{unknown_error.message} A retry was refused: {error.message}"
+    return outcome_unknown_if_changing(operation, LogError(RETRIABLE, both))
