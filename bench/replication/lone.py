@@ -38,7 +38,13 @@ def latency(options: Options) -> list[Result]:
             _note(alone, run_workload(one_at_a_time(cluster, topic, count)))
             samples = run_workload(
                 open_loop(
-                    cluster.servers, topic, RATE, seconds, consume=False, partitions=PARTITIONS
+                    cluster.servers,
+                    topic,
+                    RATE,
+                    seconds,
+                    consume=False,
+                    partitions=PARTITIONS,
+                    spin_s=0.0,  # three nodes need both cores
                 )
             )
             _note(steady, samples.publish, samples.errors)
