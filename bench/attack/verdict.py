@@ -105,7 +105,12 @@ class Observed:
         return [one for one in self.operations if one.seconds is None]
 
 
-_OF_TIME: Final = ("the other clients' p99", "the attack did too little", "the metadata quorum")
+_OF_TIME: Final = (
+    "the other clients' p99",
+    "the attack did too little",
+    "the attack ended without its summary",
+    "the metadata quorum",
+)
 
 
 def may_be_the_machine(found: Sequence[str]) -> bool:

@@ -443,6 +443,8 @@ class BatchReader:
                 held = len(plain)
             else:
                 plain = decompressed()
+            if len(plain) > GROUP_BYTES:
+                await context.broker.turns.wait()
             for group, size in decode_groups(batch, plain, group_bytes=GROUP_BYTES):
                 yield group
                 self._work_bytes += size + len(group) * ANSWERED_RECORD_BYTES

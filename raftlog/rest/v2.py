@@ -49,6 +49,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import Buffer, Offset, PartitionId
 from raftlog.rest.json_records import (
+    GROUP_BYTES,
     BatchReader,
     ProduceDocument,
     ProducedRecords,
@@ -342,7 +343,7 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
     except LogError:
         counters.failed_fetch_requests += 1
         raise
-    body = answer.body()
+    body = await answer.body()
     counters.bytes_out += len(body)
     headers = {
         HIGH_WATERMARK_HEADER: str(last.high_watermark),
@@ -482,8 +483,10 @@ class _Answer:
             or (progress.end_offset is not None and progress.offset >= progress.end_offset)
         )
 
-    def body(self) -> bytes:
+    async def body(self) -> bytes:
         """The JSON array of all records."""
+        if self._bytes > GROUP_BYTES:
+            await self._context.broker.turns.wait()
         return b"[%b]" % b",".join(self._pieces)
 
 
