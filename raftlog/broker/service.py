@@ -26,8 +26,9 @@ from raftlog.broker.produce import ProduceService
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.world.threads import Threads
 
-DECOMPRESSION_THREADS: Final = 2
-"""Stored batches are decompressed on threads, at most this many at a time."""
+DECOMPRESSION_THREADS: Final = 1
+"""Stored batches are decompressed on a thread, faster than the event loop writes them out as JSON:
+more threads would only take processors from syncs and from other clients."""
 
 
 class Broker:
