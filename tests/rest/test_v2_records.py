@@ -340,7 +340,7 @@ async def test_uncompressed_batches_of_reads_that_wait_for_a_turn_are_counted() 
                 asyncio.ensure_future(peer.request("GET", RECORDS, b"", Accept=BINARY))
                 for peer in peers
             ]
-            # An address holds a quarter: three stored batches, whose answers wait for a turn.
+            # An address holds a quarter: three stored batches, until their answers have had a turn.
             await eventually(lambda: sum(each.done() for each in reads) == 2)
             assert broker.bytes_in_flight.used >= 3 * len(stored.data)
             refused = [await each for each in reads if each.done()]
