@@ -2,5 +2,6 @@
 
 Hostile clients come from their own addresses (127.0.0.2 and following), in a process of their
 own (`attacks`, inputs from `inputs`); `victims` are the other clients; `verdict` has the bounds
-that must hold. `scripts/attack` runs all; the checks run a minute of it.
+that must hold. `scripts/attack` runs all; the checks run a minute of it, with wider bounds
+of time.
 """

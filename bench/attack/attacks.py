@@ -172,8 +172,12 @@ class Attack:
                     # All at once, thousands would be half begun for the whole attack.
                     await asyncio.sleep(0.001)
             await asyncio.sleep(max(0.0, self.deadline - time.monotonic()))
-            for task in tasks:
-                task.cancel()
+            running = set(tasks)
+            while running:
+                # A connect that ends at this moment takes the cancellation with it.
+                for task in running:
+                    task.cancel()
+                _, running = await asyncio.wait(running, timeout=1.0)
 
 
 def _status(head: bytes) -> int:
