@@ -423,7 +423,7 @@ BLIND_SPOTS: Final = (
             (LeaderRole, "acked", _acked_by_any_incarnation(LeaderRole.acked)),
             (LeaderStreams, "broker_changed", lambda _self, _broker_id: None),
         ),
-        32,
+        11,
         "stutter",
     ),
 )
