@@ -24,7 +24,6 @@ from msgspec import field
 from msgspec.structs import asdict, replace
 
 from bench.node import MeasuredNode
-from raftlog.cluster.layout import tail
 from raftlog.cluster.local import LocalCluster
 from raftlog.cluster.manifest import Flush, Manifest, NodeEntry, host_port
 from raftlog.cluster.process import SERVE, NodeProcess
@@ -349,11 +348,10 @@ class ClusterProcesses:
             time.sleep(POLL_S)
         raise NoLeaderError(f"the nodes did not catch up within {timeout_s} s: {view}")
 
-    def log_ends(self, lines: int = 15) -> str:
+    def log_ends(self) -> str:
         """The last lines of every node's log, for error texts."""
         return "\n".join(
-            "\n".join([f"--- node {node_id}: {node.log}", *tail(node.log, lines)])
-            for node_id, node in sorted(self.nodes.items())
+            f"--- node {node_id}: {node.log_end()}" for node_id, node in sorted(self.nodes.items())
         )
 
     def close(self) -> None:

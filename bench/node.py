@@ -25,12 +25,13 @@ from typing import Any, Final
 
 import psutil
 
+from raftlog.cluster.layout import tail
 from raftlog.cluster.process import SERVE, clean_environment, free_ports
 
 READY_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
 READY_POLL_S: Final = 0.005
-LOG_SHOWN_CHARACTERS: Final = 2_000
+LOG_LINES_SHOWN: Final = 15
 
 
 class MeasuredNode(ABC):
@@ -73,14 +74,18 @@ class MeasuredNode(ABC):
         deadline = time.perf_counter() + timeout_s
         while time.perf_counter() < deadline:
             if self.has_ended:
-                raise RuntimeError(f"the node ended by itself: {_end_of(self.log)}")
+                raise RuntimeError(f"the node ended by itself: {self.log_end()}")
             try:
                 with urllib.request.urlopen(f"http://{self.address}/ready", timeout=5) as answer:
                     if answer.status == 200:
                         return
             except (OSError, HTTPException):
                 time.sleep(READY_POLL_S)
-        raise RuntimeError(f"the node was not ready within {timeout_s} s: {_end_of(self.log)}")
+        raise RuntimeError(f"the node was not ready within {timeout_s} s: {self.log_end()}")
+
+    def log_end(self) -> str:
+        """The output's path and last lines, for a message."""
+        return "\n".join([str(self.log), *tail(self.log, LOG_LINES_SHOWN)])
 
     def request(self, method: str, path: str, body: Any = None, *, timeout_s: float = 60.0) -> Any:
         """Send one JSON request. Raises urllib.error.URLError, HTTPError for an error answer."""
@@ -260,11 +265,3 @@ def free_port() -> int:
 def console_of(data_dir: Path) -> Path:
     """The socket of a node's console, beside its data directory."""
     return data_dir.with_name(f"{data_dir.name}.console")
-
-
-def _end_of(log: Path) -> str:
-    """The last lines of a node's output, for a message."""
-    try:
-        return log.read_text(errors="replace")[-LOG_SHOWN_CHARACTERS:]
-    except OSError as error:
-        return str(error)

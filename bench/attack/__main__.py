@@ -124,11 +124,7 @@ class Phases:
         self._target = target
         self._seed = seed
 
-    def run(
-        self,
-        name: str,
-        seconds: float,
-    ) -> Observed:
+    def run(self, name: str, seconds: float) -> Observed:
         """Run an attack for so long, once it is ready; return the observations."""
         command = [sys.executable, "-m", "bench.attack.attacks", name, self._target, str(seconds)]
         with subprocess.Popen(

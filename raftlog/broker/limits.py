@@ -197,15 +197,14 @@ class WorkTurns:
         """Schedule the next turn, after a pause if others need one."""
         now = self._clock.monotonic()
         self._since_pause_s += max(now - self._began, 0.0)
-        loop = asyncio.get_running_loop()
         if now >= self._others_until:
             self._since_pause_s = 0.0
-            loop.call_soon(self._next)
-        elif self._since_pause_s < PAUSE_S_MIN:
+        loop = asyncio.get_running_loop()
+        if self._since_pause_s < PAUSE_S_MIN:
             loop.call_soon(self._next)
         else:
-            pause_s, self._since_pause_s = min(self._since_pause_s, PAUSE_S_MAX), 0.0
-            loop.call_later(pause_s, self._next)
+            loop.call_later(min(self._since_pause_s, PAUSE_S_MAX), self._next)
+            self._since_pause_s = 0.0
 
 
 class RateGuard:

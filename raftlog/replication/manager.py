@@ -38,8 +38,8 @@ from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogState
 
 PARTITIONS_PER_TURN_MAX: Final = 128
-"""Most partitions closed, configured or told of the lease in one turn of the event loop: some
-milliseconds."""
+"""Most partitions closed, configured or notified of the lease in one turn of the event loop:
+some milliseconds."""
 
 logger = logging.getLogger(__name__)
 

@@ -133,7 +133,7 @@ def read_copy(disk: Disk, directory: str, offset: Offset, max_bytes: int) -> byt
             try:
                 header = parse_header(begin, 0)
             except LogError:
-                break  # a result, not a failure: the rest cannot be told apart
+                break  # a result, not a failure: the next batch begins at an unknown place
             if header.next_offset > offset:
                 batch = file.read(position, header.size_bytes)
                 is_intact = len(batch) == header.size_bytes and check_batch(batch, 0, header)

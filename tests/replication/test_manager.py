@@ -378,10 +378,10 @@ async def test_many_partitions_learn_of_the_lease_over_several_turns(
     node.create_many(1_000)
     await node.settled()
     led = list(node.replicas.led())
-    told: list[int] = []
+    notified: list[int] = []
     refuse_writes = Partition.refuse_writes
     monkeypatch.setattr(
-        Partition, "refuse_writes", lambda *args: told.append(turn) or refuse_writes(*args)
+        Partition, "refuse_writes", lambda *args: notified.append(turn) or refuse_writes(*args)
     )
     turn = 0
     cut_off = LogError(NO_LEADER, "cut off")
@@ -391,11 +391,11 @@ async def test_many_partitions_learn_of_the_lease_over_several_turns(
     # The lease is back before all have learned of its end.
     node.replicas.refuse_writes(None)
     assert all(each.write_refusal is None for each in led)
-    while len(told) < 2_000:
+    while len(notified) < 2_000:
         turn += 1
         await asyncio.sleep(0)
         assert turn < 1_000
-    assert max(Counter(told).values()) == 2 * PARTITIONS_PER_TURN_MAX
+    assert max(Counter(notified).values()) == 2 * PARTITIONS_PER_TURN_MAX
     assert all(each.write_refusal is None for each in led)
 
 

@@ -291,6 +291,14 @@ async def test_max_bytes_counts_what_is_answered(compression: Compression) -> No
         assert next_offset(reply) == 1
 
 
+async def five_reads(one: DataPeer, stack: AsyncExitStack) -> list[asyncio.Future[Reply]]:
+    """Reads of one address, begun on connections of their own."""
+    peers = [await stack.enter_async_context(RawPeer.connected(one.server.port)) for _ in range(5)]
+    return [
+        asyncio.ensure_future(peer.request("GET", RECORDS, b"", Accept=BINARY)) for peer in peers
+    ]
+
+
 async def test_batches_of_reads_that_wait_for_a_thread_are_counted_and_given_back() -> None:
     async with data_node(few(bytes_in_flight_max=4_000_000)) as one:
         stored = batch_of([random.Random(1).randbytes(250_000) + bytes(50_000)])
@@ -300,14 +308,7 @@ async def test_batches_of_reads_that_wait_for_a_thread_are_counted_and_given_bac
         may_go = threading.Event()
         busy = [asyncio.ensure_future(broker.decompression.run(may_go.wait)) for _ in range(2)]
         async with AsyncExitStack() as stack:
-            peers = [
-                await stack.enter_async_context(RawPeer.connected(one.server.port))
-                for _ in range(5)
-            ]
-            reads = [
-                asyncio.ensure_future(peer.request("GET", RECORDS, b"", Accept=BINARY))
-                for peer in peers
-            ]
+            reads = await five_reads(one, stack)
             # A quarter of the bytes, for this address: three batches.
             await eventually(lambda: sum(each.done() for each in reads) == 2)
             assert broker.bytes_in_flight.used == 3 * stored.header.size_bytes
@@ -332,14 +333,7 @@ async def test_uncompressed_batches_of_reads_that_wait_for_a_turn_are_counted() 
 
         broker.turns.wait = slow  # type: ignore[method-assign]
         async with AsyncExitStack() as stack:
-            peers = [
-                await stack.enter_async_context(RawPeer.connected(one.server.port))
-                for _ in range(5)
-            ]
-            reads = [
-                asyncio.ensure_future(peer.request("GET", RECORDS, b"", Accept=BINARY))
-                for peer in peers
-            ]
+            reads = await five_reads(one, stack)
             # An address holds a quarter: three stored batches, until their answers have had a turn.
             await eventually(lambda: sum(each.done() for each in reads) == 2)
             assert broker.bytes_in_flight.used >= 3 * len(stored.data)
