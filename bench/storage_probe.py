@@ -115,7 +115,7 @@ async def fill(directory: Path, partitions: int, total_bytes: int, size_bytes: i
     batch = make_batch(size_bytes)
     logs = list(manager.logs().values())
     for number in range(total_bytes // batch.header.size_bytes):
-        await logs[number % partitions].append([batch], EPOCH)
+        await logs[number % partitions].appender.append([batch], EPOCH)
         if number % 64 == 0:
             await asyncio.sleep(0)
 
