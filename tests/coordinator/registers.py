@@ -1,7 +1,8 @@
 """A small coordinator for tests of the shell: counters, and each client's last operation.
 
 An increment makes two records: the counter's, with the operation's name, and the client's, by
-which a repeat is recognized. A client that is silent for SESSION_MS is forgotten.
+which a repeat is recognized and an older one refused. A client that is silent for SESSION_MS is
+forgotten, unless its name begins with KEPT.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from raftlog.record.types import ProducerEpoch, ProducerId
 TOPIC: Final = "__registers"
 NAME: Final = "register"
 SESSION_MS: Final = 10_000
+KEPT: Final = "kept"
 REGISTER: Final = 0
 CLIENT: Final = 1
 
@@ -30,6 +32,7 @@ class Increment(msgspec.Struct, frozen=True, tag=1):
     register: str
     client: str
     operation: str
+    """With its number behind the last slash, if older ones are to be refused."""
 
 
 class Get(msgspec.Struct, frozen=True, tag=2):
@@ -78,10 +81,12 @@ class Registers:
     def increment(self, request: Increment, moment: Moment) -> Decision[Response]:
         if request.register == "refused":
             raise LogError(ILLEGAL_STATE, "no such register")
-        self.timers.set(request.client, moment.now_ms + SESSION_MS)
+        self._set_timer(request.client, moment)
         last = self.clients.get(request.client)
         if last is not None and last[0] == request.operation:
             return Decision(Response(last[1], last[2]))
+        if last is not None and _number(last[0]) > _number(request.operation):
+            raise LogError(ILLEGAL_STATE, "an older operation")
         before = self.values.get(request.register, (0, "", -1))
         value = before[0] + 1
         records = (
@@ -125,12 +130,21 @@ class Registers:
 
     def loaded(self, moment: Moment) -> None:
         for client in self.clients:
+            self._set_timer(client, moment)
+
+    def _set_timer(self, client: str, moment: Moment) -> None:
+        if not client.startswith(KEPT):
             self.timers.set(client, moment.now_ms + SESSION_MS)
 
     def expire(self, client: str, _moment: Moment) -> Decision[None]:
         if client not in self.clients:
             return Decision(None)
         return Decision(None, (record(CLIENT, client, None),))
+
+
+def _number(operation: str) -> int:
+    number = operation.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 RegisterShard: TypeAlias = Shard[Registers, str]
@@ -162,6 +176,10 @@ def decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord | None:
 
 def encode(request: Request) -> bytes:
     return _encode(request)
+
+
+def decode_request(body: Any) -> Request:
+    return _request.decode(body)
 
 
 def decode_response(response: Any) -> Response:
