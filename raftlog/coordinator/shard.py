@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -132,11 +133,13 @@ class Kind(Generic[S, K]):
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Records appended together, and the requests that wait for their commit."""
+    """Records, or a marker, appended together, and the requests that wait for their commit."""
 
     base: Offset
     producer: Producer | None
     builder: BatchBuilder
+    marker: RecordBatch | None = None
+    """A control batch instead of records."""
     size_bytes: int = HEADER_SIZE
     record_count: int = 0
     waiters: list[tuple[asyncio.Future[None], bool]] = field(default_factory=list)
@@ -266,6 +269,23 @@ class Shard(Generic[S, K]):
             await self._committed()
         return decision.response
 
+    async def append_marker(self, marker: RecordBatch, *, committed: bool) -> None:
+        """Append a transaction's marker among the decisions, and return once committed.
+
+        All batches of the partition go through its shard: so the replay has the log's order. Raises
+        LogError as `execute`.
+        """
+        self._require_lead()
+        self.partition.require_appendable()
+        self._require_room()
+        producer = Producer(marker.header.producer_id, marker.header.producer_epoch)
+        with self._ended_by_failure():
+            self.state.replay_marker(*producer, committed=committed, position=self._next)
+        batch = _Batch(self._next, producer, _builder(producer), marker)
+        self._unwritten.append(batch)
+        self._count(batch, 1, marker.header.size_bytes)
+        await self._taken(batch)
+
     async def query(self, read: Callable[[S], R]) -> R:
         """Read the state, and return once all of it is committed and the lead is confirmed.
 
@@ -348,33 +368,42 @@ class Shard(Generic[S, K]):
                 f"{self.partition.name}: a change of {size_bytes} bytes is too large; "
                 f"max.message.bytes is {bytes_max}.",
             )
-        try:
+        with self._ended_by_failure():
             for position, record in enumerate(decision.records, self._next):
                 kept.replay(record, position=position, producer=decision.producer)
-        except BaseException:
-            # The state may be half changed.
-            self.end(LogError(ILLEGAL_STATE, "A record could not be replayed."))
-            raise
         batch = self._batch_for(size_bytes, bytes_max, decision.producer)
         time_ms, append = self._clock.time_ms(), batch.builder.append
         for key, value in encoded:
             append(time_ms, key, value)
+        self._count(batch, len(encoded), size_bytes)
+        return batch
+
+    @contextmanager
+    def _ended_by_failure(self) -> Iterator[None]:
+        """End the shard if a replay fails: the state may be half changed."""
+        try:
+            yield
+        except BaseException:
+            self.end(LogError(ILLEGAL_STATE, "A record could not be replayed."))
+            raise
+
+    def _count(self, batch: _Batch, record_count: int, size_bytes: int) -> None:
+        """Count what a batch has got, and have it written."""
         batch.size_bytes += size_bytes
-        batch.record_count += len(encoded)
-        self._next = Offset(self._next + len(encoded))
+        batch.record_count += record_count
+        self._next = Offset(self._next + record_count)
         self._pending_bytes += size_bytes
-        self._pending_records += len(encoded)
+        self._pending_records += record_count
         if not self._is_flush_due and len(self._in_flight) < IN_FLIGHT_MAX:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
-        return batch
 
     def _batch_for(self, size_bytes: int, bytes_max: int, producer: Producer | None) -> _Batch:
         """The batch that collects, if the records belong there and fit; else another one."""
         if self._unwritten:
             batch = self._unwritten[-1]
             fits = batch.size_bytes + size_bytes <= min(BATCH_BYTES_MAX, bytes_max)
-            if fits and batch.producer == producer:
+            if fits and batch.producer == producer and batch.marker is None:
                 return batch
         batch = _Batch(self._next, producer, _builder(producer))
         self._unwritten.append(batch)
@@ -389,7 +418,10 @@ class Shard(Generic[S, K]):
             self._tasks.spawn(self._write(batch), "coordinator-append")
 
     async def _write(self, batch: _Batch) -> None:
-        data = batch.builder.build()
+        content = batch.marker
+        if content is None:
+            data = batch.builder.build()
+            content = RecordBatch(parse_header(data), memoryview(data))
 
         def guard() -> None:
             if self._ended is not None:
@@ -403,7 +435,7 @@ class Shard(Generic[S, K]):
             batch.may_be_written = True
 
         try:
-            await self._append((RecordBatch(parse_header(data), memoryview(data)),), guard)
+            await self._append((content,), guard)
         except LogError as error:
             if self._ended is None:
                 logger.warning("%s: an append failed: %s", self.partition.name, error.message)

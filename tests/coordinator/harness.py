@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from raftlog.coordinator.decision import Producer
 from raftlog.coordinator.load import load_shard
 from raftlog.coordinator.shard import Shard
 from raftlog.peer.tasks import TaskGroup
-from raftlog.record.batch import iterate_batches
-from raftlog.record.codec import decode
+from raftlog.record.batch import RecordBatch, iterate_batches, sealed
+from raftlog.record.codec import BatchBuilder, decode
+from raftlog.record.compression import Compression
+from raftlog.record.header import CONTROL_BIT, parse_header
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch
 from tests.broker.data_fakes import DataNode, MemoryLog
 from tests.controller.clock import SteppedClock
@@ -132,3 +136,19 @@ def _operations(records: Sequence[Any]) -> list[str]:
         if key.partition == registers.REGISTER and value is not None:
             operations.append(value.metadata)
     return operations
+
+
+def marker(producer: Producer, *, committed: bool) -> RecordBatch:
+    """A control batch that ends the producer's transaction."""
+    builder = BatchBuilder(
+        Compression.NONE,
+        1 << 30,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        transactional=True,
+    )
+    builder.append(0, struct.pack(">hh", 0, int(committed)), struct.pack(">hi", 0, 5))
+    data = bytearray(builder.build())
+    header = parse_header(data)
+    header = sealed(data, header._replace(attributes=header.attributes | CONTROL_BIT))
+    return RecordBatch(header, memoryview(data))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,15 +10,14 @@ import pytest
 from raftlog.coordinator import load
 from raftlog.coordinator.decision import CoordinatorRecord, Producer
 from raftlog.coordinator.load import load_shard, replay
-from raftlog.record.batch import RecordBatch, sealed, split_batches
+from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import NOT_COORDINATOR, STORAGE_FAILED, LogError
-from raftlog.record.header import CONTROL_BIT, parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
 from tests.controller.clock import settle
-from tests.coordinator.harness import ShardHarness
+from tests.coordinator.harness import ShardHarness, marker
 from tests.coordinator.registers import KIND, REGISTER, Registers, encode_record, record
 
 
@@ -36,21 +34,6 @@ def batch(*records: CoordinatorRecord, compression: Compression = Compression.NO
         builder.append(0, *encode_record(each))
     (built,) = split_batches(bytes(builder.build()), max_message_bytes=1 << 30)
     return built
-
-
-def marker(producer: Producer, *, committed: bool) -> RecordBatch:
-    builder = BatchBuilder(
-        Compression.NONE,
-        1 << 30,
-        producer_id=producer.producer_id,
-        producer_epoch=producer.producer_epoch,
-        transactional=True,
-    )
-    builder.append(0, struct.pack(">hh", 0, int(committed)), struct.pack(">hi", 0, 5))
-    data = bytearray(builder.build())
-    header = parse_header(data)
-    header = sealed(data, header._replace(attributes=header.attributes | CONTROL_BIT))
-    return RecordBatch(header, memoryview(data))
 
 
 async def append(one: ShardHarness, *batches: RecordBatch) -> None:

@@ -27,7 +27,7 @@ from raftlog.record.errors import (
 from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.controller.clock import settle
-from tests.coordinator.harness import ShardHarness, until
+from tests.coordinator.harness import ShardHarness, marker, until
 from tests.coordinator.registers import (
     CLIENT,
     KIND,
@@ -127,6 +127,34 @@ async def test_records_of_a_transaction_have_a_batch_of_their_own(one: ShardHarn
     assert (headers[1].producer_id, headers[1].producer_epoch) == producer
     assert shard.state.transactional == [(2, producer)]
     assert (await one.load()).state.content() == shard.state.content()
+
+
+async def test_a_marker_has_its_place_among_the_decisions(one: ShardHarness) -> None:
+    shard = await one.load()
+    producer = Producer(ProducerId(4), ProducerEpoch(2))
+    end = shard.append_marker(marker(producer, committed=True), committed=True)
+    before, ending = one.increment(shard, operation="a"), asyncio.ensure_future(end)
+    await asyncio.gather(before, ending, one.increment(shard, operation="b"))
+    assert [parse_header(batch).is_control for batch in one.log.batches] == [False, True, False]
+    assert shard.state.markers == [(4, 2, True, 2)]
+    assert shard.state.content() == (await replayed(one)).content()
+    one.log.append_error = LogError(DISK_FULL, "full")
+    with pytest.raises(LogError) as refused:
+        await shard.append_marker(marker(producer, committed=False), committed=False)
+    assert refused.value.entry is NOT_COORDINATOR
+
+
+async def test_a_failed_replay_ends_the_shard(one: ShardHarness) -> None:
+    shard = await one.load()
+
+    def broken(*_: object, **_named: object) -> None:
+        raise AssertionError("broken")
+
+    shard.state.replay = broken  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="broken"):
+        await one.increment(shard)
+    assert shard.ended is not None
+    assert not one.log.batches
 
 
 # Answers
