@@ -18,6 +18,7 @@ from raftlog.coordinator.shard import Kind, Shard, StateMachine
 from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import Record, decode, decode_groups, decompress_batch
 from raftlog.record.errors import NOT_COORDINATOR, LogError
+from raftlog.record.header import COMPRESSION_MASK
 from raftlog.record.types import Buffer, Offset
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Partition
@@ -103,7 +104,10 @@ def _groups(batch: RecordBatch) -> Iterator[tuple[Sequence[Record], int]]:
     if not header.record_count:
         # Emptied by compaction.
         return iter(())
-    if size_bytes + header.record_count * RECORD_BYTES <= SLICE_BYTES and not header.compression:
+    if (
+        size_bytes + header.record_count * RECORD_BYTES <= SLICE_BYTES
+        and not header.attributes & COMPRESSION_MASK
+    ):
         return iter(((decode(batch, decompressed_bytes_max=BATCH_BYTES_MAX), size_bytes),))
     plain = decompress_batch(batch, decompressed_bytes_max=BATCH_BYTES_MAX)
     return decode_groups(batch, plain, group_bytes=SLICE_BYTES // 2)

@@ -60,6 +60,9 @@ ATTEMPTS_MAX: Final = 8
 """Of one operation; then its outcome stays unknown."""
 PAUSE_S_MEAN: Final = 0.05
 MOVE_S_MEAN: Final = 1.5
+STOP_S_MEAN: Final = 6.0
+STOP_S_MAX: Final = 3.0
+"""A node that has not stopped by then is killed."""
 ALONE_S_MEAN: Final = 4.0
 ALONE_S_MAX: Final = 3.0
 APPEND_FAULTS: Final = 0.01
@@ -126,7 +129,10 @@ class History:
         nodes.start_all()
         end_s = world.loop.now + FAULTS_S
         loop = world.loop
-        faults = [loop.create_task(self._move_leads()), loop.create_task(self._isolate())]
+        faults = [
+            loop.create_task(fault())
+            for fault in (self._move_leads, self._isolate, self._stop_nodes)
+        ]
         await asyncio.gather(*(self._client(number, end_s) for number in range(CLIENTS)))
         for fault in faults:
             fault.cancel()
@@ -183,6 +189,23 @@ class History:
                 for other in self.nodes.others(leader):
                     network.unblock(leader, other)
                     network.unblock(other, leader)
+
+    async def _stop_nodes(self) -> None:
+        """Stop a node like SIGTERM; the nemesis starts it again."""
+        chance = self.world.random("stops")
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / STOP_S_MEAN))
+            node_id = chance.choice(self.nodes.node_ids)
+            if not self.nodes.is_ready(node_id):
+                continue
+            process = self.world.processes[node_id]
+            try:
+                async with asyncio.timeout(STOP_S_MAX):
+                    await self.nodes.stop(node_id)
+            except (NodeDiedError, TimeoutError):
+                pass
+            finally:
+                process.kill()
 
     def flaky(self, append: Any) -> Any:
         """`Shard._append` that fails, or lets later appends overtake it."""
