@@ -302,20 +302,45 @@ async def test_end_of_the_lead_ends_the_shard_at_once(one: ShardHarness) -> None
     assert shard.ended is not None
     assert await failure(writer) is RETRIABLE
     assert await failure(reader) is NOT_COORDINATOR
+    await until(held.done)
     assert await failure(held) is NOT_COORDINATOR
     assert await failure(one.increment(shard)) is NOT_COORDINATOR
 
 
-async def test_an_old_shard_writes_nothing_in_the_next_epoch(one: ShardHarness) -> None:
+@pytest.mark.parametrize("is_led_again", [False, True])
+async def test_an_ended_shard_writes_nothing(one: ShardHarness, is_led_again: bool) -> None:
     shard = await one.load()
+    append, gate = one.log.append, asyncio.Event()
+
+    async def late(*arguments: Any, **named: Any) -> Any:
+        await gate.wait()
+        return await append(*arguments, **named)
+
+    one.log.append = late  # type: ignore[method-assign]
     writer = one.increment(shard)
-    await asyncio.sleep(0)
-    one.lead(2)
-    one.lead(1)
+    await settle()
+    if is_led_again:
+        one.lead(2)
+        one.lead(1)
+    else:
+        shard.end(LogError(RETRIABLE, "no commit in time"))
     assert await failure(writer) is NOT_COORDINATOR
+    again = await one.load()
+    gate.set()
     await settle()
     assert not one.log.batches
-    assert (await one.increment(await one.load())).value == 1
+    assert (await one.increment(again)).value == 1
+
+
+async def test_a_write_refused_by_the_disk_is_certain(one: ShardHarness) -> None:
+    shard = await one.load()
+
+    async def full(*_: Any, guard: Any, **_named: Any) -> Any:
+        guard()
+        raise LogError(DISK_FULL, "full")
+
+    one.log.append = full  # type: ignore[method-assign]
+    assert await failure(one.increment(shard)) is NOT_COORDINATOR
 
 
 async def test_commit_that_takes_too_long_ends_the_shard(
