@@ -216,7 +216,7 @@ class Coordinators:
         try:
             await self._keep_loaded(kind, partition, role)
         finally:
-            if self._roles[key] is role:
+            if self._roles.get(key) is role:
                 del self._roles[key]
 
     async def _keep_loaded(self, kind: AnyKind, partition: Partition, role: LeaderRole) -> None:
