@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
 from raftlog.metadata.image import MetadataImage
@@ -59,6 +59,8 @@ PENDING_RECORDS_MAX: Final = 100_000
 """Uncommitted bytes and records of a shard above which requests are refused (OVERLOADED)."""
 RECORD_BYTES: Final = 32
 """Most bytes of a record in a batch besides key and value."""
+MARKER_BYTES: Final = 78
+"""Of a control batch with one marker."""
 WAITERS_MAX: Final = 20_000
 """Requests held open by a shard; more are refused (OVERLOADED)."""
 EXPIRED_PER_TURN_MAX: Final = 64
@@ -67,6 +69,9 @@ COMMIT_S: Final = 30.0
 """Longest wait of a batch for its commit: longer than a late replica stays in the ISR."""
 PAUSE_S: Final = 0.25
 """Pause of the timers while the partition takes no writes."""
+
+WriteMarker: TypeAlias = Callable[[Callable[[], None]], Awaitable[object]]
+"""Writes a marker with a guard, called right before; returns once committed. Raises LogError."""
 
 R = TypeVar("R")
 K = TypeVar("K", bound=Hashable)
@@ -138,8 +143,8 @@ class _Batch:
     base: Offset
     producer: Producer | None
     builder: BatchBuilder
-    marker: RecordBatch | None = None
-    """A control batch instead of records."""
+    write_marker: WriteMarker | None = None
+    """Writes a marker, instead of records."""
     size_bytes: int = HEADER_SIZE
     record_count: int = 0
     waiters: list[tuple[asyncio.Future[None], bool]] = field(default_factory=list)
@@ -264,27 +269,44 @@ class Shard(Generic[S, K]):
             await self._committed()
             raise
         if decision.records:
-            await self._taken(self._take(decision))
+            await self._waited(self._take(decision), has_records=True)
         else:
             await self._committed()
         return decision.response
 
-    async def append_marker(self, marker: RecordBatch, *, committed: bool) -> None:
+    async def append_marker(
+        self, producer: Producer, *, committed: bool, judge: Callable[[], bool], write: WriteMarker
+    ) -> None:
         """Append a transaction's marker among the decisions, and return once committed.
 
-        All batches of the partition go through its shard: so the replay has the log's order. Raises
-        LogError as `execute`.
+        All batches of the partition go through its shard: so the replay has the log's order.
+        `judge` decides by the log, once all earlier batches of the producer are in it: False if the
+        marker is there already, LogError if it is refused. Raises LogError as `execute`.
         """
-        self._require_lead()
-        self.partition.require_appendable()
-        self._require_room()
-        producer = Producer(marker.header.producer_id, marker.header.producer_epoch)
+        while True:
+            self._require_lead()
+            self.partition.require_appendable()
+            self._require_room()
+            earlier = self._pending_of(producer.producer_id)
+            if earlier is None:
+                break
+            await self._waited(earlier, has_records=False)
+        if not judge():
+            await self._committed()
+            return
         with self._ended_by_failure():
             self.state.replay_marker(*producer, committed=committed, position=self._next)
-        batch = _Batch(self._next, producer, _builder(producer), marker)
+        batch = _Batch(self._next, producer, _builder(producer), write)
         self._unwritten.append(batch)
-        self._count(batch, 1, marker.header.size_bytes)
-        await self._taken(batch)
+        self._count(batch, 1, MARKER_BYTES)
+        await self._waited(batch, has_records=True)
+
+    def _pending_of(self, producer_id: ProducerId) -> _Batch | None:
+        """The producer's last batch that is not committed yet."""
+        for batch in (*reversed(self._unwritten), *reversed(self._in_flight)):
+            if batch.producer is not None and batch.producer.producer_id == producer_id:
+                return batch
+        return None
 
     async def query(self, read: Callable[[S], R]) -> R:
         """Read the state, and return once all of it is committed and the lead is confirmed.
@@ -403,7 +425,7 @@ class Shard(Generic[S, K]):
         if self._unwritten:
             batch = self._unwritten[-1]
             fits = batch.size_bytes + size_bytes <= min(BATCH_BYTES_MAX, bytes_max)
-            if fits and batch.producer == producer and batch.marker is None:
+            if fits and batch.producer == producer and batch.write_marker is None:
                 return batch
         batch = _Batch(self._next, producer, _builder(producer))
         self._unwritten.append(batch)
@@ -418,11 +440,6 @@ class Shard(Generic[S, K]):
             self._tasks.spawn(self._write(batch), "coordinator-append")
 
     async def _write(self, batch: _Batch) -> None:
-        content = batch.marker
-        if content is None:
-            data = batch.builder.build()
-            content = RecordBatch(parse_header(data), memoryview(data))
-
         def guard() -> None:
             if self._ended is not None:
                 raise LogError(NOT_COORDINATOR, "The shard has ended.")
@@ -435,7 +452,11 @@ class Shard(Generic[S, K]):
             batch.may_be_written = True
 
         try:
-            await self._append((content,), guard)
+            if batch.write_marker is not None:
+                await batch.write_marker(guard)
+            else:
+                data = batch.builder.build()
+                await self._append((RecordBatch(parse_header(data), memoryview(data)),), guard)
         except LogError as error:
             if self._ended is None:
                 logger.warning("%s: an append failed: %s", self.partition.name, error.message)
@@ -461,21 +482,20 @@ class Shard(Generic[S, K]):
                 _settle(future)
         self._flush()
 
-    async def _taken(self, batch: _Batch) -> None:
-        """Return once the batch is committed, with the request's own records in it."""
+    async def _waited(self, batch: _Batch, *, has_records: bool) -> None:
+        """Return once the batch is committed, with the request's own records in it or not."""
         self._timers_changed()
         future: asyncio.Future[None] = self._loop.create_future()
-        batch.waiters.append((future, True))
+        batch.waiters.append((future, has_records))
         await future
 
     async def _committed(self) -> None:
         """Return once everything replayed so far is committed."""
-        self._timers_changed()
         last = self._unwritten or self._in_flight
         if last:
-            future: asyncio.Future[None] = self._loop.create_future()
-            last[-1].waiters.append((future, False))
-            await future
+            await self._waited(last[-1], has_records=False)
+        else:
+            self._timers_changed()
 
     # Timers
 

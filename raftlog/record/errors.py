@@ -155,18 +155,18 @@ NO_CONTROLLER = ErrorEntry(
     "The cluster has no active controller at the moment; nothing was changed.",
     retriable=True,
 )
-NOT_COORDINATOR = ErrorEntry(
+COORDINATOR_LOADING = ErrorEntry(
     50307,
+    "COORDINATOR_LOADING",
+    "The coordinator is loading its state; try again soon.",
+    retriable=True,
+)
+NOT_COORDINATOR = ErrorEntry(
+    50308,
     "NOT_COORDINATOR",
-    "This node does not coordinate the group or transactional id.",
+    "This node does not coordinate the group or transactional id; find the coordinator again.",
     retriable=True,
     refresh_metadata=True,
-)
-COORDINATOR_LOADING = ErrorEntry(
-    50308,
-    "COORDINATOR_LOADING",
-    "The coordinator of the group or transactional id is loading its state.",
-    retriable=True,
 )
 DISK_FULL = ErrorEntry(
     50701,

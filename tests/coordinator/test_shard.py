@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from raftlog.record.errors import (
     NOT_COORDINATOR,
     NOT_ENOUGH_REPLICAS,
     OVERLOADED,
+    PRODUCER_FENCED,
     RECORD_TOO_LARGE,
     RETRIABLE,
     STORAGE_FAILED,
@@ -26,6 +27,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog.replication.partition import Acks
 from tests.controller.clock import settle
 from tests.coordinator.harness import ShardHarness, marker, until
 from tests.coordinator.registers import (
@@ -37,6 +39,7 @@ from tests.coordinator.registers import (
     Get,
     Increment,
     Registers,
+    RegisterShard,
     record,
 )
 
@@ -129,19 +132,80 @@ async def test_records_of_a_transaction_have_a_batch_of_their_own(one: ShardHarn
     assert (await one.load()).state.content() == shard.state.content()
 
 
+class Markers:
+    """The log's judgement of one producer's markers, and their writes."""
+
+    def __init__(self, one: ShardHarness) -> None:
+        self.one = one
+        self.refusal: LogError | None = None
+        self.is_written = False
+        self.judged_at: list[int] = []
+
+    def end(
+        self, shard: RegisterShard, producer: Producer, *, committed: bool = True
+    ) -> asyncio.Task[None]:
+        def judge() -> bool:
+            self.judged_at.append(self.one.log.log_end_offset)
+            if self.refusal is not None:
+                raise self.refusal
+            return not self.is_written
+
+        async def write(guard: Callable[[], None]) -> None:
+            self.is_written = True
+            batches = (marker(producer, committed=committed),)
+            await self.one.partition.append(batches, acks=Acks.ALL, timeout_s=9, guard=guard)
+
+        work = shard.append_marker(producer, committed=committed, judge=judge, write=write)
+        return asyncio.ensure_future(work)
+
+
 async def test_a_marker_has_its_place_among_the_decisions(one: ShardHarness) -> None:
-    shard = await one.load()
+    shard, markers = await one.load(), Markers(one)
     producer = Producer(ProducerId(4), ProducerEpoch(2))
-    end = shard.append_marker(marker(producer, committed=True), committed=True)
-    before, ending = one.increment(shard, operation="a"), asyncio.ensure_future(end)
-    await asyncio.gather(before, ending, one.increment(shard, operation="b"))
+    await asyncio.gather(
+        one.increment(shard, operation="a"),
+        markers.end(shard, producer),
+        one.increment(shard, operation="b"),
+    )
     assert [parse_header(batch).is_control for batch in one.log.batches] == [False, True, False]
     assert shard.state.markers == [(4, 2, True, 2)]
     assert shard.state.content() == (await replayed(one)).content()
+
+
+async def test_a_marker_is_judged_behind_the_batches_of_its_producer(one: ShardHarness) -> None:
+    shard, markers = await one.load(), Markers(one)
+    producer = Producer(ProducerId(4), ProducerEpoch(2))
+    inside = Decision(None, (record(REGISTER, "r", 9, "tx"),), producer)
+    one.log.hold_flush = True
+    waiting = asyncio.ensure_future(shard.execute(lambda _: inside))
+    await settle()
+    first, repeated = markers.end(shard, producer), markers.end(shard, producer)
+    await settle()
+    assert not markers.judged_at
+    one.log.hold_flush = False
+    one.log.flush_now()
+    await asyncio.gather(waiting, first, repeated)
+    assert markers.judged_at == [1, 2]
+    assert shard.state.markers == [(4, 2, True, 1)]
+
+
+async def test_a_marker_that_the_log_refuses_leaves_the_shard_as_it_is(one: ShardHarness) -> None:
+    shard, markers = await one.load(), Markers(one)
+    markers.refusal = LogError(PRODUCER_FENCED, "an older epoch")
+    assert (
+        await failure(markers.end(shard, Producer(ProducerId(4), ProducerEpoch(2))))
+        is PRODUCER_FENCED
+    )
+    assert not shard.state.markers
+    assert (await one.increment(shard)).value == 1
+
+
+async def test_a_marker_that_fails_ends_the_shard(one: ShardHarness) -> None:
+    shard, markers = await one.load(), Markers(one)
     one.log.append_error = LogError(DISK_FULL, "full")
-    with pytest.raises(LogError) as refused:
-        await shard.append_marker(marker(producer, committed=False), committed=False)
-    assert refused.value.entry is NOT_COORDINATOR
+    ending = markers.end(shard, Producer(ProducerId(4), ProducerEpoch(2)))
+    assert await failure(ending) is NOT_COORDINATOR
+    assert shard.ended is not None
 
 
 async def test_a_failed_replay_ends_the_shard(one: ShardHarness) -> None:

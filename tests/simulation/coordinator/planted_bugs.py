@@ -14,7 +14,7 @@ from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks, Partition
 
 
-async def _answered_before_commit(shard: Any, _batch: Any) -> None:
+async def _answered_before_commit(shard: Any, _batch: Any, *, has_records: bool) -> None:
     shard._timers_changed()
     await asyncio.sleep(0)
 
@@ -70,7 +70,7 @@ class Mistake:
 
 
 MISTAKES: Final = (
-    Mistake("answers before the commit", Shard, "_taken", _answered_before_commit),
+    Mistake("answers before the commit", Shard, "_waited", _answered_before_commit),
     Mistake("answers without records do not wait", Shard, "_committed", _not_waited),
     Mistake("keeps the state after a failed append", Shard, "end", _going_on(Shard.end)),
     Mistake("appends with acks=1", Shard, "_append", _committed_by_leader),
