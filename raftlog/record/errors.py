@@ -155,6 +155,19 @@ NO_CONTROLLER = ErrorEntry(
     "The cluster has no active controller at the moment; nothing was changed.",
     retriable=True,
 )
+COORDINATOR_LOADING = ErrorEntry(
+    50307,
+    "COORDINATOR_LOADING",
+    "The coordinator is loading its state; try again soon.",
+    retriable=True,
+)
+NOT_COORDINATOR = ErrorEntry(
+    50308,
+    "NOT_COORDINATOR",
+    "This node does not coordinate the group or transactional id; find the coordinator again.",
+    retriable=True,
+    refresh_metadata=True,
+)
 DISK_FULL = ErrorEntry(
     50701,
     "DISK_FULL",
@@ -190,6 +203,10 @@ MAYBE_WRITTEN: Final = (
 MAYBE_DELETED: Final = (
     "The outcome is unknown: the records may or may not be deleted; asking again for the same "
     "offset is safe."
+)
+
+MAYBE_CHANGED: Final = (
+    "The outcome is unknown: the group or transaction may or may not have changed."
 )
 
 
