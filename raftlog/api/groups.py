@@ -120,8 +120,8 @@ class CommittedRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     topics: dict[str, list[PartitionNumber]] | None = None
     """Partitions by topic; None: all that the group has committed."""
     require_stable: bool = True
-    """50308 for an offset that an open transaction may change: a reader that is to go on from
-    there must wait for its end."""
+    """UNSTABLE_OFFSET_COMMIT for an offset that an open transaction may change: a reader that is
+    to go on from there must wait for its end."""
 
 
 class CommittedOffset(msgspec.Struct, frozen=True):
