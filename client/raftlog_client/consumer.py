@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Literal
 
+from raftlog.api.records import Isolation
 from raftlog_client.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -38,6 +39,8 @@ class Consumer(Startable, Generic[K, V]):
       "earliest", or "none": raise. A partition added while its topic is subscribed is read from
       its beginning, so "latest" misses nothing. So is a topic that was deleted and created again
       under its name, with a warning in the log; with "none", TopicChangedError is raised.
+    - `isolation`: "read_committed" reads up to the last stable offset, without records of aborted
+      transactions; "read_uncommitted" reads all records up to the high watermark.
     - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
       share. A single larger batch is fetched all the same.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
@@ -58,6 +61,7 @@ class Consumer(Startable, Generic[K, V]):
         client_id: str = "raftlog-client",
         group_id: str | None = None,
         auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
+        isolation: Isolation = "read_committed",
         fetch_max_bytes: int = 8 * 1024 * 1024,
         max_partition_fetch_bytes: int = 1024 * 1024,
         fetch_min_bytes: int = 1,
@@ -85,6 +89,10 @@ class Consumer(Startable, Generic[K, V]):
             raise ValueError(
                 f"auto_offset_reset must be latest, earliest or none, not {auto_offset_reset!r}"
             ) from None
+        if isolation not in {"read_committed", "read_uncommitted"}:
+            raise ValueError(
+                f"isolation must be read_committed or read_uncommitted, not {isolation!r}"
+            )
         for name, value, minimum in (
             ("max_partition_fetch_bytes", max_partition_fetch_bytes, PARTITION_BYTES_MIN),
             ("fetch_max_bytes", fetch_max_bytes, max_partition_fetch_bytes),
@@ -129,10 +137,12 @@ class Consumer(Startable, Generic[K, V]):
                 buffer_bytes_max=buffer_bytes_max,
                 check_crcs=check_crcs,
                 reset=reset,
+                isolation=isolation,
             ),
             on_data=self._wake,
         )
         self._reset = reset
+        self._isolation: Isolation = isolation
         self._subscription = Subscription(topics)
         self._has_source = bool(topics)
         """Whether topics or partitions were ever chosen, if only none of them."""
@@ -287,7 +297,7 @@ class Consumer(Startable, Generic[K, V]):
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their present end on."""
         for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.end_offset, topic_id=offsets.topic_id)
+            self._jump(state, offsets.end_for(self._isolation), topic_id=offsets.topic_id)
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record at or after a time.
@@ -300,7 +310,7 @@ class Consumer(Startable, Generic[K, V]):
         )
         for state, offsets in ends:
             record = found[state.source]
-            offset = offsets.end_offset if record is None else record.offset
+            offset = offsets.end_for(self._isolation) if record is None else record.offset
             self._jump(state, offset, topic_id=offsets.topic_id)
 
     async def offsets_for_times(
@@ -322,7 +332,7 @@ class Consumer(Startable, Generic[K, V]):
         """The offset after the last readable record, of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
-        return {one: found.end_offset for one, found in offsets.items()}
+        return {one: found.end_for(self._isolation) for one, found in offsets.items()}
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record for the application."""

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from raftlog.api.records import FetchPartition, FetchRequest
+from raftlog.api.records import FetchPartition, FetchRequest, Isolation
 from raftlog.record.errors import (
     NOT_READY,
     OFFSET_OUT_OF_RANGE,
@@ -70,6 +70,7 @@ class FetchSettings:
     buffer_bytes_max: int
     check_crcs: bool
     reset: OffsetReset
+    isolation: Isolation
 
 
 @dataclass(slots=True)
@@ -307,6 +308,7 @@ class Fetcher:
                 max_bytes,
                 settings.min_bytes,
                 settings.max_wait_ms,
+                isolation=settings.isolation,
             )
         )
         timeout_s = self._metadata.request_timeout_s + settings.max_wait_ms / 1000
@@ -368,7 +370,12 @@ class Fetcher:
             return
         state.fetch_offset = frame.next_offset
         state.chunks.append(
-            Chunk(frame.data, frame.next_offset, check_crc=self._settings.check_crcs)
+            Chunk(
+                frame.data,
+                frame.next_offset,
+                check_crc=self._settings.check_crcs,
+                aborted=frame.aborted,
+            )
         )
         state.buffered_bytes += size
         self._buffer.buffered_bytes += size
@@ -532,7 +539,8 @@ class Fetcher:
                 self._tell(state, outcome)
             return
         is_earliest = state.reset is OffsetReset.EARLIEST
-        state.jump(outcome.beginning_offset if is_earliest else outcome.end_offset)
+        end_offset = outcome.end_for(self._settings.isolation)
+        state.jump(outcome.beginning_offset if is_earliest else end_offset)
         state.topic_id = outcome.topic_id
         state.high_watermark = outcome.high_watermark
         state.log_start_offset = outcome.beginning_offset

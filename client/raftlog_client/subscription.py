@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.batch import iterate_batches
+from raftlog.record.frames import AbortedTransaction
 from raftlog.record.types import Buffer
 from raftlog_client.errors import RaftlogClientError
+from raftlog_client.isolation import readable_batches
 from raftlog_client.metadata import ClusterView
 from raftlog_client.types import Record, TopicPartition
 
@@ -34,8 +36,15 @@ class Chunk:
 
     __slots__ = ("batches", "next_offset", "size_bytes")
 
-    def __init__(self, data: Buffer, next_offset: int, *, check_crc: bool) -> None:
-        self.batches: Iterator[RecordBatch] = iterate_batches(data, check_crc=check_crc)
+    def __init__(
+        self,
+        data: Buffer,
+        next_offset: int,
+        *,
+        check_crc: bool,
+        aborted: Sequence[AbortedTransaction] = (),
+    ) -> None:
+        self.batches = readable_batches(iterate_batches(data, check_crc=check_crc), aborted)
         self.next_offset = next_offset
         """The first offset after the chunk; compaction may have left a gap before."""
         self.size_bytes = len(data)
