@@ -177,13 +177,14 @@ class Fetcher:
         if not self._is_running or self._assigned.get(state.source) is not state:
             return
         if state.reset is not None:
-            self._want_position()
+            if not state.awaits_commit:
+                self._want_position()
             return
         if (
             state.in_flight is not None
             or state.is_wanted
             or state.is_waiting
-            or state.is_paused
+            or state.is_stopped
             or state.error is not None
             or state.buffered_bytes >= self._settings.partition_max_bytes
         ):
@@ -217,6 +218,22 @@ class Fetcher:
             request.leave(state.source)
             if not request.states and request.task is not None:
                 request.task.cancel()
+
+    def placed(self, state: PartitionState) -> None:
+        """The group's committed offset of the partition is known, or that there is none."""
+        state.awaits_commit = False
+        self._positions_changed()
+        self.want(state)
+        self._on_data()
+
+    def failed_to_place(self, state: PartitionState, error: RaftlogClientError) -> None:
+        """The group's committed offset cannot be had: give the reader the error."""
+        self._tell(state, error)
+        self._positions_changed()
+
+    def _positions_changed(self) -> None:
+        self._positions_asked.set()
+        self._positions_asked = asyncio.Event()
 
     def taken(self, state: PartitionState) -> None:
         """Data was taken from the buffer: there may be room now, for this partition or others."""
@@ -280,7 +297,7 @@ class Fetcher:
             del node.wanted[state]
             state.is_wanted = False
             if (
-                state.is_paused
+                state.is_stopped
                 or state.reset is not None
                 or self._assigned.get(state.source) is not state
             ):
@@ -428,7 +445,7 @@ class Fetcher:
             self._settings.reset.value,
             error,
         )
-        self._restart(state, self._settings.reset)
+        self.restart(state, self._settings.reset)
 
     def _topic_changed(self, state: PartitionState, error: ServerError) -> None:
         """The leader has another topic of that name: begin again there, unless a node is behind.
@@ -466,9 +483,9 @@ class Fetcher:
             self._park(state)
             return
         logger.warning("%s: reading it from its beginning (auto_offset_reset)", changed)
-        self._restart(state, OffsetReset.EARLIEST)
+        self.restart(state, OffsetReset.EARLIEST)
 
-    def _restart(self, state: PartitionState, reset: OffsetReset) -> None:
+    def restart(self, state: PartitionState, reset: OffsetReset) -> None:
         """Drop all data of the partition, and find a new position."""
         self._buffer.drop(state)
         self.abandon(state)
@@ -499,12 +516,13 @@ class Fetcher:
     async def _find_positions(self) -> None:
         """Find positions for the partitions without one, until all have one or an error."""
         attempt = 0
-        while lacking := [s for s in self._assigned.values() if _lacks_position(s)]:
+        while lacking := [
+            s for s in self._assigned.values() if _lacks_position(s) and not s.awaits_commit
+        ]:
             try:
                 has_all = await self._ask_positions(lacking)
             finally:
-                self._positions_asked.set()
-                self._positions_asked = asyncio.Event()
+                self._positions_changed()
             if not has_all:
                 await asyncio.sleep(self._metadata.backoff.delay_s(attempt))
                 attempt += 1
