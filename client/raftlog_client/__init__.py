@@ -47,6 +47,7 @@ from raftlog_client.record_encoder import (
     string_deserializer,
     string_serializer,
 )
+from raftlog_client.transactions import Transaction
 from raftlog_client.types import (
     BrokerInfo,
     ClusterInfo,
@@ -110,6 +111,7 @@ __all__ = [
     "TopicDescription",
     "TopicNotFoundError",
     "TopicPartition",
+    "Transaction",
     "TransactionAbortableError",
     "bytes_deserializer",
     "bytes_serializer",

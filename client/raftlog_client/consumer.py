@@ -500,6 +500,10 @@ class Consumer(Startable, Generic[K, V]):
         """This consumer's membership, for `Transaction.commit_offsets`."""
         return self._require_group().metadata()
 
+    def transaction_source(self) -> ConsumerGroup:
+        """This consumer's offsets, for `Transaction.commit_offsets`."""
+        return self._require_group()
+
     def _require_group(self) -> ConsumerGroup:
         self._require_started()
         if self._group is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from raftlog.api.groups import NO_MEMBER_EPOCH
 from raftlog_client.assignment import Assignment
+from raftlog_client.errors import CommitFailedError, IllegalStateError
 from raftlog_client.fetcher import Fetcher
 from raftlog_client.group_member import GroupMember, MemberSettings
 from raftlog_client.group_membership import GroupMembership
@@ -53,7 +54,7 @@ class ConsumerGroup:
         self._fetcher = fetcher
         self._buffer = buffer
         self.offsets = GroupOffsets(
-            settings.group_id, metadata, assignment, fetcher, on_stale_epoch=self._epoch_is_stale
+            settings.group_id, metadata, assignment, fetcher, on_stale_epoch=self.report_soon
         )
         self._member = GroupMember(
             MemberSettings(
@@ -169,6 +170,32 @@ class ConsumerGroup:
             else:
                 self._fetcher.restart(state, self._settings.reset)
 
+    def offsets_for_transaction(
+        self,
+    ) -> tuple[GroupMetadata, dict[TopicPartition, OffsetAndMetadata]]:
+        """Membership and positions for a producer's transaction.
+
+        Raises IllegalStateError if this consumer commits by itself, CommitFailedError once it has
+        lost a partition with records that were given out and not committed.
+        """
+        if self._settings.auto_commit_interval_s is not None:
+            raise IllegalStateError(
+                "The consumer commits by itself, so records would count as processed before the "
+                "transaction: make it with auto_commit_interval_ms=None."
+            )
+        if lost := self.offsets.lost_uncommitted:
+            names = ", ".join(f"{one.topic}-{one.partition}" for one in sorted(lost)[:5])
+            raise CommitFailedError(
+                f"The group has given {names} to other members, with records given out here and "
+                "not committed: these are read again there."
+            )
+        return self.metadata(), self.offsets.positions()
+
+    def committed_elsewhere(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """A transaction has committed these."""
+        for source, value in offsets.items():
+            self.offsets.committed_now(source, value.offset)
+
     def metadata(self) -> GroupMetadata:
         """The membership, as commits in a transaction name it."""
         identity = self._member.identity()
@@ -176,7 +203,8 @@ class ConsumerGroup:
             return GroupMetadata(self._settings.group_id, "", NO_MEMBER_EPOCH)
         return GroupMetadata(self._settings.group_id, identity.member_id, identity.member_epoch)
 
-    def _epoch_is_stale(self) -> None:
+    def report_soon(self) -> None:
+        """Send a heartbeat now: the coordinator knows a newer epoch of the member."""
         if self._membership is not None:
             self._membership.report_soon()
 

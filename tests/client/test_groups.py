@@ -494,3 +494,48 @@ async def test_group_ids_are_encoded_in_paths(single: FakeCluster) -> None:
     async with member(single, group_id="a/b c?ä") as reader:
         assert reader.assignment() == {P0}
     assert list(single.coordinator.groups) == ["a/b c?ä"]
+
+
+async def test_from_the_answer_on_no_record_of_a_revoked_partition_is_given_out(
+    cluster: FakeCluster,
+) -> None:
+    fill(cluster, 10)
+    second = member(cluster)
+    joining: asyncio.Task[None] | None = None
+    async with member(cluster) as first:
+        while len(first._buffer._ready) < 3:  # noqa: ASYNC110 (all partitions are fetched)
+            await asyncio.sleep(0.01)
+        held: set[TopicPartition] = set()
+        iterator = aiter(first)
+        async with asyncio.timeout(5):
+            for _ in range(15):
+                record = await anext(iterator)
+                assert record.topic_partition not in held
+                if joining is None:
+                    joining = asyncio.ensure_future(second.start())
+                    while not held:
+                        held = {p for p, state in first._states.items() if state.is_revoked}
+                        await asyncio.sleep(0.01)
+        assert joining is not None
+        await joining
+        await second.close()
+
+
+async def test_a_commit_begun_before_the_session_was_lost_is_never_sent_after(
+    single: FakeCluster,
+) -> None:
+    fill(single, 2)
+    async with member(single, auto_commit_interval_ms=None) as reader:
+        await take(reader, 2)
+        single.fail(COMMIT, *[Fault(error=STALE_MEMBER_EPOCH)] * 1_000)
+        committing = asyncio.ensure_future(reader.commit())
+        await single.wait_for_requests(COMMIT, 2)
+        group(single).members.clear()
+        # Back in the group, with the same partition and another incarnation.
+        await until(lambda: group(single).members and reader.assignment(), reader)
+        single.faults[COMMIT].clear()
+        with pytest.raises(CommitFailedError):
+            await committing
+        assert committed(single) == {}
+        with pytest.raises(CommitFailedError, match="does not own u-0"):
+            await reader.commit({TopicPartition("u", 0): 1})
