@@ -12,6 +12,8 @@ Must not know: how a node stores, replicates or elects; only addresses, leaders 
 """
 
 from raftlog.api.cluster import ClusterSettings, NodeInfo, QuorumInfo, QuorumMember
+from raftlog.api.groups import GroupDescription, GroupList, ResetResponse
+from raftlog.api.transactions import TransactionDescription, TransactionList
 from raftlog_client.admin import Admin
 from raftlog_client.consumer import Consumer
 from raftlog_client.errors import (
@@ -80,6 +82,8 @@ __all__ = [
     "CorruptDataError",
     "DeliveryTimeoutError",
     "FencedError",
+    "GroupDescription",
+    "GroupList",
     "GroupMetadata",
     "Headers",
     "IllegalStateError",
@@ -103,6 +107,7 @@ __all__ = [
     "Record",
     "RecordMetadata",
     "RecordTooLargeError",
+    "ResetResponse",
     "SendManyError",
     "SendSummary",
     "SerializationError",
@@ -113,6 +118,8 @@ __all__ = [
     "TopicPartition",
     "Transaction",
     "TransactionAbortableError",
+    "TransactionDescription",
+    "TransactionList",
     "bytes_deserializer",
     "bytes_serializer",
     "json_deserializer",

@@ -10,19 +10,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from raftlog_client.errors import ConnectionLostError
 from raftlog_client.fetcher import Fetcher
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.offsets import partition_offsets
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.subscription import OffsetReset, PartitionState
-from raftlog_client.types import TopicPartition
+from raftlog_client.types import PartitionOffsets, TopicPartition
 
 
 class Assignment:
     """States of the assigned partitions, in step with buffer and fetcher."""
 
-    def __init__(self, buffer: RecordBuffer, fetcher: Fetcher, *, request_timeout_s: float) -> None:
+    def __init__(self, metadata: ClusterMetadata, buffer: RecordBuffer, fetcher: Fetcher) -> None:
         self.states: dict[TopicPartition, PartitionState] = {}
+        self._metadata = metadata
         self._buffer = buffer
         self._fetcher = fetcher
-        self._request_timeout_s = request_timeout_s
 
     def state(self, partition: TopicPartition) -> PartitionState:
         """The partition's state. Raises ValueError if it is not assigned."""
@@ -91,13 +93,21 @@ class Assignment:
     async def find_positions(self, partitions: Sequence[TopicPartition]) -> None:
         """Return once these partitions have a position or an error to raise."""
         try:
-            async with asyncio.timeout(self._request_timeout_s):
+            async with asyncio.timeout(self._metadata.request_timeout_s):
                 await self._fetcher.positions_known(partitions)
         except TimeoutError:
             raise ConnectionLostError(
                 "No leader answered with the partitions' offsets within request_timeout_ms.",
                 outcome_unknown=False,
             ) from self._fetcher.position_error
+
+    async def offsets_of(
+        self, partitions: Sequence[TopicPartition]
+    ) -> list[tuple[PartitionState, PartitionOffsets]]:
+        """States and offsets of these partitions, or of all."""
+        states = [self.state(one) for one in partitions] or list(self.states.values())
+        offsets = await partition_offsets(self._metadata, [state.source for state in states])
+        return [(state, offsets[state.source]) for state in states]
 
     def position(self, source: TopicPartition) -> int:
         """The offset of the next record for the application; -1 if not known yet."""

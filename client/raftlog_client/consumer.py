@@ -22,7 +22,7 @@ from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.record_decoder import RecordDecoder
 from raftlog_client.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.transport import Startable, Transport, parse_bootstrap
-from raftlog_client.types import K, OffsetAndTimestamp, PartitionOffsets, Record, TopicPartition, V
+from raftlog_client.types import K, OffsetAndTimestamp, Record, TopicPartition, V
 
 PARTITION_BYTES_MIN: Final = 1_024
 
@@ -171,9 +171,7 @@ class Consumer(Startable, Generic[K, V]):
         self._listener = RebalanceListener()
         self._has_source = bool(topics)
         """Whether topics or partitions were ever chosen, if only none of them."""
-        self._assignment = Assignment(
-            self._buffer, self._fetcher, request_timeout_s=request_timeout_ms / 1000
-        )
+        self._assignment = Assignment(self._metadata, self._buffer, self._fetcher)
         self._states = self._assignment.states
         self._group: ConsumerGroup | None = None
         if group_id is not None:
@@ -370,34 +368,38 @@ class Consumer(Startable, Generic[K, V]):
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read the partition from `offset` on. Raises ValueError."""
-        state = self._state(partition)
+        state = self._assignment.state(partition)
         if offset < 0:
             raise ValueError(f"offset must be at least 0, not {offset}")
-        self._jump(state, offset)
+        self._assignment.jump(state, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record on."""
-        for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
+        self._require_started()
+        for state, offsets in await self._assignment.offsets_of(partitions):
+            self._assignment.jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their present end on."""
-        for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.end_for(self._isolation), topic_id=offsets.topic_id)
+        self._require_started()
+        for state, offsets in await self._assignment.offsets_of(partitions):
+            end_offset = offsets.end_for(self._isolation)
+            self._assignment.jump(state, end_offset, topic_id=offsets.topic_id)
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record at or after a time.
 
         A partition without such a record is read from its end on.
         """
-        ends = await self._offsets_of(partitions)
+        self._require_started()
+        ends = await self._assignment.offsets_of(partitions)
         found = await offsets_for_times(
             self._metadata, {state.source: timestamp_ms for state, _ in ends}
         )
         for state, offsets in ends:
             record = found[state.source]
             offset = offsets.end_for(self._isolation) if record is None else record.offset
-            self._jump(state, offset, topic_id=offsets.topic_id)
+            self._assignment.jump(state, offset, topic_id=offsets.topic_id)
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
@@ -423,7 +425,7 @@ class Consumer(Startable, Generic[K, V]):
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record for the application."""
         self._require_started()
-        state = self._state(partition)
+        state = self._assignment.state(partition)
         if state.reset is not None and state.error is None:
             await self._assignment.find_positions((partition,))
         if state.error is not None and state.reset is not None:
@@ -432,19 +434,19 @@ class Consumer(Startable, Generic[K, V]):
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """The end of the readable log, as of the last answer; None before the first one."""
-        return self._state(partition).high_watermark
+        return self._assignment.state(partition).high_watermark
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Give no more records of these partitions; positions and buffered records are kept."""
         for partition in partitions:
-            state = self._state(partition)
+            state = self._assignment.state(partition)
             state.is_paused = True
             self._buffer.set_aside(state)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """End the pause of these partitions."""
         for partition in partitions:
-            state = self._state(partition)
+            state = self._assignment.state(partition)
             state.is_paused = False
             self._buffer.refresh(state)
             self._fetcher.want(state)
@@ -493,7 +495,7 @@ class Consumer(Startable, Generic[K, V]):
         offset begins where `auto_offset_reset` says.
         """
         group = self._require_group()
-        states = [self._state(one) for one in partitions] or list(self._states.values())
+        states = [self._assignment.state(one) for one in partitions] or list(self._states.values())
         await group.seek_to_committed(states)
 
     def group_metadata(self) -> GroupMetadata:
@@ -556,21 +558,6 @@ class Consumer(Startable, Generic[K, V]):
         """Return once "latest" means a place. Other positions are found while reading goes on."""
         if self._reset is OffsetReset.LATEST:
             await self._assignment.find_positions(tuple(self._states))
-
-    async def _offsets_of(
-        self, partitions: Sequence[TopicPartition]
-    ) -> list[tuple[PartitionState, PartitionOffsets]]:
-        """States and offsets of these partitions, or of all."""
-        self._require_started()
-        states = [self._state(one) for one in partitions] or list(self._states.values())
-        offsets = await partition_offsets(self._metadata, [state.source for state in states])
-        return [(state, offsets[state.source]) for state in states]
-
-    def _jump(self, state: PartitionState, offset: int, *, topic_id: str | None = None) -> None:
-        self._assignment.jump(state, offset, topic_id=topic_id)
-
-    def _state(self, partition: TopicPartition) -> PartitionState:
-        return self._assignment.state(partition)
 
     def _taken(self, state: PartitionState) -> None:
         self._fetcher.taken(state)

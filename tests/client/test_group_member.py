@@ -276,7 +276,7 @@ class Members(RuleBasedStateMachine):
 
     @invariant()
     def no_partition_has_two_owners(self) -> None:
-        """Among members whose session lives, as the coordinator sees it."""
+        """Among members with a live session, as the coordinator sees it."""
         if not hasattr(self, "members"):
             return
         self.group.expire(self.now)
