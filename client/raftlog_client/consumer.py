@@ -224,9 +224,8 @@ class Consumer(Startable, Generic[K, V]):
     async def close(self) -> None:
         """Commit processed records, leave the group, close the connections. Iterations end.
 
-        With automatic commits, all records given out count as processed; if the block of an `async
-        with` raised, without the one, or the last `getmany`, in work then. Closing twice is
-        allowed. Raises what the listener raises.
+        With automatic commits, all records given out count as processed; after an exception in an
+        `async with` not those in work. Closing twice is allowed. Raises what the listener raises.
         """
         await self._close(is_clean=True)
 

@@ -107,6 +107,8 @@ class GroupMembership:
                 asyncio.ensure_future(self._keep_alive()),
                 asyncio.ensure_future(self._watch()),
             )
+            for task in self._tasks:
+                task.add_done_callback(self._task_ended)
         self._report.set()
         while self._member.has_report and self._error is None:
             await self._answered.wait()
@@ -223,6 +225,15 @@ class GroupMembership:
     def _notify(self) -> None:
         self.is_due = True
         self._wake_reader()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task that fails must not leave a consumer without heartbeats: read calls raise it."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        failure = RaftlogClientError(f"Group {self._group!r}: heartbeats have failed: {error!r}")
+        failure.__cause__ = error
+        self._fail(failure, is_fatal=True)
+        self._answered.set()
 
     # Heartbeats
 

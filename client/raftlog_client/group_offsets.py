@@ -196,7 +196,11 @@ class GroupOffsets:
     async def _keep_committing(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            await self.commit_processed()
+            try:
+                await self.commit_processed()
+            except Exception:
+                # A bug; the next commit may work, and without commits records are only read again.
+                logger.exception("group %s: automatic commit failed", self.group_id)
 
     async def commit_processed(self, only: Collection[TopicPartition] | None = None) -> None:
         """Commit processed positions; a failure is logged: the records are read again then."""

@@ -16,6 +16,7 @@ from raftlog_client import (
     Consumer,
     IllegalStateError,
     OffsetAndMetadata,
+    RaftlogClientError,
     RebalanceListener,
     ServerError,
     TopicNotFoundError,
@@ -539,3 +540,13 @@ async def test_a_commit_begun_before_the_session_was_lost_is_never_sent_after(
         assert committed(single) == {}
         with pytest.raises(CommitFailedError, match="does not own u-0"):
             await reader.commit({TopicPartition("u", 0): 1})
+
+
+async def test_a_failure_of_the_heartbeats_themselves_is_raised(
+    single: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with member(single) as reader:
+        monkeypatch.setattr("raftlog_client.group_membership.ANSWER_SHARE", None)
+        with pytest.raises(RaftlogClientError, match="heartbeats have failed"):
+            async with asyncio.timeout(5):
+                await reader.getone()
