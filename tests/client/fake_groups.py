@@ -27,7 +27,8 @@ from raftlog.record.errors import (
     LogError,
 )
 
-UNSTABLE = ErrorEntry(50308, "UNSTABLE", "An open transaction may change it.", retriable=True)
+UNSTABLE = ErrorEntry(50399, "UNSTABLE", "An open transaction may change it.", retriable=True)
+"""A code unknown to the client, which judges it by its status: any retriable error will do."""
 
 Pair = tuple[str, int]
 """Topic id and partition."""
