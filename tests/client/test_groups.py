@@ -113,9 +113,10 @@ async def test_members_share_partitions_and_every_record_is_read_once(
 ) -> None:
     fill(cluster, 50)
     values: list[bytes | None] = []
-    async with member(cluster, max_poll_records=7) as first:
+    settings = {"max_poll_records": 7, "auto_commit_interval_ms": 50}
+    async with member(cluster, **settings) as first:
         values += await take(first, 10)
-        async with member(cluster, max_poll_records=7) as second:
+        async with member(cluster, **settings) as second:
             values += await until(lambda: first.assignment() and second.assignment(), first, second)
             assert first.assignment() | second.assignment() == {P0, P1, P2}
             assert not first.assignment() & second.assignment()
@@ -175,24 +176,23 @@ async def test_records_in_process_are_not_committed_by_the_timer(single: FakeClu
     async with member(single, auto_commit_interval_ms=10, max_poll_records=2) as reader:
         taken = [await reader.getmany(timeout_ms=1000) for _ in range(2)]
         assert [len(one[P0]) for one in taken] == [2, 2]
-        await _until_quiet(single)
-        assert committed(single) == {P0: 2}
+        await _commits(single, 2)
         iterator = aiter(reader)
         assert (await anext(iterator)).offset == 4
-        await _until_quiet(single)
-        assert committed(single) == {P0: 4}
+        await _commits(single, 4)
         assert (await anext(iterator)).offset == 5
-        await _until_quiet(single)
-        assert committed(single) == {P0: 5}
+        await _commits(single, 5)
         reader.pause(P0)
-        await _until_quiet(single)
-        assert committed(single) == {P0: 5}
+        await _commits(single, 5)
 
 
-async def _until_quiet(cluster: FakeCluster) -> None:
-    """Until automatic commits had their time: the offset stays for several intervals."""
-    for _ in range(3):
-        await asyncio.sleep(0.015)
+async def _commits(cluster: FakeCluster, offset: int) -> None:
+    """Wait for an automatic commit of exactly this offset, and a few intervals more."""
+    async with asyncio.timeout(5):
+        while committed(cluster) != {P0: offset}:  # noqa: ASYNC110 (plain data)
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.03)
+    assert committed(cluster) == {P0: offset}
 
 
 @pytest.mark.parametrize("fails", [False, True])
