@@ -12,14 +12,18 @@ Must not know: how a node stores, replicates or elects; only addresses, leaders 
 """
 
 from raftlog.api.cluster import ClusterSettings, NodeInfo, QuorumInfo, QuorumMember
+from raftlog.api.groups import GroupDescription, GroupList, ResetResponse
+from raftlog.api.transactions import TransactionDescription, TransactionList
 from raftlog_client.admin import Admin
 from raftlog_client.consumer import Consumer
 from raftlog_client.errors import (
     BufferFullError,
     ClientClosedError,
+    CommitFailedError,
     ConnectionLostError,
     CorruptDataError,
     DeliveryTimeoutError,
+    FencedError,
     IllegalStateError,
     NoNodeAvailableError,
     NoOffsetError,
@@ -31,8 +35,10 @@ from raftlog_client.errors import (
     ServerError,
     TopicChangedError,
     TopicNotFoundError,
+    TransactionAbortableError,
 )
 from raftlog_client.producer import Producer
+from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.record_encoder import (
     Partitioner,
     bytes_deserializer,
@@ -43,6 +49,7 @@ from raftlog_client.record_encoder import (
     string_deserializer,
     string_serializer,
 )
+from raftlog_client.transactions import Transaction
 from raftlog_client.types import (
     BrokerInfo,
     ClusterInfo,
@@ -68,17 +75,23 @@ __all__ = [
     "ClientClosedError",
     "ClusterInfo",
     "ClusterSettings",
+    "CommitFailedError",
     "ConfigEntry",
     "ConnectionLostError",
     "Consumer",
     "CorruptDataError",
     "DeliveryTimeoutError",
+    "FencedError",
+    "GroupDescription",
+    "GroupList",
+    "GroupMetadata",
     "Headers",
     "IllegalStateError",
     "NewTopic",
     "NoNodeAvailableError",
     "NoOffsetError",
     "NodeInfo",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetOutOfRangeError",
     "PartitionInfo",
@@ -90,9 +103,11 @@ __all__ = [
     "QuorumInfo",
     "QuorumMember",
     "RaftlogClientError",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
     "RecordTooLargeError",
+    "ResetResponse",
     "SendManyError",
     "SendSummary",
     "SerializationError",
@@ -101,6 +116,10 @@ __all__ = [
     "TopicDescription",
     "TopicNotFoundError",
     "TopicPartition",
+    "Transaction",
+    "TransactionAbortableError",
+    "TransactionDescription",
+    "TransactionList",
     "bytes_deserializer",
     "bytes_serializer",
     "json_deserializer",

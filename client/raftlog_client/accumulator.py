@@ -90,7 +90,9 @@ class Accumulator:
         linger_s: float,
         delivery_timeout_s: float,
         on_ready: Callable[[PartitionQueue], None],
+        on_failure: Callable[[RaftlogClientError], None] | None = None,
     ) -> None:
+        """With `on_failure` all batches are transactional; it is called when one is given up."""
         self.buffered_bytes = 0
         self.buffer_bytes_max = buffer_bytes_max
         self.unsettled: dict[PendingBatch, PartitionQueue] = {}
@@ -100,6 +102,7 @@ class Accumulator:
         self._linger_s = linger_s
         self._delivery_timeout_s = delivery_timeout_s
         self._on_ready = on_ready
+        self._on_failure = on_failure
         self.waiters: deque[asyncio.Future[None]] = deque()
         """Senders that wait for room, in order. As many as the application has tasks that send."""
         self._closed: RaftlogClientError | None = None
@@ -115,6 +118,7 @@ class Accumulator:
             deadline=loop.time() + self._delivery_timeout_s,
             bulk=bulk,
             on_change=self._changed,
+            is_transactional=self._on_failure is not None,
         )
         self.unsettled[batch] = queue
         linger_s = self._linger_s if bulk is None else max(self._linger_s, BULK_LINGER_S)
@@ -130,6 +134,8 @@ class Accumulator:
         """Send a full batch; the future gives its base offset, -1 if unknown."""
         self.close_batch(queue)
         listener = RawBatchSend()
+        if self._on_failure is not None:
+            records.make_transactional()
         batch = PendingBatch(
             queue.target,
             # Of its parts, if the batch is split.
@@ -139,6 +145,7 @@ class Accumulator:
             bulk=listener,
             on_change=self._changed,
             builder=records,
+            is_transactional=self._on_failure is not None,
         )
         batch.is_due = True
         self.unsettled[batch] = queue
@@ -223,6 +230,8 @@ class Accumulator:
             self.unsettled.update(dict.fromkeys(parts, queue))
         else:
             self.buffered_bytes -= batch.reserved_bytes
+            if batch.failure is not None and self._on_failure is not None:
+                self._on_failure(batch.failure)
             self._wake()
 
     def _wake(self) -> None:

@@ -1,10 +1,10 @@
-"""The admin client: topics, their configs and partitions, the cluster."""
+"""The admin client: topics, their configs and partitions, groups, transactions, the cluster."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -26,6 +26,14 @@ from raftlog.api.cluster import (
     ReassignmentList,
 )
 from raftlog.api.common import Empty
+from raftlog.api.groups import (
+    DeleteOffsetsRequest,
+    GroupDescription,
+    GroupList,
+    ResetRequest,
+    ResetResponse,
+)
+from raftlog.api.transactions import TransactionDescription, TransactionList
 from raftlog.api.v3 import (
     ConfigChange,
     ConfigChanges,
@@ -36,6 +44,7 @@ from raftlog.api.v3 import (
 from raftlog.api.v3 import ConfigValue as NewConfig
 from raftlog.api.v3 import NewTopic as TopicCreation
 from raftlog.record.errors import NO_LEADER, NOT_FOUND
+from raftlog.record.types import Offset
 from raftlog_client.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -66,6 +75,8 @@ ConfigValue = str | int | float | bool
 
 LEADER_PATIENCE_S: Final = 2.0
 """How long to wait for the quorum's leader, if another node answered for the quorum."""
+COORDINATOR_PATIENCE_S: Final = 4.0
+"""Silence after which another node is tried: a node queries the coordinators."""
 REPLICAS_PATIENCE_S: Final = 2.0
 """A partition leader's answer that takes longer is left out of `describe_replicas`."""
 
@@ -252,6 +263,95 @@ class Admin(Startable):
         """
         self._require_started()
         return await delete_records(self._metadata, offsets)
+
+    async def list_groups(self) -> GroupList:
+        """All consumer groups; `incomplete` says why some are missing, if any."""
+        return await self._read("/v1/groups", GroupList, patience_s=COORDINATOR_PATIENCE_S)
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """A group: members with their partitions; per partition committed offset, end and lag.
+
+        Raises ServerError(UNKNOWN_GROUP).
+        """
+        return await self._read(
+            _group_path(group), GroupDescription, patience_s=COORDINATOR_PATIENCE_S
+        )
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a group with its committed offsets. Raises ServerError: UNKNOWN_GROUP, or
+        GROUP_NOT_EMPTY while it has members."""
+        await self._change("DELETE", _group_path(group))
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topics: Iterable[str | TopicPartition] | None = None,
+        *,
+        to: Literal["earliest", "latest"] | None = None,
+        to_offset: int | None = None,
+        to_timestamp_ms: int | None = None,
+        by_duration_ms: int | None = None,
+        shift_by: int | None = None,
+        like_group: str | None = None,
+        validate_only: bool = False,
+    ) -> ResetResponse:
+        """Set the committed offsets of an empty group to exactly one of these targets.
+
+        `topics`: whole topics, or partitions; None: all that the group has committed.
+        `by_duration_ms`: to the first record of so many last milliseconds. `like_group`: to the
+        offsets of another group. `validate_only`: return the table, change nothing. Each row may
+        have an error. Raises ServerError: UNKNOWN_GROUP, GROUP_NOT_EMPTY; ValueError.
+        """
+        targets = (to, to_offset, to_timestamp_ms, by_duration_ms, shift_by, like_group)
+        if sum(target is not None for target in targets) != 1:
+            raise ValueError("reset_offsets needs exactly one target, such as to='earliest'")
+        self._require_started()
+        return await self._metadata.call_any(
+            "POST",
+            f"{_group_path(group)}/reset",
+            ResetResponse,
+            ResetRequest(
+                None if topics is None else _by_topic(topics),
+                to,
+                None if to_offset is None else Offset(to_offset),
+                to_timestamp_ms,
+                by_duration_ms,
+                shift_by,
+                like_group,
+                validate_only,
+            ),
+            # A shift, done twice, goes twice as far.
+            is_idempotent=shift_by is None or validate_only,
+        )
+
+    async def delete_offsets(self, group: str, topics: Iterable[str | TopicPartition]) -> None:
+        """Forget committed offsets of topics, or partitions, that no member subscribes to.
+
+        Raises ServerError: UNKNOWN_GROUP, GROUP_NOT_EMPTY.
+        """
+        body = DeleteOffsetsRequest(_by_topic(topics))
+        await self._change("POST", f"{_group_path(group)}/offsets/delete", body)
+
+    async def list_transactions(self) -> TransactionList:
+        """All transactional ids; `incomplete` says why some are missing, if any."""
+        return await self._read(
+            "/v1/transactions", TransactionList, patience_s=COORDINATOR_PATIENCE_S
+        )
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """A transactional id, with the partitions that its open transaction holds back."""
+        return await self._read(
+            _transaction_path(transactional_id),
+            TransactionDescription,
+            patience_s=COORDINATOR_PATIENCE_S,
+        )
+
+    async def abort_transaction(self, transactional_id: str) -> None:
+        """Abort the open transaction, and fence its producer, prepared ones too.
+
+        Raises ServerError(INVALID_TXN_STATE) without an open transaction.
+        """
+        await self._change("POST", f"{_transaction_path(transactional_id)}/fence", Empty())
 
     async def describe_cluster(self) -> ClusterInfo:
         """The cluster's name, its active controller and its nodes."""
@@ -454,6 +554,25 @@ class Admin(Startable):
     def _require_started(self) -> None:
         if not self._is_started:
             raise ClientClosedError("The admin client is closed, or was never started.")
+
+
+def _group_path(group: str) -> str:
+    return f"/v1/groups/{quote(group, safe='')}"
+
+
+def _transaction_path(transactional_id: str) -> str:
+    return f"/v1/transactions/{quote(transactional_id, safe='')}"
+
+
+def _by_topic(topics: Iterable[str | TopicPartition]) -> dict[str, list[int] | None]:
+    """Partitions by topic; None: all of the topic."""
+    found: dict[str, list[int] | None] = {}
+    for one in topics:
+        if isinstance(one, str):
+            found[one] = None
+        elif (numbers := found.setdefault(one.topic, [])) is not None:
+            numbers.append(one.partition)
+    return found
 
 
 def _is_unknown_path(error: RaftlogClientError) -> bool:

@@ -68,6 +68,7 @@ class PendingBatch:
     __slots__ = (
         "_compression",
         "_data",
+        "_is_transactional",
         "_on_change",
         "_parts",
         "_waiters",
@@ -76,6 +77,7 @@ class PendingBatch:
         "builder",
         "bulk",
         "deadline",
+        "failure",
         "futures",
         "identity",
         "is_due",
@@ -98,10 +100,13 @@ class PendingBatch:
         bulk: BulkListener | None,
         on_change: Callable[[PendingBatch, Sequence[PendingBatch]], None],
         builder: BatchBuilder | None = None,
+        is_transactional: bool = False,
     ) -> None:
         """`builder` is given if records are in it already."""
         self.target = target
-        self.builder = builder or BatchBuilder(compression, size_bytes_max)
+        self.builder = builder or BatchBuilder(
+            compression, size_bytes_max, transactional=is_transactional
+        )
         self.append = self.builder.append
         self.bulk = bulk
         self.deadline = deadline
@@ -117,11 +122,14 @@ class PendingBatch:
         self.base_sequence = NO_SEQUENCE
         self.outcome_unknown = False
         """Whether an attempt may have written the batch. Never reset."""
+        self.failure: RaftlogClientError | None = None
+        """Set once the batch is given up."""
         self.last_error: RaftlogClientError | None = None
         self.is_settled = False
         """Whether the batch has an outcome. After a split its parts may have none yet."""
         self._waiters: list[asyncio.Future[None]] = []
         self._parts: Sequence[PendingBatch] = ()
+        self._is_transactional = is_transactional
         self._compression = compression
         self._on_change = on_change
         self._data: bytearray | None = None
@@ -177,6 +185,7 @@ class PendingBatch:
                 deadline=self.deadline,
                 bulk=self.bulk,
                 on_change=self._on_change,
+                is_transactional=self._is_transactional,
             )
             for record in records[part_of]:
                 part.append(record.timestamp, record.key, record.value, record.headers)
@@ -228,6 +237,7 @@ class PendingBatch:
 
     def fail(self, error: RaftlogClientError) -> None:
         """Settle the batch as given up and tell every waiter why."""
+        self.failure = error
         if self.bulk is not None:
             self.bulk.batch_failed(self, error)
         for future in self.futures:

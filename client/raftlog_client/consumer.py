@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Final, Generic, Literal
 
-from raftlog_client.errors import (
-    ClientClosedError,
-    ConnectionLostError,
-    IllegalStateError,
-    RaftlogClientError,
-)
+from raftlog.api.groups import GROUP_ID_PATTERN
+from raftlog.api.records import Isolation
+from raftlog_client.assignment import Assignment
+from raftlog_client.errors import ClientClosedError, IllegalStateError, RaftlogClientError
 from raftlog_client.fetch_protocol import FetchConnectionPool
 from raftlog_client.fetcher import Fetcher, FetchSettings
+from raftlog_client.group_consumer import ConsumerGroup, GroupSettings
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import offsets_for_times, partition_offsets
+from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.record_decoder import RecordDecoder
 from raftlog_client.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.transport import Startable, Transport, parse_bootstrap
-from raftlog_client.types import K, OffsetAndTimestamp, PartitionOffsets, Record, TopicPartition, V
+from raftlog_client.types import K, OffsetAndTimestamp, Record, TopicPartition, V
 
 PARTITION_BYTES_MIN: Final = 1_024
 
@@ -30,14 +31,29 @@ class Consumer(Startable, Generic[K, V]):
     """Reads records of topics; an async context manager and an async iterable.
 
     Reads every partition of the topics given here or to `subscribe`, or the partitions given to
-    `assign`. There are no consumer groups yet.
+    `assign`. With a `group_id` the consumers of the group share the partitions of the subscribed
+    topics, and each partition begins at the group's committed offset; records are processed at
+    least once. Rebalances happen inside of read calls (`async for`, `getone`, `getmany`).
 
     Meaning of the settings:
+
+    - `group_id`: the consumer group. With `assign` it only keeps committed offsets.
+    - `group_instance_id`: makes the member static: after a restart within the session it gets its
+      partitions back, without a rebalance.
+    - `auto_commit_interval_ms`: how often, and when partitions are given up or the consumer closes,
+      the offsets of processed records are committed: of those given out before the present call.
+      None: only `commit` commits, or a transaction.
+    - `session_timeout_ms`: silence after which the coordinator gives the partitions to others.
+    - `max_poll_interval_ms`: a consumer that reads nothing for so long leaves the group, and joins
+      again with its next read. Also the longest time to give up partitions in.
+    - `assignor`: "uniform" (sticky) or "range"; None: the group's.
 
     - `auto_offset_reset`: where to begin without a position, or with one out of range: "latest",
       "earliest", or "none": raise. A partition added while its topic is subscribed is read from
       its beginning, so "latest" misses nothing. So is a topic that was deleted and created again
       under its name, with a warning in the log; with "none", TopicChangedError is raised.
+    - `isolation`: "read_committed" reads up to the last stable offset, without records of aborted
+      transactions; "read_uncommitted" reads all records up to the high watermark.
     - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
       share. A single larger batch is fetched all the same.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
@@ -57,7 +73,13 @@ class Consumer(Startable, Generic[K, V]):
         bootstrap_servers: str | Sequence[str] = "localhost:8082",
         client_id: str = "raftlog-client",
         group_id: str | None = None,
+        group_instance_id: str | None = None,
+        auto_commit_interval_ms: float | None = 5_000,
+        session_timeout_ms: int = 10_000,
+        max_poll_interval_ms: int = 300_000,
+        assignor: Literal["uniform", "range"] | None = None,
         auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
+        isolation: Isolation = "read_committed",
         fetch_max_bytes: int = 8 * 1024 * 1024,
         max_partition_fetch_bytes: int = 1024 * 1024,
         fetch_min_bytes: int = 1,
@@ -74,17 +96,20 @@ class Consumer(Startable, Generic[K, V]):
         retry_backoff_max_ms: float = 250,
         metadata_max_age_ms: float = 30_000,
     ) -> None:
-        if group_id is not None:
-            raise ValueError(
-                "group_id: this version has no consumer groups; leave it out to read all "
-                "partitions, or use assign() to share them out"
-            )
+        if group_id is not None and not re.fullmatch(GROUP_ID_PATTERN, group_id):
+            raise ValueError(f"group_id must have 1 to 255 printable characters, not {group_id!r}")
+        if group_id is None and group_instance_id is not None:
+            raise ValueError("group_instance_id needs a group_id")
         try:
             reset = OffsetReset(auto_offset_reset)
         except ValueError:
             raise ValueError(
                 f"auto_offset_reset must be latest, earliest or none, not {auto_offset_reset!r}"
             ) from None
+        if isolation not in {"read_committed", "read_uncommitted"}:
+            raise ValueError(
+                f"isolation must be read_committed or read_uncommitted, not {isolation!r}"
+            )
         for name, value, minimum in (
             ("max_partition_fetch_bytes", max_partition_fetch_bytes, PARTITION_BYTES_MIN),
             ("fetch_max_bytes", fetch_max_bytes, max_partition_fetch_bytes),
@@ -97,6 +122,13 @@ class Consumer(Startable, Generic[K, V]):
             ("bootstrap_timeout_ms", bootstrap_timeout_ms, 1),
             ("retry_backoff_ms", retry_backoff_ms, 1),
             ("metadata_max_age_ms", metadata_max_age_ms, 1),
+            ("session_timeout_ms", session_timeout_ms, 1),
+            ("max_poll_interval_ms", max_poll_interval_ms, 1),
+            (
+                "auto_commit_interval_ms",
+                1 if auto_commit_interval_ms is None else auto_commit_interval_ms,
+                1,
+            ),
         ):
             if value < minimum:
                 raise ValueError(f"{name} must be at least {minimum}, not {value}")
@@ -129,14 +161,38 @@ class Consumer(Startable, Generic[K, V]):
                 buffer_bytes_max=buffer_bytes_max,
                 check_crcs=check_crcs,
                 reset=reset,
+                isolation=isolation,
             ),
             on_data=self._wake,
         )
         self._reset = reset
+        self._isolation: Isolation = isolation
         self._subscription = Subscription(topics)
+        self._listener = RebalanceListener()
         self._has_source = bool(topics)
         """Whether topics or partitions were ever chosen, if only none of them."""
-        self._states: dict[TopicPartition, PartitionState] = {}
+        self._assignment = Assignment(self._metadata, self._buffer, self._fetcher)
+        self._states = self._assignment.states
+        self._group: ConsumerGroup | None = None
+        if group_id is not None:
+            interval_ms = auto_commit_interval_ms
+            self._group = ConsumerGroup(
+                GroupSettings(
+                    group_id,
+                    group_instance_id,
+                    client_id,
+                    assignor,
+                    session_timeout_ms,
+                    max_poll_interval_ms,
+                    None if interval_ms is None else interval_ms / 1000,
+                    reset,
+                ),
+                self._metadata,
+                self._assignment,
+                self._fetcher,
+                self._buffer,
+                wake=self._wake,
+            )
         self._max_poll_records = max_poll_records
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._follower: asyncio.Task[None] | None = None
@@ -156,26 +212,47 @@ class Consumer(Startable, Generic[K, V]):
         try:
             await self._metadata.refresh({source.topic for source in self._states})
             self._fetcher.start()
+            if self._group is not None:
+                self._group.start()
             await self._follow_subscription(is_first=True)
             await self._fix_positions()
         except BaseException:
-            await self.close()
+            await self._close(is_clean=False)
             raise
         self._follower = asyncio.ensure_future(self._keep_following())
 
     async def close(self) -> None:
-        """Stop fetching and close the connections. Iterations end. Closing twice is allowed."""
+        """Commit processed records, leave the group, close the connections. Iterations end.
+
+        With automatic commits, all records given out count as processed; after an exception in an
+        `async with` not those in work. Closing twice is allowed. Raises what the listener raises.
+        """
+        await self._close(is_clean=True)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close(is_clean=error is None)
+
+    async def _close(self, *, is_clean: bool) -> None:
         if not self._is_started:
             return
         self._is_started = False
         self._wake()
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.gather(self._follower, return_exceptions=True)
-        await self._fetcher.close()
-        self._pool.close()
-        await self._metadata.close()
-        await self._transport.close()
+        try:
+            if self._group is not None:
+                await self._group.close(is_clean=is_clean)
+        finally:
+            if self._follower is not None:
+                self._follower.cancel()
+                await asyncio.gather(self._follower, return_exceptions=True)
+            await self._fetcher.close()
+            self._pool.close()
+            await self._metadata.close()
+            await self._transport.close()
 
     def __aiter__(self) -> AsyncIterator[Record[K, V]]:
         return self._iterate()
@@ -186,6 +263,7 @@ class Consumer(Startable, Generic[K, V]):
         while self._is_started:
             # Between two units the loop gets its turn: the next fetch goes on meanwhile.
             await asyncio.sleep(0)
+            await self._begin_read()
             unit = self._buffer.next_unit()
             if unit is None:
                 await self._wait_for_data(None)
@@ -198,6 +276,7 @@ class Consumer(Startable, Generic[K, V]):
         """Wait for the next record. Raises as `getmany` does."""
         while True:
             self._require_source()
+            await self._begin_read()
             unit = self._buffer.next_unit()
             if unit is None:
                 await self._wait_for_data(None)
@@ -229,6 +308,7 @@ class Consumer(Startable, Generic[K, V]):
         await asyncio.sleep(0)
         while True:
             self._require_source()
+            await self._begin_read()
             if taken := self._buffer.take_many(limit, partitions):
                 return taken
             remaining_s = deadline - loop.time()
@@ -239,8 +319,13 @@ class Consumer(Startable, Generic[K, V]):
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions, and no others. Ends a subscription.
 
-        Partitions assigned before keep their positions. May be called before `start`.
+        Partitions assigned before keep their positions. May be called before `start`. Raises
+        IllegalStateError while the consumer is a member of its group: `unsubscribe` first.
         """
+        if self._group is not None and self._group.is_member:
+            raise IllegalStateError(
+                "The group's coordinator assigns the partitions: unsubscribe() before assign(…)."
+            )
         self._subscription = Subscription(())
         self._has_source = True
         self._assign(dict.fromkeys(TopicPartition(*one) for one in partitions), self._reset)
@@ -250,17 +335,23 @@ class Consumer(Startable, Generic[K, V]):
         return set(self._states)
 
     async def subscribe(
-        self, topics: Iterable[str] = (), *, pattern: str | re.Pattern[str] | None = None
+        self,
+        topics: Iterable[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
     ) -> None:
         """Read all partitions of these topics, or of all topics matching a pattern as a whole.
 
-        Replaces an earlier subscription or assignment; partitions in both keep their positions.
-        Raises TopicNotFoundError, ValueError.
+        In a group: this member's share of them; the pattern is then one of RE2. Replaces an
+        earlier subscription or assignment; partitions in both keep their positions. Raises
+        TopicNotFoundError, ValueError.
         """
         self._require_started()
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         self._subscription = Subscription(names, pattern)
         self._has_source = True
+        self._listener = listener or RebalanceListener()
         await self._follow_subscription(is_first=True)
         await self._fix_positions()
 
@@ -269,39 +360,45 @@ class Consumer(Startable, Generic[K, V]):
         return self._subscription.topics(self._metadata.view)
 
     async def unsubscribe(self) -> None:
-        """Read nothing any more."""
+        """Read nothing any more; leave the group."""
+        if self._group is not None:
+            await self._group.leave()
         self.assign(())
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read the partition from `offset` on. Raises ValueError."""
-        state = self._state(partition)
+        state = self._assignment.state(partition)
         if offset < 0:
             raise ValueError(f"offset must be at least 0, not {offset}")
-        self._jump(state, offset)
+        self._assignment.jump(state, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record on."""
-        for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
+        self._require_started()
+        for state, offsets in await self._assignment.offsets_of(partitions):
+            self._assignment.jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their present end on."""
-        for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.end_offset, topic_id=offsets.topic_id)
+        self._require_started()
+        for state, offsets in await self._assignment.offsets_of(partitions):
+            end_offset = offsets.end_for(self._isolation)
+            self._assignment.jump(state, end_offset, topic_id=offsets.topic_id)
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record at or after a time.
 
         A partition without such a record is read from its end on.
         """
-        ends = await self._offsets_of(partitions)
+        self._require_started()
+        ends = await self._assignment.offsets_of(partitions)
         found = await offsets_for_times(
             self._metadata, {state.source: timestamp_ms for state, _ in ends}
         )
         for state, offsets in ends:
             record = found[state.source]
-            offset = offsets.end_offset if record is None else record.offset
-            self._jump(state, offset, topic_id=offsets.topic_id)
+            offset = offsets.end_for(self._isolation) if record is None else record.offset
+            self._assignment.jump(state, offset, topic_id=offsets.topic_id)
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
@@ -322,33 +419,33 @@ class Consumer(Startable, Generic[K, V]):
         """The offset after the last readable record, of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
-        return {one: found.end_offset for one, found in offsets.items()}
+        return {one: found.end_for(self._isolation) for one, found in offsets.items()}
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record for the application."""
         self._require_started()
-        state = self._state(partition)
+        state = self._assignment.state(partition)
         if state.reset is not None and state.error is None:
-            await self._find_positions((partition,))
+            await self._assignment.find_positions((partition,))
         if state.error is not None and state.reset is not None:
             raise state.error
         return self._buffer.position(state)
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """The end of the readable log, as of the last answer; None before the first one."""
-        return self._state(partition).high_watermark
+        return self._assignment.state(partition).high_watermark
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Give no more records of these partitions; positions and buffered records are kept."""
         for partition in partitions:
-            state = self._state(partition)
+            state = self._assignment.state(partition)
             state.is_paused = True
             self._buffer.set_aside(state)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """End the pause of these partitions."""
         for partition in partitions:
-            state = self._state(partition)
+            state = self._assignment.state(partition)
             state.is_paused = False
             self._buffer.refresh(state)
             self._fetcher.want(state)
@@ -368,22 +465,69 @@ class Consumer(Startable, Generic[K, V]):
         self._require_started()
         return {info.partition for info in (await self._metadata.topic(topic)).partitions}
 
+    # Groups
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
+    ) -> None:
+        """Commit offsets of the group: the next ones to read; None: after all records given out.
+
+        Repeated until `request_timeout_ms`. Raises CommitFailedError for a partition that this
+        consumer does not own any more, ServerError; ConnectionLostError, with an unknown outcome.
+        """
+        await self._require_group().commit(offsets)
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed offsets; None where there is none.
+
+        An offset that an open transaction may change is awaited, up to `request_timeout_ms`.
+        """
+        group = self._require_group()
+        return await group.offsets.committed([TopicPartition(*one) for one in partitions])
+
+    async def seek_to_committed(self, *partitions: TopicPartition) -> None:
+        """Read these partitions (none named: all) from the group's committed offsets on.
+
+        After a failed transaction this reads its input again. A partition without a committed
+        offset begins where `auto_offset_reset` says.
+        """
+        group = self._require_group()
+        states = [self._assignment.state(one) for one in partitions] or list(self._states.values())
+        await group.seek_to_committed(states)
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's membership, for `Transaction.commit_offsets`."""
+        return self._require_group().metadata()
+
+    def transaction_source(self) -> ConsumerGroup:
+        """This consumer's offsets, for `Transaction.commit_offsets`."""
+        return self._require_group()
+
+    def _require_group(self) -> ConsumerGroup:
+        self._require_started()
+        if self._group is None:
+            raise IllegalStateError("The consumer has no group: give it a group_id.")
+        return self._group
+
+    async def _begin_read(self) -> None:
+        """A read call begins, or goes on after a wait: rebalances happen here."""
+        self._buffer.begin_call()
+        if self._group is not None:
+            await self._group.begin_read()
+
     def _assign(self, partitions: Iterable[TopicPartition], reset: OffsetReset) -> None:
         """Keep the states of known partitions, make those of new ones, drop the others."""
-        wanted = dict.fromkeys(partitions)
-        for source in [source for source in self._states if source not in wanted]:
-            state = self._states.pop(source)
-            self._buffer.drop(state)
-            self._fetcher.abandon(state)
-        for source in wanted:
-            if source not in self._states:
-                self._states[source] = PartitionState(source, reset)
-        self._fetcher.assign(self._states)
+        group = self._group
+        self._assignment.replace(partitions, reset, awaits_commit=group is not None)
+        if group is not None and self._is_started:
+            group.assigned()
 
     async def _follow_subscription(self, *, is_first: bool) -> None:
         """Bring the assignment in line with the subscription and the cluster's topics."""
         subscription = self._subscription
-        if not subscription.is_active:
+        if not subscription.is_active or (self._group is not None and not is_first):
             return
         view = await self._metadata.refresh(subscription.names_to_ask)
         if subscription is not self._subscription:
@@ -393,6 +537,9 @@ class Consumer(Startable, Generic[K, V]):
                 if name not in view.topics:
                     # Asks again: a new topic may not be known on every node yet.
                     await self._metadata.topic(name)
+        if self._group is not None:
+            await self._group.subscribe(subscription, self._listener)
+            return
         # All records of a later partition were written after the subscription.
         reset = self._reset if is_first else _reset_of_new(self._reset)
         self._assign(subscription.partitions(self._metadata.view), reset)
@@ -409,42 +556,7 @@ class Consumer(Startable, Generic[K, V]):
     async def _fix_positions(self) -> None:
         """Return once "latest" means a place. Other positions are found while reading goes on."""
         if self._reset is OffsetReset.LATEST:
-            await self._find_positions(tuple(self._states))
-
-    async def _find_positions(self, partitions: Sequence[TopicPartition]) -> None:
-        """Return once these partitions have a position or an error to raise."""
-        try:
-            async with asyncio.timeout(self._transport.request_timeout_s):
-                await self._fetcher.positions_known(partitions)
-        except TimeoutError:
-            raise ConnectionLostError(
-                "No leader answered with the partitions' offsets within request_timeout_ms.",
-                outcome_unknown=False,
-            ) from self._fetcher.position_error
-
-    async def _offsets_of(
-        self, partitions: Sequence[TopicPartition]
-    ) -> list[tuple[PartitionState, PartitionOffsets]]:
-        """States and offsets of these partitions, or of all."""
-        self._require_started()
-        states = [self._state(one) for one in partitions] or list(self._states.values())
-        offsets = await partition_offsets(self._metadata, [state.source for state in states])
-        return [(state, offsets[state.source]) for state in states]
-
-    def _jump(self, state: PartitionState, offset: int, *, topic_id: str | None = None) -> None:
-        """Read on from an offset; of the topic with that id, if the offset is known to be of it."""
-        self._buffer.drop(state)
-        self._fetcher.abandon(state)
-        state.jump(offset)
-        if topic_id is not None:
-            state.topic_id = topic_id
-        self._fetcher.want(state)
-
-    def _state(self, partition: TopicPartition) -> PartitionState:
-        state = self._states.get(partition)
-        if state is None:
-            raise ValueError(f"{partition[0]}-{partition[1]} is not assigned")
-        return state
+            await self._assignment.find_positions(tuple(self._states))
 
     def _taken(self, state: PartitionState) -> None:
         self._fetcher.taken(state)
@@ -457,13 +569,19 @@ class Consumer(Startable, Generic[K, V]):
     ) -> None:
         """Return when something arrived, or time is up, or the consumer closes."""
         self._has_data.clear()
-        if not only and not self._buffer.is_empty:
+        group = self._group
+        if (not only and not self._buffer.is_empty) or (group is not None and group.is_due):
             return
+        if group is not None:
+            group.is_waiting(waits=True)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_data.wait()
         except TimeoutError:
             return
+        finally:
+            if group is not None:
+                group.is_waiting(waits=False)
 
     def _require_source(self) -> None:
         self._require_started()

@@ -215,6 +215,17 @@ class PartitionQueue:
             batch.fail(with_known_outcome(error, batch))
         self.identity = None
 
+    def abandon(self, error: RaftlogClientError) -> None:
+        """Give up all batches: their transaction ends. No request is under way any more."""
+        self.seal()
+        batches = [*self.in_flight, *self.sealed]
+        self.in_flight = ()
+        self.sealed.clear()
+        self.attempts = self._repeat_count = self._alone_count = 0
+        self.identity = None
+        for batch in batches:
+            batch.fail(error)
+
     def forget_identity(self) -> None:
         """Restart in another topic of the same name."""
         if not self.in_flight and not self._repeat_count:

@@ -141,6 +141,28 @@ class ClientClosedError(RaftlogClientError):
     """The producer, consumer or admin client is closed, or was never started."""
 
 
+class CommitFailedError(RaftlogClientError):
+    """The partition is not, or no longer, this consumer's to commit: nothing was changed.
+
+    Another member reads on from the last commit. Drop the results of these records, or expect
+    them twice; the consumer itself goes on.
+    """
+
+
+class TransactionAbortableError(RaftlogClientError):
+    """The transaction cannot be committed: it is aborted, or to be aborted. The producer goes on.
+
+    Process the same input again: `Consumer.seek_to_committed`, then another transaction.
+    """
+
+
+class FencedError(RaftlogClientError):
+    """Another producer with the same transactional id has taken over: this one ends for good.
+
+    Close it. If no other producer should run, the process was replaced while it was thought dead.
+    """
+
+
 class SendManyError(RaftlogClientError):
     """A `send_many` with records not written.
 

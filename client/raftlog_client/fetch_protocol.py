@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
-from struct import Struct
 from typing import Final, Protocol, cast
 
-from raftlog.record.frames import TOPIC_BYTES_MAX, FetchFrame
-from raftlog.record.types import Offset, PartitionId
+from raftlog.record.errors import LogError
+from raftlog.record.frames import FetchFrame, fetch_head_bytes, parse_fetch_head
 from raftlog_client.errors import ConnectionLostError
 from raftlog_client.transport import (
     CONNECT_TIMEOUT_S,
@@ -24,9 +23,6 @@ from raftlog_client.transport import (
     refusal,
 )
 
-FETCH_FRAME_HEAD: Final = Struct(">HiiqqqI")
-"""Topic length, partition, error code, high watermark, log start offset, next offset, data length
-(raftlog.record.frames). Unpacked here, so data does not pass through a parser."""
 SCRATCH_BYTES: Final = 16 * 1024
 """Received at once while the destination is unknown; these bytes are copied."""
 HEAD_BYTES_MAX: Final = 32 * 1024
@@ -234,42 +230,18 @@ class FetchResponse:
 
     def _take_frame_head(self, data: memoryview) -> memoryview:
         head = self._frame_head
-        wanted = FETCH_FRAME_HEAD.size
-        if len(head) >= wanted:
-            wanted += self._topic_length()
-        size = wanted - len(head)
-        head += data[:size]
-        if len(head) == wanted > FETCH_FRAME_HEAD.size:
-            self._begin()
+        try:
+            wanted = fetch_head_bytes(head, frame_bytes_max=FRAME_BYTES_MAX)
+            size = wanted - len(head)
+            head += data[:size]
+            if len(head) == wanted == fetch_head_bytes(head, frame_bytes_max=FRAME_BYTES_MAX):
+                self._begin(*parse_fetch_head(head))
+        except LogError as error:
+            raise MalformedResponseError(error.message) from error
         return data[size:]
 
-    def _topic_length(self) -> int:
-        length = int.from_bytes(self._frame_head[:2], "big")
-        if not 0 < length <= TOPIC_BYTES_MAX:
-            raise MalformedResponseError(f"a topic's name of {length} bytes")
-        return length
-
-    def _begin(self) -> None:
-        head = self._frame_head
-        _, partition, error_code, high_watermark, log_start, next_offset, length = (
-            FETCH_FRAME_HEAD.unpack_from(head)
-        )
-        if length > FRAME_BYTES_MAX:
-            raise MalformedResponseError(f"a frame of {length} bytes")
-        try:
-            topic = head[FETCH_FRAME_HEAD.size :].decode()
-        except UnicodeDecodeError:
-            raise MalformedResponseError("a topic's name is not UTF-8") from None
-        head.clear()
-        frame = FetchFrame(
-            topic,
-            PartitionId(partition),
-            error_code,
-            Offset(high_watermark),
-            Offset(log_start),
-            Offset(next_offset),
-            b"",
-        )
+    def _begin(self, frame: FetchFrame, length: int) -> None:
+        self._frame_head = bytearray()
         self._frame = frame
         self._data = self._room = self._sink.begin(frame, length)
         assert len(self._room) == length

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from raftlog.api.records import FetchPartition, FetchRequest
+from raftlog.api.records import FetchPartition, FetchRequest, Isolation
 from raftlog.record.errors import (
     NOT_READY,
     OFFSET_OUT_OF_RANGE,
@@ -70,6 +70,7 @@ class FetchSettings:
     buffer_bytes_max: int
     check_crcs: bool
     reset: OffsetReset
+    isolation: Isolation
 
 
 @dataclass(slots=True)
@@ -176,13 +177,14 @@ class Fetcher:
         if not self._is_running or self._assigned.get(state.source) is not state:
             return
         if state.reset is not None:
-            self._want_position()
+            if not state.awaits_commit:
+                self._want_position()
             return
         if (
             state.in_flight is not None
             or state.is_wanted
             or state.is_waiting
-            or state.is_paused
+            or state.is_stopped
             or state.error is not None
             or state.buffered_bytes >= self._settings.partition_max_bytes
         ):
@@ -216,6 +218,22 @@ class Fetcher:
             request.leave(state.source)
             if not request.states and request.task is not None:
                 request.task.cancel()
+
+    def placed(self, state: PartitionState) -> None:
+        """The group's committed offset of the partition is known, or that there is none."""
+        state.awaits_commit = False
+        self._positions_changed()
+        self.want(state)
+        self._on_data()
+
+    def failed_to_place(self, state: PartitionState, error: RaftlogClientError) -> None:
+        """The group's committed offset cannot be had: give the reader the error."""
+        self._tell(state, error)
+        self._positions_changed()
+
+    def _positions_changed(self) -> None:
+        self._positions_asked.set()
+        self._positions_asked = asyncio.Event()
 
     def taken(self, state: PartitionState) -> None:
         """Data was taken from the buffer: there may be room now, for this partition or others."""
@@ -279,7 +297,7 @@ class Fetcher:
             del node.wanted[state]
             state.is_wanted = False
             if (
-                state.is_paused
+                state.is_stopped
                 or state.reset is not None
                 or self._assigned.get(state.source) is not state
             ):
@@ -307,6 +325,7 @@ class Fetcher:
                 max_bytes,
                 settings.min_bytes,
                 settings.max_wait_ms,
+                isolation=settings.isolation,
             )
         )
         timeout_s = self._metadata.request_timeout_s + settings.max_wait_ms / 1000
@@ -368,7 +387,12 @@ class Fetcher:
             return
         state.fetch_offset = frame.next_offset
         state.chunks.append(
-            Chunk(frame.data, frame.next_offset, check_crc=self._settings.check_crcs)
+            Chunk(
+                frame.data,
+                frame.next_offset,
+                check_crc=self._settings.check_crcs,
+                aborted=frame.aborted,
+            )
         )
         state.buffered_bytes += size
         self._buffer.buffered_bytes += size
@@ -421,7 +445,7 @@ class Fetcher:
             self._settings.reset.value,
             error,
         )
-        self._restart(state, self._settings.reset)
+        self.restart(state, self._settings.reset)
 
     def _topic_changed(self, state: PartitionState, error: ServerError) -> None:
         """The leader has another topic of that name: begin again there, unless a node is behind.
@@ -459,9 +483,9 @@ class Fetcher:
             self._park(state)
             return
         logger.warning("%s: reading it from its beginning (auto_offset_reset)", changed)
-        self._restart(state, OffsetReset.EARLIEST)
+        self.restart(state, OffsetReset.EARLIEST)
 
-    def _restart(self, state: PartitionState, reset: OffsetReset) -> None:
+    def restart(self, state: PartitionState, reset: OffsetReset) -> None:
         """Drop all data of the partition, and find a new position."""
         self._buffer.drop(state)
         self.abandon(state)
@@ -492,12 +516,13 @@ class Fetcher:
     async def _find_positions(self) -> None:
         """Find positions for the partitions without one, until all have one or an error."""
         attempt = 0
-        while lacking := [s for s in self._assigned.values() if _lacks_position(s)]:
+        while lacking := [
+            s for s in self._assigned.values() if _lacks_position(s) and not s.awaits_commit
+        ]:
             try:
                 has_all = await self._ask_positions(lacking)
             finally:
-                self._positions_asked.set()
-                self._positions_asked = asyncio.Event()
+                self._positions_changed()
             if not has_all:
                 await asyncio.sleep(self._metadata.backoff.delay_s(attempt))
                 attempt += 1
@@ -532,7 +557,8 @@ class Fetcher:
                 self._tell(state, outcome)
             return
         is_earliest = state.reset is OffsetReset.EARLIEST
-        state.jump(outcome.beginning_offset if is_earliest else outcome.end_offset)
+        end_offset = outcome.end_for(self._settings.isolation)
+        state.jump(outcome.beginning_offset if is_earliest else end_offset)
         state.topic_id = outcome.topic_id
         state.high_watermark = outcome.high_watermark
         state.log_start_offset = outcome.beginning_offset

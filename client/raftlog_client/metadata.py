@@ -246,18 +246,11 @@ class ClusterMetadata:
         attempt = 0
         is_reported = False
         while True:
-            address = self._next_address()
             patience_now_s = patience_s * (1 << min(attempt // len(self.addresses()), 16))
             timeout_s = min(max(started + self._total_s - loop.time(), 0.01), patience_now_s)
             try:
-                answer = await self._transport.call(
-                    address, method, path, kind, body, timeout_s=timeout_s
-                )
+                return await self.call_next(method, path, kind, body, timeout_s=timeout_s)
             except (ConnectionLostError, ServerError) as error:
-                if isinstance(error, ConnectionLostError):
-                    self.suspect(address)
-                else:
-                    self._has_answer = True
                 may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
                 # Each known node gets one attempt at once; only then comes a pause.
                 attempt += 1
@@ -270,11 +263,32 @@ class ClusterMetadata:
                 if not is_reported and loop.time() - started >= WAIT_REPORTED_S:
                     is_reported = True
                     logger.warning("waiting for the cluster: %s", error)
-            else:
-                self._has_answer = True
-                self._suspects.pop(address, None)
-                return answer
             await asyncio.sleep(delay_s)
+
+    async def call_next(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | None = None,
+        *,
+        timeout_s: float,
+    ) -> T:
+        """Send a request to the next node in turn, once. Raises as `Transport.call`."""
+        address = self._next_address()
+        try:
+            answer = await self._transport.call(
+                address, method, path, kind, body, timeout_s=timeout_s
+            )
+        except ConnectionLostError:
+            self.suspect(address)
+            raise
+        except ServerError:
+            self._has_answer = True
+            raise
+        self._has_answer = True
+        self._suspects.pop(address, None)
+        return answer
 
     async def call_node(
         self,

@@ -367,7 +367,11 @@ def _refusal(one: TopicPartition, row: ReadableOffsets | FoundOffset | None) -> 
 def _offsets(topic: TopicOffsets, partition: str) -> PartitionOffsets:
     row = topic.partitions[partition]
     return PartitionOffsets(
-        row.beginning_offset, row.end_offset, row.high_watermark, topic.topic_id
+        row.beginning_offset,
+        row.end_offset,
+        row.high_watermark,
+        topic.topic_id,
+        row.last_stable_offset,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from time import time
 from typing import Any, Final, Generic, Literal
 
 from typing_extensions import TypeVar
 
+from raftlog.api.transactions import TRANSACTION_TIMEOUT_MS_DEFAULT, TRANSACTIONAL_ID_PATTERN
 from raftlog.record.compression import Compression
 from raftlog.record.errors import LogError
 from raftlog_client.accumulator import FUTURE_BYTES, Accumulator, TopicQueues
@@ -16,6 +18,7 @@ from raftlog_client.bulk_send import BulkSend
 from raftlog_client.errors import (
     ClientClosedError,
     DeliveryTimeoutError,
+    IllegalStateError,
     RaftlogClientError,
     server_error,
 )
@@ -29,6 +32,8 @@ from raftlog_client.record_encoder import (
 )
 from raftlog_client.sender import Sender
 from raftlog_client.stalls import LOOK_INTERVAL_S, StallReporter
+from raftlog_client.transaction_state import State
+from raftlog_client.transactions import Transaction, Transactions
 from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import Headers, RecordMetadata, SendSummary
 
@@ -70,6 +75,11 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
     - `delivery_timeout_ms`: from `send` to the last word about a record, all retries included.
     - `idempotent`: retries are recognised by the node and never written twice. Off, or with acks=0,
       a request with unknown outcome is not repeated, but fails.
+    - `transactional_id`: makes every record part of a transaction, see `transaction`. One producer
+      at a time has it: `start` fences the one before. Implies acks="all" and `idempotent`.
+    - `transaction_timeout_ms`: the coordinator aborts a transaction that is open for longer.
+    - `keeps_prepared`: `start` keeps a prepared transaction of an earlier process, to be committed
+      or aborted (`prepared_transaction`), instead of aborting it.
     - `key_serializer`, `value_serializer`: from keys and values to bytes. None stays None.
     - `partitioner`: for records sent without a partition.
 
@@ -95,6 +105,9 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         retry_backoff_max_ms: float = 250,
         metadata_max_age_ms: float = 300_000,
         idempotent: bool = True,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS_DEFAULT,
+        keeps_prepared: bool = False,
         key_serializer: Callable[[KeyIn], bytes] | None = None,
         value_serializer: Callable[[ValueIn], bytes] | None = None,
         partitioner: Partitioner = murmur2_partitioner,
@@ -105,7 +118,13 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             codec = Compression.from_name(compression)
         except LogError as error:
             raise ValueError(f"compression: {error.message}") from None
+        if transactional_id is not None:
+            if not re.fullmatch(TRANSACTIONAL_ID_PATTERN, transactional_id):
+                raise ValueError("transactional_id must have 1 to 255 printable characters")
+            if ACKS[acks] != -1 or not idempotent:
+                raise ValueError("a transactional_id must have acks='all' and idempotent=True")
         for name, value, minimum in (
+            ("transaction_timeout_ms", transaction_timeout_ms, 1),
             ("linger_ms", linger_ms, 0),
             ("batch_bytes_max", batch_bytes_max, BATCH_BYTES_MIN),
             ("request_bytes_max", request_bytes_max, batch_bytes_max),
@@ -141,7 +160,19 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             request_bytes_max=request_bytes_max,
             in_flight_requests_max=in_flight_requests_max,
             request_timeout_ms=request_timeout_ms,
+            transactional_id=transactional_id,
         )
+        self._transactions: Transactions | None = None
+        if transactional_id is not None:
+            self._transactions = Transactions(
+                transactional_id,
+                self._metadata,
+                self._sender,
+                self._drain,
+                timeout_ms=transaction_timeout_ms,
+                keeps_prepared=keeps_prepared,
+                deadline_s=delivery_timeout_ms / 1000,
+            )
         self._accumulator = Accumulator(
             compression=codec,
             batch_bytes_max=batch_bytes_max,
@@ -149,6 +180,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             linger_s=linger_ms / 1000,
             delivery_timeout_s=delivery_timeout_ms / 1000,
             on_ready=self._sender.ready,
+            on_failure=None if self._transactions is None else self._transactions.batch_failed,
         )
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._topics = self._sender.topics
@@ -166,6 +198,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         try:
             await self._metadata.refresh(())
             await self._sender.start()
+            if self._transactions is not None:
+                await self._transactions.start()
         except BaseException:
             await self._metadata.close()
             await self._transport.close()
@@ -180,10 +214,13 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         """Send buffered records, for at most `timeout_ms`, then close the connections.
 
         Records without acknowledgement by then fail: their futures say whether the outcome is
-        known; `close` raises nothing. Closing twice is allowed.
+        known; `close` raises nothing. An open transaction is aborted, a prepared one stays.
+        Closing twice is allowed.
         """
         if self._loop is None:
             return
+        if self._transactions is not None:
+            await self._transactions.close(timeout_ms / 1000)
         self._loop = None
         closed = ClientClosedError("The producer is closed.")
         self._accumulator.close(closed)
@@ -215,8 +252,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         `timestamp_ms` is a whole number; None means now.
         """
         loop = self._loop
-        if loop is None:
-            raise ClientClosedError("The producer is closed, or was never started.")
+        if loop is None or self._transactions is not None:
+            loop = self._writable_loop()
         queues = self._topics.get(topic)
         if (
             queues is None
@@ -224,8 +261,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             or (self._lookups and topic in self._lookups)
         ):
             queues = await self._load(topic, partition)
-            if self._loop is None:
-                raise ClientClosedError("The producer was closed meanwhile.")
+            self._writable_loop()
         encoder, accumulator = self._encoder, self._accumulator
         key_bytes = key if key is None else encoder.key(key)
         value_bytes = value if value is None else encoder.value(value)
@@ -233,6 +269,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         size = encoder.size(key_bytes, value_bytes, header_list) + FUTURE_BYTES
         if accumulator.buffered_bytes >= accumulator.buffer_bytes_max or accumulator.waiters:
             await accumulator.wait_for_room()
+            self._writable_loop()
         if timestamp_ms is None:
             timestamp_ms = int(time() * 1000)
         elif timestamp_ms.__class__ is not int:
@@ -295,14 +332,15 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         taken from the iterable after the failure is known, but up to a buffer of records may have
         been. The iterable's own exceptions come through, with a note of how much was written.
         """
-        if self._loop is None:
-            raise ClientClosedError("The producer is closed, or was never started.")
+        self._writable_loop()
         queues = self._topics.get(topic)
         if queues is None or (partition is not None and partition >= len(queues.queues)):
             queues = await self._load(topic, partition)
-        return await BulkSend(self._accumulator, queues, self._encoder, partition=partition).run(
-            records
-        )
+        send = BulkSend(self._accumulator, queues, self._encoder, partition=partition)
+        if self._transactions is None:
+            return await send.run(records)
+        with self._transactions.state.writing():
+            return await send.run(records)
 
     async def send_batch(self, topic: str, partition: int, data: bytearray) -> asyncio.Future[int]:
         """Send one whole record batch (format v2), encoded by the caller.
@@ -312,8 +350,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         SerializationError if `data` is not one batch. Order is kept with all other records to the
         partition.
         """
-        if self._loop is None:
-            raise ClientClosedError("The producer is closed, or was never started.")
+        self._writable_loop()
         records = RawBatchBuilder(data)
         queues = self._topics.get(topic)
         if queues is None or partition >= len(queues.queues) or topic in self._lookups:
@@ -335,6 +372,33 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
                 f"Not everything was acknowledged within {timeout_ms} ms; sending goes on.",
                 outcome_unknown=True,
             )
+
+    def transaction(self) -> Transaction:
+        """A transaction: `async with producer.transaction() as tx:` commits at the block's end.
+
+        An exception aborts it. Records are sent by this producer's own methods; readers of
+        committed transactions see all of them, or none. Raises IllegalStateError without a
+        `transactional_id`.
+        """
+        return Transaction(self._require_transactions())
+
+    def prepared_transaction(self) -> Transaction | None:
+        """The prepared transaction to `commit` or `abort` before any other; None without one."""
+        transactions = self._require_transactions()
+        return Transaction(transactions) if transactions.state.state is State.PREPARED else None
+
+    def _require_transactions(self) -> Transactions:
+        if self._transactions is None:
+            raise IllegalStateError("The producer has no transactions: give it a transactional_id.")
+        return self._transactions
+
+    def _writable_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop. Raises ClientClosedError; as `TransactionState.check_write`."""
+        if self._loop is None:
+            raise ClientClosedError("The producer is closed, or was never started.")
+        if self._transactions is not None:
+            self._transactions.state.check_write()
+        return self._loop
 
     async def partitions_for(self, topic: str) -> set[int]:
         """The topic's partitions. Raises TopicNotFoundError."""
@@ -369,7 +433,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             queues.grow(description, is_idempotent=is_idempotent)
         return queues
 
-    async def _drain(self, timeout_s: float | None) -> bool:
+    async def _drain(self, timeout_s: float | None = None) -> bool:
         """Await the outcome of all batches of this moment; False if the time was too short."""
         self._accumulator.hurry()
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from raftlog.record.batch import sealed
 from raftlog.record.codec import BatchBuilder, Headers, RecordTuple
 from raftlog.record.errors import LogError
-from raftlog.record.header import parse_header
+from raftlog.record.header import TRANSACTIONAL_BIT, parse_header
 from raftlog.record.types import Buffer, ProducerEpoch, ProducerId
 from raftlog_client.batches import PendingBatch
 from raftlog_client.errors import RaftlogClientError, SerializationError
@@ -59,6 +59,10 @@ class RawBatchBuilder(BatchBuilder):
     def size_bytes(self) -> int:
         """Size of the batch, compressed or not."""
         return len(self._data)
+
+    def make_transactional(self) -> None:
+        """Mark the batch as part of a transaction, from the next `set_producer_state` on."""
+        self.header = self.header._replace(attributes=self.header.attributes | TRANSACTIONAL_BIT)
 
     def set_producer_state(
         self, producer_id: ProducerId, producer_epoch: ProducerEpoch, base_sequence: int

@@ -27,17 +27,26 @@ AnyRecord = Record[Any, Any]
 class Unit:
     """Records of one partition, being taken one by one."""
 
-    __slots__ = ("iterator", "records", "state")
+    __slots__ = ("iterator", "processed_count", "records", "state")
 
     def __init__(self, state: PartitionState, records: list[AnyRecord]) -> None:
         self.state = state
         self.records = records
         self.iterator: Iterator[AnyRecord] = iter(records)
+        self.processed_count = 0
+        """Records certainly processed: given out before the present call of the application."""
 
     @property
     def remaining(self) -> int:
         """Records not taken yet."""
         return length_hint(self.iterator)
+
+    @property
+    def in_process(self) -> int:
+        """Offset of the record that the application may still process; -1 if none."""
+        given_count = len(self.records) - self.remaining
+        # The application takes one record after the other.
+        return self.records[given_count - 1].offset if given_count > self.processed_count else -1
 
 
 class RecordBuffer:
@@ -55,6 +64,24 @@ class RecordBuffer:
         """Called when a partition has given data away: there may be room to fetch more."""
         self._ready: deque[PartitionState] = deque()
         self._unit: Unit | None = None
+        self._given: list[PartitionState] = []
+        """Partitions with a `given_from`."""
+        self._call_count = 0
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever the application takes records or asks for some."""
+        return self._call_count, 0 if self._unit is None else self._unit.remaining
+
+    def begin_call(self) -> None:
+        """The application calls again: all records given out before are processed."""
+        self._call_count += 1
+        for state in self._given:
+            state.given_from = -1
+        self._given.clear()
+        unit = self._unit
+        if unit is not None:
+            unit.processed_count = len(unit.records) - unit.remaining
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +90,7 @@ class RecordBuffer:
 
     def refresh(self, state: PartitionState) -> None:
         """Serve the partition, if ready: it got data, an error, or resumed."""
-        if state.has_data and not state.is_ready and not state.is_paused:
+        if state.has_data and not state.is_ready and not state.is_stopped:
             state.is_ready = True
             self._ready.append(state)
 
@@ -106,6 +133,7 @@ class RecordBuffer:
                     self.refresh(state)
                 room -= len(records)
             taken[state.source] = records
+            self._give(state, records[0].offset)
             if room == 0:
                 break
         return taken
@@ -116,6 +144,15 @@ class RecordBuffer:
         if unit is not None and unit.state is state and (remaining := unit.remaining):
             return unit.records[-remaining].offset
         return state.decoded[0].offset if state.decoded else state.position
+
+    def processed_position(self, state: PartitionState) -> int:
+        """The offset up to which all records are processed; -1 if not known yet."""
+        if state.given_from >= 0:
+            return state.given_from
+        unit = self._unit
+        if unit is not None and unit.state is state and (offset := unit.in_process) >= 0:
+            return offset
+        return self.position(state)
 
     def set_aside(self, state: PartitionState) -> None:
         """Serve nothing more of the partition for now, and lose nothing."""
@@ -133,6 +170,10 @@ class RecordBuffer:
         self.buffered_bytes -= state.buffered_bytes
         state.forget()
 
+    def _give(self, state: PartitionState, offset: int) -> None:
+        state.given_from = offset
+        self._given.append(state)
+
     def _unlist(self, state: PartitionState) -> None:
         if state.is_ready:
             state.is_ready = False
@@ -141,9 +182,13 @@ class RecordBuffer:
     def _put_back_unit(self) -> None:
         """Return the rest of the present unit to its partition, to be served first."""
         unit, self._unit = self._unit, None
-        if unit is not None and (rest := list(unit.iterator)):
+        if unit is None:
+            return
+        if (offset := unit.in_process) >= 0:
+            self._give(unit.state, offset)
+        if rest := list(unit.iterator):
             unit.state.decoded = rest + unit.state.decoded
-            if not unit.state.is_ready and not unit.state.is_paused:
+            if not unit.state.is_ready and not unit.state.is_stopped:
                 unit.state.is_ready = True
                 self._ready.appendleft(unit.state)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
 from typing import Final
+from urllib.parse import quote
 
 from raftlog.api.common import Empty
 from raftlog.api.records import ProduceResult
@@ -73,6 +74,7 @@ class Sender:
         request_bytes_max: int,
         in_flight_requests_max: int,
         request_timeout_ms: float,
+        transactional_id: str | None = None,
     ) -> None:
         self.topics: dict[str, TopicQueues] = {}
         self._transport = transport
@@ -84,6 +86,11 @@ class Sender:
         timeout_ms = int(request_timeout_ms * SERVER_TIMEOUT_SHARE)
         acks_text = "all" if acks == -1 else str(acks)
         self._path = f"/v1/produce?acks={acks_text}&timeout={timeout_ms}"
+        self._is_transactional = transactional_id is not None
+        if transactional_id is not None:
+            self._path += f"&transactional_id={quote(transactional_id, safe='')}"
+        self.has_sent = False
+        """Whether a batch was sent since the last `use_identity`."""
         self._nodes: dict[NodeAddress, NodeState] = {}
         self._identity: ProducerIdentity | None = None
         self._identity_task: asyncio.Task[None] | None = None
@@ -92,8 +99,26 @@ class Sender:
 
     async def start(self) -> None:
         """Get a producer id; this also proves the cluster reachable."""
-        if self.is_idempotent:
+        if self.is_idempotent and not self._is_transactional:
             self._identity = await self._allocate_identity()
+
+    def use_identity(self, identity: ProducerIdentity | None) -> None:
+        """Send the next transaction's batches with this identity; every sequence restarts at 0."""
+        self._identity = identity
+        self.has_sent = False
+        for topic in self.topics.values():
+            for queue in topic.queues:
+                queue.forget_identity()
+
+    async def abandon_all(self, error: RaftlogClientError) -> None:
+        """Give up all batches, those in flight too: the end of their transaction fences them."""
+        tasks = [task for node in self._nodes.values() for task in node.requests]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for topic in self.topics.values():
+            for queue in topic.queues:
+                queue.abandon(error)
 
     async def close(self) -> None:
         """Stop sending. Requests in flight are given up, their batches' outcome unknown."""
@@ -189,6 +214,7 @@ class Sender:
             taken = queue.take(room, identity=self._identity)
             room -= sum(batch.size_bytes() for batch in taken)
             queues.append(queue)
+            self.has_sent = True
         return queues
 
     def _follow(self, node: NodeState, queues: Sequence[PartitionQueue]) -> LeaderCall:
@@ -314,6 +340,9 @@ class Sender:
                     )
 
     def _want_identity(self) -> None:
+        if self._is_transactional:
+            # Its transaction is broken, and all batches are about to be given up.
+            return
         if self._identity_task is None or self._identity_task.done():
             self._identity_task = asyncio.ensure_future(self._get_identity())
 

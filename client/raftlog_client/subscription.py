@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.batch import iterate_batches
+from raftlog.record.frames import AbortedTransaction
 from raftlog.record.types import Buffer
 from raftlog_client.errors import RaftlogClientError
+from raftlog_client.isolation import readable_batches
 from raftlog_client.metadata import ClusterView
 from raftlog_client.types import Record, TopicPartition
 
@@ -34,8 +36,15 @@ class Chunk:
 
     __slots__ = ("batches", "next_offset", "size_bytes")
 
-    def __init__(self, data: Buffer, next_offset: int, *, check_crc: bool) -> None:
-        self.batches: Iterator[RecordBatch] = iterate_batches(data, check_crc=check_crc)
+    def __init__(
+        self,
+        data: Buffer,
+        next_offset: int,
+        *,
+        check_crc: bool,
+        aborted: Sequence[AbortedTransaction] = (),
+    ) -> None:
+        self.batches = readable_batches(iterate_batches(data, check_crc=check_crc), aborted)
         self.next_offset = next_offset
         """The first offset after the chunk; compaction may have left a gap before."""
         self.size_bytes = len(data)
@@ -46,17 +55,21 @@ class PartitionState:
 
     __slots__ = (
         "attempts",
+        "awaits_commit",
         "buffered_bytes",
         "chunks",
+        "committed",
         "decoded",
         "error",
         "fetch_offset",
         "generation",
+        "given_from",
         "high_watermark",
         "in_flight",
         "is_paused",
         "is_ready",
         "is_replaced",
+        "is_revoked",
         "is_waiting",
         "is_wanted",
         "log_start_offset",
@@ -88,6 +101,14 @@ class PartitionState:
         self.high_watermark: int | None = None
         self.log_start_offset: int | None = None
         self.is_paused = False
+        self.is_revoked = False
+        """Whether the group takes the partition away: it is to be committed and dropped."""
+        self.awaits_commit = False
+        """Whether the position is the group's committed offset, which is not known yet."""
+        self.committed = -1
+        """The group's committed offset, as this consumer knows it."""
+        self.given_from = -1
+        """First offset of the records that the application has, and may not have processed."""
         self.is_ready = False
         """Whether the partition is in the buffer's list of those to serve."""
         self.is_wanted = False
@@ -109,6 +130,11 @@ class PartitionState:
         """Whether there are records, or chunks, to serve."""
         return bool(self.decoded or self.chunks)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing of the partition is fetched or served for now."""
+        return self.is_paused or self.is_revoked
+
     def jump(self, offset: int) -> None:
         """Read from `offset` on; drop data fetched before.
 
@@ -120,6 +146,8 @@ class PartitionState:
         self.forget()
         self.position = self.fetch_offset = offset
         self.reset = None
+        self.awaits_commit = False
+        self.given_from = -1
 
     def jump_by(self, reset: OffsetReset) -> None:
         """Find a new position; drop data fetched before."""
@@ -148,6 +176,11 @@ class Subscription:
             self._pattern = None if pattern is None else re.compile(pattern)
         except re.error as error:
             raise ValueError(f"malformed pattern {pattern!r}: {error}") from error
+
+    @property
+    def pattern(self) -> str | None:
+        """The pattern's text, if there is one."""
+        return None if self._pattern is None else self._pattern.pattern
 
     @property
     def is_active(self) -> bool:

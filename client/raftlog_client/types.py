@@ -13,6 +13,8 @@ from typing import Generic, NamedTuple
 import msgspec
 from typing_extensions import TypeVar
 
+from raftlog.api.records import Isolation
+
 K = TypeVar("K", default=bytes | None)
 V = TypeVar("V", default=bytes | None)
 """Types of a record's key and value when read: the deserializers' results."""
@@ -114,6 +116,12 @@ class PartitionOffsets:
     high_watermark: int
     topic_id: str = ""
     """The topic with these offsets: a topic created again under the name has another id."""
+    last_stable_offset: int = -1
+    """First offset possibly in an open transaction: the end for readers of committed ones."""
+
+    def end_for(self, isolation: Isolation) -> int:
+        """The offset after the last record that a reader of this isolation may have."""
+        return self.last_stable_offset if isolation == "read_committed" else self.end_offset
 
 
 @dataclass(frozen=True, slots=True)

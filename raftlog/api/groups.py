@@ -62,9 +62,13 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     session_timeout_ms: _Timeout | None = None
     rebalance_timeout_ms: _Timeout | None = None
     owned: list[MemberPartitions] | None = None
-    """Partitions that the member reads now: without those that it was to give up, once it has."""
+    """Partitions that the member has taken and not given up yet. Sent in a join, when they have
+    changed, after a lost answer, and to acknowledge an assignment that takes away partitions which
+    the member had not taken yet. Without `owned` the member owns as before."""
     max_wait_ms: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
-    """How long the node may hold the answer back while there is no news."""
+    """How long the node may hold the answer back while there is no news. Another heartbeat of the
+    member, or the end of the connection, ends the wait: the member then repeats all its state,
+    with the epoch of the last answer that it got."""
 
 
 class HeartbeatResponse(msgspec.Struct, frozen=True):

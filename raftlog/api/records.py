@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,9 @@ MAX_WAIT_MS_DEFAULT: Final = 500
 NO_OFFSET: Final = Offset(-1)
 """Stands beside an error."""
 NO_TIMESTAMP: Final = -1
+
+Isolation: TypeAlias = Literal["read_uncommitted", "read_committed"]
+"""`read_committed`: up to the last stable offset, with the list of aborted transactions."""
 
 
 class LeaderAddress(msgspec.Struct, frozen=True):
@@ -81,6 +84,7 @@ class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     max_wait_ms: Annotated[int, Meta(ge=0, le=INT64_MAX)] = MAX_WAIT_MS_DEFAULT
     any_replica: bool = False
     """Whether this node may answer from a follower replica, up to its high watermark."""
+    isolation: Isolation = "read_uncommitted"
 
 
 class TailError(msgspec.Struct, frozen=True, omit_defaults=True):

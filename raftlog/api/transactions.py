@@ -44,7 +44,13 @@ class TransactionProducer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Commit, abort or prepare the transaction of this producer."""
+    """Commit, abort or prepare the transaction of this producer.
+
+    Harmless to repeat with the same epoch until the answer is known. An abort without an open
+    transaction gives the next epoch, too; after the coordinator has aborted a transaction for its
+    timeout, the commit is answered PRODUCER_FENCED, and the abort gives the next epoch: so a client
+    tells a timeout from a fence.
+    """
 
     producer_id: Annotated[int, Meta(ge=0, le=INT64_MAX)]
     producer_epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)]

@@ -81,6 +81,13 @@ UNKNOWN_TOPIC_ID = ErrorEntry(
     refresh_metadata=True,
 )
 UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
+UNKNOWN_GROUP = ErrorEntry(40421, "UNKNOWN_GROUP", "Group not found.")
+UNKNOWN_MEMBER = ErrorEntry(
+    40422,
+    "UNKNOWN_MEMBER",
+    "The group has no such member: its session ended, or it left. Give up all partitions and join "
+    "again, with epoch 0.",
+)
 METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
 UNSUPPORTED_FORMAT = ErrorEntry(
     40601, "UNSUPPORTED_FORMAT", "The record cannot be given in the requested format."
@@ -102,6 +109,46 @@ DUPLICATE_SEQUENCE = ErrorEntry(
     40907,
     "DUPLICATE_SEQUENCE",
     "The batch repeats one written so long ago that its offset is no longer known.",
+)
+FENCED_MEMBER_EPOCH = ErrorEntry(
+    40921,
+    "FENCED_MEMBER_EPOCH",
+    "The member epoch is not the present one. Give up all partitions and join again, with epoch 0.",
+)
+STALE_MEMBER_EPOCH = ErrorEntry(
+    40922,
+    "STALE_MEMBER_EPOCH",
+    "The member has another epoch by now. Try again with the epoch of its last heartbeat's answer.",
+)
+UNRELEASED_INSTANCE_ID = ErrorEntry(
+    40923,
+    "UNRELEASED_INSTANCE_ID",
+    "The instance id belongs to a live member. Stop that member, or wait for its session to end.",
+)
+FENCED_INSTANCE_ID = ErrorEntry(
+    40924,
+    "FENCED_INSTANCE_ID",
+    "Another member has taken over the instance id. Stop one of them: two have the same id.",
+)
+GROUP_NOT_EMPTY = ErrorEntry(
+    40925, "GROUP_NOT_EMPTY", "The group has members. Stop all of them first."
+)
+CONCURRENT_TRANSACTIONS = ErrorEntry(
+    40940,
+    "CONCURRENT_TRANSACTIONS",
+    "The transaction before is not complete yet; try again.",
+    retriable=True,
+)
+INVALID_TXN_STATE = ErrorEntry(
+    40941, "INVALID_TXN_STATE", "Not possible in the present state of the transaction."
+)
+INVALID_PRODUCER_EPOCH = ErrorEntry(
+    40942, "INVALID_PRODUCER_EPOCH", "The coordinator never gave out this producer epoch."
+)
+INVALID_PRODUCER_ID_MAPPING = ErrorEntry(
+    40943,
+    "INVALID_PRODUCER_ID_MAPPING",
+    "The transactional id has no such producer id; initialize the producer again.",
 )
 BODY_TOO_LARGE = ErrorEntry(41301, "BODY_TOO_LARGE", "The request body is too large.")
 RECORD_TOO_LARGE = ErrorEntry(

@@ -10,30 +10,49 @@ All numbers big endian. A body is a plain sequence of frames.
                                                               next offset       i64  to ask for next
                                                               data length       u32
                                                               topic             UTF-8
+                                                              stable part       see below
                                                               data              whole batches, or,
                                                                                 with an error, a
                                                                                 UTF-8 message
 
 Fetched data begins with the batch containing the requested offset, so records before this offset
 may come first: the reader drops these.
+
+**Stable part.** Only in answers to read_committed requests, and only where it says more than the
+high watermark does: the last stable offset is below it, or some transaction was aborted. Then
+0x4000 is added to the topic length, and the topic is followed by
+
+                      last stable offset    i64
+                      count                 u32   up to ABORTED_MAX
+                      count times: producer id i64, first offset i64
+
+with the aborted transactions that may have batches in this frame's data, ordered by first offset.
+Without it the last stable offset is the high watermark, and nothing was aborted.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from raftlog.record.errors import INVALID_BODY, LogError
-from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.record.types import Buffer, Offset, PartitionId, ProducerId
 
 BATCHES_MEDIA_TYPE: Final = "application/vnd.raftlog.batches"
 
 TOPIC_BYTES_MAX: Final = 249
 """Kafka's longest topic name. All its characters are ASCII; which ones is for metadata to judge."""
 
+ABORTED_MAX: Final = 100_000
+"""Aborted transactions in one frame: as many as a partition remembers producers. Data with more
+are split over several frames."""
+
 _PRODUCE_HEAD: Final = struct.Struct(">HiI")
 _FETCH_HEAD: Final = struct.Struct(">HiiqqqI")
+_STABLE_FLAG: Final = 0x4000
+_STABLE_HEAD: Final = struct.Struct(">qI")
+_ABORTED: Final = struct.Struct(">qq")
 
 
 class ProduceFrame(NamedTuple):
@@ -42,6 +61,14 @@ class ProduceFrame(NamedTuple):
     topic: str
     partition: PartitionId
     data: Buffer
+
+
+class AbortedTransaction(NamedTuple):
+    """A transaction that was aborted: batches of this producer from `first_offset` on, up to its
+    next abort marker, do not count."""
+
+    producer_id: ProducerId
+    first_offset: Offset
 
 
 class FetchFrame(NamedTuple):
@@ -54,6 +81,10 @@ class FetchFrame(NamedTuple):
     log_start_offset: Offset
     next_offset: Offset
     data: Buffer
+    last_stable_offset: Offset | None = None
+    """First offset possibly in an open transaction; None: the high watermark."""
+    aborted: Sequence[AbortedTransaction] = ()
+    """Needs a `last_stable_offset`."""
 
     @property
     def message(self) -> str:
@@ -102,8 +133,15 @@ def parse_produce_frames(body: Buffer, *, frames_max: int) -> Iterator[ProduceFr
 def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:
     """Head and data of one frame of a fetch response, separate, to avoid a copy of the data."""
     name = frame.topic.encode()
+    stable = b""
+    if frame.last_stable_offset is not None:
+        assert len(frame.aborted) <= ABORTED_MAX
+        stable = _STABLE_HEAD.pack(frame.last_stable_offset, len(frame.aborted))
+        stable += b"".join(_ABORTED.pack(*one) for one in frame.aborted)
+    else:
+        assert not frame.aborted
     head = _FETCH_HEAD.pack(
-        len(name),
+        len(name) | (_STABLE_FLAG if stable else 0),
         frame.partition,
         frame.error_code,
         frame.high_watermark,
@@ -111,7 +149,71 @@ def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:
         frame.next_offset,
         len(frame.data),
     )
-    return head + name, frame.data
+    return head + name + stable, frame.data
+
+
+def fetch_head_bytes(start: Buffer, *, frame_bytes_max: int) -> int:
+    """Bytes of a fetch frame before its data, as far as its first bytes tell.
+
+    The head is whole once `start` has so many bytes; with fewer, more may prove to be needed.
+    Raises LogError(INVALID_BODY) for an impossible topic length or count, or for more data than
+    `frame_bytes_max`.
+    """
+    size = len(start)
+    wanted = _FETCH_HEAD.size
+    if size < wanted:
+        return wanted
+    length, *_, data_length = _FETCH_HEAD.unpack_from(start)
+    if data_length > frame_bytes_max:
+        raise _invalid(f"A frame has {data_length} bytes; at most {frame_bytes_max} were agreed")
+    name_length = int(length) & ~_STABLE_FLAG
+    if not 0 < name_length <= TOPIC_BYTES_MAX:
+        raise _invalid(f"A frame has a topic name of {length} bytes")
+    wanted += name_length
+    if not length & _STABLE_FLAG:
+        return wanted
+    count_at = wanted
+    wanted += _STABLE_HEAD.size
+    if size < wanted:
+        return wanted
+    _, count = _STABLE_HEAD.unpack_from(start, count_at)
+    if count > ABORTED_MAX:
+        raise _invalid(f"A frame has {count} aborted transactions; at most {ABORTED_MAX} fit")
+    return wanted + int(count) * _ABORTED.size
+
+
+def parse_fetch_head(head: Buffer) -> tuple[FetchFrame, int]:
+    """A fetch frame without its data, and the data's length. `head` is whole.
+
+    Raises LogError(INVALID_BODY) for a topic name that is not UTF-8.
+    """
+    length, partition, error_code, high_watermark, log_start, next_offset, data_length = (
+        _FETCH_HEAD.unpack_from(head)
+    )
+    view = memoryview(head)
+    topic_end = _FETCH_HEAD.size + (length & ~_STABLE_FLAG)
+    last_stable_offset: Offset | None = None
+    aborted: Sequence[AbortedTransaction] = ()
+    if length & _STABLE_FLAG:
+        last_stable_offset = Offset(_STABLE_HEAD.unpack_from(view, topic_end)[0])
+        aborted = [
+            AbortedTransaction(ProducerId(producer_id), Offset(first_offset))
+            for producer_id, first_offset in _ABORTED.iter_unpack(
+                view[topic_end + _STABLE_HEAD.size :]
+            )
+        ]
+    frame = FetchFrame(
+        _topic(view[_FETCH_HEAD.size : topic_end]),
+        PartitionId(partition),
+        error_code,
+        Offset(high_watermark),
+        Offset(log_start),
+        Offset(next_offset),
+        b"",
+        last_stable_offset,
+        aborted,
+    )
+    return frame, data_length
 
 
 class FetchFrameReader:
@@ -174,32 +276,12 @@ class FetchFrameReader:
 
     def _parse_head(self, view: memoryview, position: int) -> tuple[FetchFrame, int, int] | None:
         """The frame without data, its data's length and position; None for a part of a head."""
-        if view.nbytes - position < _FETCH_HEAD.size:
+        rest = view[position:]
+        size = fetch_head_bytes(rest, frame_bytes_max=self._frame_bytes_max)
+        if size > rest.nbytes:
             return None
-        (topic_length, partition, error_code, high_watermark, log_start, next_offset, length) = (
-            _FETCH_HEAD.unpack_from(view, position)
-        )
-        if length > self._frame_bytes_max:
-            raise _invalid(
-                f"Frame {self._frame_count} has {length} bytes; at most "
-                f"{self._frame_bytes_max} were agreed"
-            )
-        if topic_length > TOPIC_BYTES_MAX:
-            raise _invalid(f"Frame {self._frame_count} has a topic name of {topic_length} bytes")
-        topic_start = position + _FETCH_HEAD.size
-        data_start = topic_start + topic_length
-        if data_start > view.nbytes:
-            return None
-        frame = FetchFrame(
-            _topic(view[topic_start:data_start]),
-            PartitionId(partition),
-            error_code,
-            Offset(high_watermark),
-            Offset(log_start),
-            Offset(next_offset),
-            b"",
-        )
-        return frame, length, data_start
+        frame, length = parse_fetch_head(rest[:size])
+        return frame, length, position + size
 
     def _fill(self, view: memoryview, position: int, frames: list[FetchFrame]) -> int:
         """Copy the present frame's data from the chunk; return the position after it."""

@@ -33,13 +33,15 @@ from raftlog.record.errors import (
 )
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
+    AbortedTransaction,
     FetchFrame,
     ProduceFrame,
     encode_fetch_frame,
     parse_produce_frames,
 )
 from raftlog.record.header import parse_header
-from raftlog.record.types import Offset, PartitionId
+from raftlog.record.types import Offset, PartitionId, ProducerId
+from tests.client.fake_coordinator import FakeCoordinator
 from tests.client.fake_partition import MAX_MESSAGE_BYTES, FakePartition
 
 
@@ -88,6 +90,7 @@ class FakeCluster:
         self.body_bytes_max = 32 * 1024 * 1024
         self.is_framing_batches = False
         """Whether each fetched batch is a frame of its own."""
+        self.coordinator = FakeCoordinator(self)
         self.produce_bodies: list[bytes] | None = None
         """Set to a list to keep the bodies of produce requests."""
 
@@ -170,6 +173,7 @@ class FakeNode:
             ("POST", "/v1/producer-ids", self.producer_ids),
             ("POST", "/v1/delete-records", self.delete_records),
             ("POST", "/v3/clusters/fake/topics", self.create_topic),
+            *self.cluster.coordinator.routes(),
         ):
             app.router.add_route(method, path, self._with_faults(path, handler))
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
@@ -229,12 +233,16 @@ class FakeNode:
         if len({frame[:2] for frame in frames}) != len(frames):
             raise LogError(INVALID_BODY, "Two frames are of one partition.")
         results = [
-            self._produce_frame(frame, fault.frame_errors.get(number))
+            self._produce_frame(
+                frame, fault.frame_errors.get(number), request.query.get("transactional_id")
+            )
             for number, frame in enumerate(frames)
         ]
         return web.json_response({"results": results})
 
-    def _produce_frame(self, frame: ProduceFrame, refusal: ErrorEntry | None) -> dict[str, Any]:
+    def _produce_frame(
+        self, frame: ProduceFrame, refusal: ErrorEntry | None, transactional_id: str | None
+    ) -> dict[str, Any]:
         result: dict[str, Any] = {
             "topic": frame.topic,
             "partition": frame.partition,
@@ -249,7 +257,13 @@ class FakeNode:
             if refusal is not None:
                 refuse(refusal)
             partition = self._led(frame.topic, frame.partition)
-            batches = split_batches(frame.data, max_message_bytes=self.cluster.max_message_bytes)
+            batches = split_batches(
+                frame.data,
+                max_message_bytes=self.cluster.max_message_bytes,
+                allow_transactional=transactional_id is not None,
+            )
+            if transactional_id is not None:
+                self.cluster.coordinator.check_batches(transactional_id, partition, batches)
             first, last = partition.append_frame(batches)
         except LogError as error:
             return result | {"error_code": error.entry.code, "message": error.message}
@@ -297,17 +311,22 @@ class FakeNode:
         for want in wanted["partitions"]:
             code, high_watermark, log_start, next_offset = 0, 0, 0, want["offset"]
             data: bytes = b""
+            stable: Offset | None = None
+            aborted: list[AbortedTransaction] = []
             try:
                 partition = self._led(want["topic"], want["partition"])
                 self.cluster.check_topic_id(want["topic"], want.get("topic_id"))
                 high_watermark, log_start = partition.end_offset, partition.log_start_offset
                 events.append(partition.appended)
-                if room > 0:
+                end_offset = want.get("end_offset", 1 << 62)
+                if wanted.get("isolation") == "read_committed":
+                    end_offset = min(end_offset, partition.last_stable_offset)
+                if room > 0 and not end_offset <= want["offset"] <= partition.end_offset:
                     data, next_offset = partition.read(
-                        want["offset"],
-                        min(room, want.get("max_bytes", 1 << 20)),
-                        want.get("end_offset", 1 << 62),
+                        want["offset"], min(room, want.get("max_bytes", 1 << 20)), end_offset
                     )
+                if wanted.get("isolation") == "read_committed":
+                    stable, aborted = _stable_part(partition, want["offset"], next_offset)
             except LogError as error:
                 code, data, has_errors = error.entry.code, error.message.encode(), True
             else:
@@ -322,6 +341,8 @@ class FakeNode:
                     Offset(log_start),
                     Offset(next_offset),
                     data,
+                    stable,
+                    aborted,
                 )
             )
         return frames, size, has_errors, events
@@ -460,6 +481,21 @@ class FakeNode:
         if found.leader != self.broker_id:
             raise LogError(NO_LEADER, f"{topic}-{partition} is led by {found.leader}.")
         return found
+
+
+def _stable_part(
+    partition: FakePartition, start: int, end: int
+) -> tuple[Offset | None, list[AbortedTransaction]]:
+    """Only what a frame of a read_committed answer must say."""
+    aborted = [
+        AbortedTransaction(ProducerId(producer_id), Offset(first))
+        for producer_id, first, marker in partition.aborted
+        if first < end and marker >= start
+    ]
+    stable = partition.last_stable_offset
+    if not aborted and stable == partition.end_offset:
+        return None, []
+    return Offset(stable), aborted
 
 
 def _by_batch(frame: FetchFrame) -> list[FetchFrame]:

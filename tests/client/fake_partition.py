@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from raftlog.record.batch import RecordBatch, stamped
-from raftlog.record.codec import decode
+from raftlog.record.batch import RecordBatch, sealed, stamped
+from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_FENCED,
     LogError,
 )
-from raftlog.record.header import parse_header
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.header import CONTROL_BIT, parse_header
+from raftlog.record.types import NO_SEQUENCE, LeaderEpoch, Offset, ProducerEpoch, ProducerId
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 BATCHES_REMEMBERED = 5
@@ -48,10 +49,35 @@ class FakePartition:
     """Records at the end, of an open transaction."""
     replicas: list[int] = field(default_factory=list)
     """Its replicas; only the leader if empty."""
+    open_transactions: dict[int, int] = field(default_factory=dict)
+    """First offset by producer id."""
+    aborted: list[tuple[int, int, int]] = field(default_factory=list)
+    """Producer id, first offset and marker's offset of each aborted transaction."""
 
     @property
     def last_stable_offset(self) -> int:
-        return self.end_offset - self.unstable_count
+        first = min(self.open_transactions.values(), default=self.end_offset)
+        return min(first, self.end_offset - self.unstable_count)
+
+    def write_marker(self, producer_id: int, producer_epoch: int, *, is_commit: bool) -> None:
+        """End the producer's transaction. Repeated markers write nothing."""
+        first = self.open_transactions.pop(producer_id, None)
+        if first is None:
+            return
+        if not is_commit:
+            self.aborted.append((producer_id, first, self.end_offset))
+        self.producers[producer_id] = ProducerState(
+            producer_epoch, 0, deque(maxlen=BATCHES_REMEMBERED)
+        )
+        builder = BatchBuilder(transactional=True)
+        builder.append(0, b"\0\0\0\1" if is_commit else b"\0\0\0\0", b"\0\0\0\0\0\0")
+        builder.set_producer_state(
+            ProducerId(producer_id), ProducerEpoch(producer_epoch), NO_SEQUENCE
+        )
+        data = builder.build()
+        header = parse_header(data)
+        sealed(data, header._replace(attributes=header.attributes | CONTROL_BIT))
+        self._write(RecordBatch(parse_header(data), memoryview(data)))
 
     def lead(self, leader: int) -> None:
         """Another node leads from now on, or (-1) none."""
@@ -64,11 +90,13 @@ class FakePartition:
     def append_frame(self, batches: Sequence[RecordBatch]) -> tuple[int, int]:
         """Append all batches or none; first and last offset."""
         before = deepcopy(self.producers), self.end_offset, len(self.batches), self.append_count
+        open_before = dict(self.open_transactions)
         try:
             offsets = [self.append(batch) for batch in batches]
         except LogError:
             self.producers, self.end_offset, count, self.append_count = before
             del self.batches[count:], self.base_offsets[count:]
+            self.open_transactions = open_before
             raise
         return offsets[0][0], offsets[-1][1]
 
@@ -77,6 +105,10 @@ class FakePartition:
         header = batch.header
         if header.is_idempotent:
             state = self.producers.get(header.producer_id)
+            if state is not None and header.producer_epoch < state.producer_epoch:
+                raise LogError(PRODUCER_FENCED, f"epoch {header.producer_epoch} is old")
+            if state is not None and header.producer_epoch > state.producer_epoch:
+                state = self.producers.pop(header.producer_id) and None
             if state is not None:
                 for sequence, base_offset, last_offset in state.recent:
                     if sequence == header.base_sequence:
@@ -94,6 +126,12 @@ class FakePartition:
             state.recent.append(
                 (header.base_sequence, self.end_offset, self.end_offset + header.record_count - 1)
             )
+        if header.is_transactional:
+            self.open_transactions.setdefault(header.producer_id, self.end_offset)
+        return self._write(batch)
+
+    def _write(self, batch: RecordBatch) -> tuple[int, int]:
+        header = batch.header
         base_offset = self.end_offset
         prefix, rest = stamped(batch, Offset(base_offset), LeaderEpoch(self.leader_epoch))
         self.base_offsets.append(base_offset)
@@ -134,8 +172,33 @@ class FakePartition:
         return [
             (record.offset, record.key, record.value)
             for data in self.batches
+            if not parse_header(data).is_control
             for record in decode(
                 RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 28
+            )
+        ]
+
+    def committed_values(self) -> list[bytes | None]:
+        """Values of records that a reader of committed transactions may have."""
+        aborted = {
+            offset
+            for data in self.batches
+            if parse_header(data).is_transactional
+            for offset in (parse_header(data).base_offset,)
+            for producer_id, first, marker in self.aborted
+            if parse_header(data).producer_id == producer_id and first <= offset < marker
+        }
+        return [
+            value
+            for data in self.batches
+            if (base := parse_header(data).base_offset) not in aborted
+            and base < self.last_stable_offset
+            and not parse_header(data).is_control
+            for value in (
+                record.value
+                for record in decode(
+                    RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 28
+                )
             )
         ]
 

@@ -430,7 +430,7 @@ async def test_no_cluster_is_told_at_start() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"group_id": "g"},
+        {"group_id": ""},
         {"auto_offset_reset": "middle"},
         {"max_poll_records": 0},
         {"max_partition_fetch_bytes": 10},

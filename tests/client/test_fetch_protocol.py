@@ -18,8 +18,8 @@ from raftlog_client.fetch_protocol import (
 )
 from raftlog_client.transport import NodeAddress
 
-from raftlog.record.frames import FetchFrame, encode_fetch_frame
-from raftlog.record.types import Offset, PartitionId
+from raftlog.record.frames import AbortedTransaction, FetchFrame, encode_fetch_frame
+from raftlog.record.types import Offset, PartitionId, ProducerId
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\n"
 
@@ -42,6 +42,11 @@ class Sink:
 def frame(data: bytes, error_code: int = 0) -> FetchFrame:
     offsets = (Offset(9), Offset(1), Offset(5))
     return FetchFrame("topic", PartitionId(3), error_code, *offsets, data)
+
+
+def stable_frame(data: bytes, aborted_count: int) -> FetchFrame:
+    aborted = [AbortedTransaction(ProducerId(n), Offset(n)) for n in range(aborted_count)]
+    return frame(data)._replace(last_stable_offset=Offset(4), aborted=aborted)
 
 
 def body_of(frames: Sequence[FetchFrame]) -> bytes:
@@ -78,7 +83,11 @@ def receive(response: FetchResponse, data: bytes, sizes: Sequence[int]) -> None:
 
 
 @given(
-    st.lists(st.builds(frame, st.binary(max_size=200)), max_size=4),
+    st.lists(
+        st.builds(frame, st.binary(max_size=200))
+        | st.builds(stable_frame, st.binary(max_size=200), st.integers(0, 4)),
+        max_size=4,
+    ),
     st.lists(st.integers(1, 100), max_size=5),
     st.lists(st.integers(1, 150), max_size=5),
     st.booleans(),

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from raftlog.record.errors import INVALID_BODY, LogError
 from raftlog.record.frames import (
+    ABORTED_MAX,
     TOPIC_BYTES_MAX,
+    AbortedTransaction,
     FetchFrame,
     FetchFrameReader,
     ProduceFrame,
@@ -17,7 +19,7 @@ from raftlog.record.frames import (
     encode_produce_frames,
     parse_produce_frames,
 )
-from raftlog.record.types import Offset, PartitionId
+from raftlog.record.types import Offset, PartitionId, ProducerId
 
 offsets = st.integers(-1, 2**63 - 1).map(Offset)
 topics = st.text("abz09._-", min_size=1, max_size=TOPIC_BYTES_MAX) | st.just("t" * TOPIC_BYTES_MAX)
@@ -25,16 +27,35 @@ partitions = st.integers(0, 2**31 - 1).map(PartitionId)
 produce_frames = st.lists(
     st.builds(ProduceFrame, topics, partitions, st.binary(max_size=100)), min_size=1, max_size=6
 )
+aborted = st.lists(
+    st.builds(AbortedTransaction, st.integers(0, 2**63 - 1).map(ProducerId), offsets), max_size=5
+)
+
+
+def with_stable_part(
+    frame: FetchFrame, stable: tuple[Offset, list[AbortedTransaction]] | None
+) -> FetchFrame:
+    if stable is None:
+        return frame
+    return frame._replace(last_stable_offset=stable[0], aborted=stable[1])
+
+
 fetch_frames = st.lists(
     st.builds(
-        FetchFrame,
-        topics,
-        partitions,
-        st.sampled_from([0, 41601, 50301]),
-        offsets,
-        offsets,
-        offsets,
-        st.binary(max_size=400),
+        with_stable_part,
+        st.builds(
+            FetchFrame,
+            topics,
+            partitions,
+            st.sampled_from([0, 41601, 50301]),
+            offsets,
+            offsets,
+            offsets,
+            st.binary(max_size=400),
+            st.none(),
+            st.just(()),
+        ),
+        st.none() | st.tuples(offsets, aborted),
     ),
     max_size=6,
 )
@@ -119,6 +140,28 @@ class TestFetchFrames:
         head, data = encode_fetch_frame(fetched("topic", b"data", 41601))
         assert head == struct.pack(">HiiqqqI", 5, 3, 41601, 9, 1, 8, 4) + b"topic"
         assert data == b"data"
+
+    def test_layout_of_the_stable_part(self) -> None:
+        frame = fetched("topic", b"data")._replace(
+            last_stable_offset=Offset(7),
+            aborted=(AbortedTransaction(ProducerId(5), Offset(4)),),
+        )
+        assert encode_fetch_frame(frame) == (
+            struct.pack(">HiiqqqI", 0x4005, 3, 0, 9, 1, 8, 4)
+            + b"topic"
+            + struct.pack(">qIqq", 7, 1, 5, 4),
+            b"data",
+        )
+
+    def test_more_aborted_transactions_than_the_bound_are_refused(self) -> None:
+        head = struct.pack(">HiiqqqI", 0x4001, 3, 0, 9, 1, 8, 4) + b"t"
+        reader = FetchFrameReader(frame_bytes_max=100)
+        assert reader.feed(head + struct.pack(">qI", 7, ABORTED_MAX)) == []
+        with pytest.raises(LogError, match="aborted transactions") as raised:
+            FetchFrameReader(frame_bytes_max=100).feed(
+                head + struct.pack(">qI", 7, ABORTED_MAX + 1)
+            )
+        assert raised.value.entry is INVALID_BODY
 
     def test_data_is_not_copied(self) -> None:
         frame = fetched(data=bytes(1000))

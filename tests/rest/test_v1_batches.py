@@ -190,7 +190,7 @@ async def test_fetch_gives_whole_batches_from_the_one_with_the_offset() -> None:
         [frame] = await fetch(one, want("one", 0, 2))
         assert records_in(frame) == [(2, b"c")]
         [frame] = await fetch(one, want("one", 0, 3))
-        assert frame == ("one", 0, 0, 3, 0, 3, b"")
+        assert frame[:7] == ("one", 0, 0, 3, 0, 3, b"")
 
 
 async def test_every_partition_gets_a_frame_and_errors_are_frames() -> None:
