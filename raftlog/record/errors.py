@@ -81,6 +81,9 @@ UNKNOWN_TOPIC_ID = ErrorEntry(
     refresh_metadata=True,
 )
 UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
+UNKNOWN_TRANSACTION = ErrorEntry(
+    40440, "UNKNOWN_TRANSACTION", "No transaction of that transactional id is known."
+)
 METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
 UNSUPPORTED_FORMAT = ErrorEntry(
     40601, "UNSUPPORTED_FORMAT", "The record cannot be given in the requested format."
@@ -102,6 +105,28 @@ DUPLICATE_SEQUENCE = ErrorEntry(
     40907,
     "DUPLICATE_SEQUENCE",
     "The batch repeats one written so long ago that its offset is no longer known.",
+)
+CONCURRENT_TRANSACTIONS = ErrorEntry(
+    40940,
+    "CONCURRENT_TRANSACTIONS",
+    "The transaction before is not complete yet; try again.",
+    retriable=True,
+)
+INVALID_TXN_STATE = ErrorEntry(
+    40941, "INVALID_TXN_STATE", "Not possible in the present state of the transaction."
+)
+INVALID_PRODUCER_EPOCH = ErrorEntry(
+    40942, "INVALID_PRODUCER_EPOCH", "The coordinator never gave out this producer epoch."
+)
+INVALID_PRODUCER_ID_MAPPING = ErrorEntry(
+    40943,
+    "INVALID_PRODUCER_ID_MAPPING",
+    "The transactional id has no such producer id; initialize the producer again.",
+)
+TRANSACTION_ABORTABLE = ErrorEntry(
+    40944,
+    "TRANSACTION_ABORTABLE",
+    "The transaction can only be aborted; the producer can begin another one after that.",
 )
 BODY_TOO_LARGE = ErrorEntry(41301, "BODY_TOO_LARGE", "The request body is too large.")
 RECORD_TOO_LARGE = ErrorEntry(
@@ -126,6 +151,15 @@ INVALID_PARTITIONS = ErrorEntry(
 )
 INVALID_PRODUCER_ID = ErrorEntry(
     42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
+)
+INVALID_TRANSACTIONAL_ID = ErrorEntry(
+    42260, "INVALID_TRANSACTIONAL_ID", "The transactional id or sink id is not valid."
+)
+INVALID_TRANSACTION_TIMEOUT = ErrorEntry(
+    42261, "INVALID_TRANSACTION_TIMEOUT", "The transaction timeout is out of its bounds."
+)
+TRANSACTION_TOO_LARGE = ErrorEntry(
+    42262, "TRANSACTION_TOO_LARGE", "The transaction or sink epoch has too many parts."
 )
 QUOTA_EXCEEDED = ErrorEntry(42901, "QUOTA_EXCEEDED", "Too many requests.", retriable=True)
 HEADERS_TOO_LARGE = ErrorEntry(43101, "HEADERS_TOO_LARGE", "The request headers are too large.")
