@@ -46,10 +46,15 @@ from tests.coordinator.transaction_harness import P0, P1, P2, Coordinator, addit
 
 IDS = ("a", "b")
 SINK = "s"
-CLIENTS_MAX = 12
+CLIENTS_MAX = 10
+TASKS_MAX = 6
 LOST_REQUEST, NOT_APPENDED, LOST_ANSWER, OK = "lost request", "not appended", "lost answer", "ok"
 FATES = st.sampled_from([OK, OK, OK, OK, LOST_ANSWER, LOST_ANSWER, LOST_REQUEST, NOT_APPENDED])
 INDEX = st.integers(0, 99)
+ACTORS = st.tuples(st.sampled_from(IDS), st.sampled_from([0, 0, 0, 0, 1, 2]))
+"""A transactional id, and the age of an incarnation: 0 is the newest."""
+PARTITIONS = st.sets(st.sampled_from([P0, P1, P2]), min_size=1)
+Actor = tuple[str, int]
 Owner = tuple[int, int]
 """A client (one incarnation of its transactional id), and the number of its transaction."""
 
@@ -141,9 +146,9 @@ class TransactionModel(RuleBasedStateMachine):
         self.shadow: dict[str, Transaction] = {}
         self.producer_ids: set[int] = set()
 
-    @initialize()
-    def begin_near_the_last_epoch(self) -> None:
-        worn = Transaction(producer(7, EPOCH_MAX - 2), State.EMPTY, 60_000, 0)
+    @initialize(left=st.integers(1, 5))
+    def begin_near_the_last_epoch(self, left: int) -> None:
+        worn = Transaction(producer(7, EPOCH_MAX - left), State.EMPTY, 60_000, 0)
         self.coordinator.append([CoordinatorRecord(TransactionLogKey("b"), worn.value())])
 
     # The network
@@ -172,8 +177,14 @@ class TransactionModel(RuleBasedStateMachine):
             outcome = outcome.error()
         return None if fate == LOST_ANSWER else outcome
 
-    def client(self, index: int) -> Client:
-        return self.clients[index % len(self.clients)]
+    def client(self, actor: Actor) -> Client:
+        """An incarnation of a transactional id; a new one if there is none."""
+        transactional_id, age = actor
+        mine = [one for one in self.clients if one.transactional_id == transactional_id]
+        return mine[-1 - age % len(mine)] if mine else self.new_client(transactional_id, 2)
+
+    def number_of(self, *, tasks: bool) -> int:
+        return sum(one.transactional_id.startswith("sink/") == tasks for one in self.clients)
 
     @rule(index=INDEX)
     @precondition(lambda self: self.sent)
@@ -182,17 +193,40 @@ class TransactionModel(RuleBasedStateMachine):
 
     # Clients
 
-    @rule(transactional_id=st.sampled_from(IDS), version=st.sampled_from([1, 2, 2]), fate=FATES)
-    @precondition(lambda self: len(self.clients) < CLIENTS_MAX)
+    @rule(transactional_id=st.sampled_from(IDS), version=st.sampled_from([1, 2]), fate=FATES)
+    @precondition(lambda self: self.number_of(tasks=False) < CLIENTS_MAX)
     def start(self, transactional_id: str, version: int, fate: str) -> None:
-        self.clients.append(Client(len(self.clients), transactional_id, version))
-        self.init(-1, fate, keep=False)
+        self.initialize_client(self.new_client(transactional_id, version), fate, keep=False)
 
-    @rule(index=INDEX, fate=FATES, keep=st.booleans())
-    @precondition(lambda self: self.clients)
-    def init(self, index: int, fate: str, *, keep: bool) -> None:
-        client = self.client(index)
-        keep = keep and client.version == 2 and client.producer is None
+    @rule(actor=ACTORS, partition=st.sampled_from([P0, P1, P2]), commit=st.booleans(), fate=FATES)
+    @precondition(lambda self: self.number_of(tasks=False) < CLIENTS_MAX)
+    def recover(
+        self,
+        actor: Actor,
+        partition: TopicPartition,
+        commit: bool,
+        fate: str,
+    ) -> None:
+        """A client prepares and dies; the next incarnation keeps that, and ends it."""
+        former = self.client(actor)
+        self.write_value(former, partition, OK)
+        self.prepare_transaction(former, fate)
+        client = self.new_client(actor[0], version=2)
+        self.initialize_client(client, fate, keep=True)
+        self.initialize_client(client, OK, keep=True)
+        if client.is_prepared:
+            self.end_transaction(client, fate, commit=commit)
+
+    def new_client(self, transactional_id: str, version: int) -> Client:
+        self.clients.append(Client(len(self.clients), transactional_id, version))
+        return self.clients[-1]
+
+    @rule(actor=ACTORS, fate=FATES, keep=st.booleans())
+    def init(self, actor: Actor, fate: str, *, keep: bool) -> None:
+        self.initialize_client(self.client(actor), fate, keep=keep)
+
+    def initialize_client(self, client: Client, fate: str, *, keep: bool) -> None:
+        keep = keep and client.version == 2
         request = InitProducer(client.transactional_id, 60_000, client.producer, keep)
         outcome = self.send(request, fate, may_repeat=False)
         if isinstance(outcome, Initialized):
@@ -225,10 +259,18 @@ class TransactionModel(RuleBasedStateMachine):
                 self.sink_owners[client.transactional_id] = client.owner
         client.values = max(client.values, 1)
 
-    @rule(index=INDEX, partition=st.sampled_from([P0, P1, P2]), fate=FATES, is_late=st.booleans())
-    @precondition(lambda self: self.clients)
-    def write(self, index: int, partition: TopicPartition, fate: str, *, is_late: bool) -> None:
-        client = self.client(index)
+    @rule(
+        actor=ACTORS,
+        partition=st.sampled_from([P0, P1, P2]),
+        fate=FATES,
+        is_late=st.sampled_from([False, False, False, True]),
+    )
+    def write(self, actor: Actor, partition: TopicPartition, fate: str, *, is_late: bool) -> None:
+        self.write_value(self.client(actor), partition, fate, is_late=is_late)
+
+    def write_value(
+        self, client: Client, partition: TopicPartition, fate: str, *, is_late: bool = False
+    ) -> None:
         if client.producer is None or client.must_end is not None or client.has_failed:
             return
         if client.is_prepared:
@@ -264,9 +306,9 @@ class TransactionModel(RuleBasedStateMachine):
 
     @staticmethod
     def give_up(client: Client, outcome: object) -> None:
-        if isinstance(outcome, LogError) and outcome.entry is CONCURRENT_TRANSACTIONS:
-            return
-        client.has_failed = True
+        """The coordinator did not confirm a write: try again if that may help, else abort."""
+        is_concurrent = isinstance(outcome, LogError) and outcome.entry is CONCURRENT_TRANSACTIONS
+        client.has_failed = outcome is not None and not is_concurrent
 
     @rule(index=INDEX)
     @precondition(lambda self: self.verified)
@@ -282,10 +324,31 @@ class TransactionModel(RuleBasedStateMachine):
             return False
         return leader.append(client, value, owner)
 
-    @rule(index=INDEX, commit=st.booleans(), fate=FATES)
-    @precondition(lambda self: self.clients)
-    def end(self, index: int, commit: bool, fate: str) -> None:
-        client = self.client(index)
+    @rule(actor=ACTORS, commit=st.booleans(), fate=FATES)
+    def end(self, actor: Actor, commit: bool, fate: str) -> None:
+        self.end_transaction(self.client(actor), fate, commit=commit)
+
+    @rule(
+        actor=ACTORS,
+        partitions=PARTITIONS,
+        last=st.sampled_from(["commit", "commit", "abort", "prepare"]),
+        fate=FATES,
+    )
+    def transact(self, actor: Actor, partitions: set[TopicPartition], last: str, fate: str) -> None:
+        """A whole transaction, by a client that waits for the one before."""
+        client = self.client(actor)
+        self.write_markers()
+        if client.producer is None:
+            self.initialize_client(client, OK, keep=False)
+            self.write_markers()
+        for partition in sorted(partitions):
+            self.write_value(client, partition, OK)
+        if last == "prepare":
+            self.prepare_transaction(client, fate)
+        else:
+            self.end_transaction(client, fate, commit=last == "commit")
+
+    def end_transaction(self, client: Client, fate: str, *, commit: bool) -> None:
         if client.producer is None:
             return
         if client.must_end is not None:
@@ -300,14 +363,14 @@ class TransactionModel(RuleBasedStateMachine):
             client.begin_next()
         elif isinstance(outcome, LogError) and outcome.entry is not CONCURRENT_TRANSACTIONS:
             client.has_failed = True
-            client.must_end = None if client.must_end is None else client.must_end
         else:
             client.must_end = commit
 
-    @rule(index=INDEX, fate=FATES)
-    @precondition(lambda self: self.clients)
-    def prepare(self, index: int, fate: str) -> None:
-        client = self.client(index)
+    @rule(actor=ACTORS, fate=FATES)
+    def prepare(self, actor: Actor, fate: str) -> None:
+        self.prepare_transaction(self.client(actor), fate)
+
+    def prepare_transaction(self, client: Client, fate: str) -> None:
         is_able = client.values and not client.has_failed and client.must_end is None
         if client.producer is None or not is_able or client.version == 1:
             return
@@ -329,18 +392,16 @@ class TransactionModel(RuleBasedStateMachine):
 
     # Sinks
 
-    @rule(partitions=st.sets(st.sampled_from([P0, P1, P2]), min_size=1), fate=FATES)
-    @precondition(lambda self: len(self.clients) < CLIENTS_MAX)
+    @rule(partitions=PARTITIONS, fate=FATES)
+    @precondition(lambda self: self.number_of(tasks=True) < TASKS_MAX)
     def run_task(self, partitions: set[TopicPartition], fate: str) -> None:
         """A task attempt writes in its own transaction, and prepares it."""
-        number = len(self.clients)
-        client = Client(number, f"sink/{SINK}/{number}", 2)
-        self.clients.append(client)
-        self.init(-1, OK, keep=False)
+        client = self.new_client(f"sink/{SINK}/{len(self.clients)}", version=2)
+        self.initialize_client(client, OK, keep=False)
         for partition in sorted(partitions):
-            self.write(-1, partition, OK, is_late=False)
+            self.write_value(client, partition, OK)
         self.sink_owners[client.transactional_id] = client.owner
-        self.prepare(-1, fate)
+        self.prepare_transaction(client, fate)
 
     @rule(step=st.integers(0, 2), chosen=st.sets(INDEX, max_size=3), fate=FATES)
     def commit_sink_epoch(self, step: int, chosen: set[int], fate: str) -> None:
@@ -375,24 +436,37 @@ class TransactionModel(RuleBasedStateMachine):
     @rule(index=INDEX, is_confirmed=st.sampled_from([True, True, False]))
     @precondition(lambda self: self.coordinator.shard.pending_markers())
     def write_marker(self, index: int, *, is_confirmed: bool) -> None:
+        self.write_one_marker(index, is_confirmed=is_confirmed)
+
+    def write_one_marker(self, index: int, *, is_confirmed: bool) -> None:
         pending = self.coordinator.shard.pending_markers()
         chosen = pending[index % len(pending)]
         places = sorted(chosen.partitions)
         partition = places[index % len(places)]
         self.sent_markers.append((chosen, partition))
-        self.deliver_marker(-1)
+        self.append_marker(chosen, partition)
         if is_confirmed:
             self.coordinator.confirm(chosen, [partition])
             self.check_records()
 
+    @rule()
+    def write_markers(self) -> None:
+        """All that are pending."""
+        for _ in range(1_000):
+            if not self.coordinator.shard.pending_markers():
+                return
+            self.write_one_marker(0, is_confirmed=True)
+        raise AssertionError("markers without end")
+
     @rule(index=INDEX)
     @precondition(lambda self: self.sent_markers)
     def deliver_marker(self, index: int) -> None:
-        """A marker, or its late repetition."""
+        """The late repetition of a marker; version 1 has no defence against it."""
         marker, partition = self.sent_markers[index % len(self.sent_markers)]
-        is_late = index >= 0
-        if is_late and marker.version == 1:
-            return
+        if marker.version == 2:
+            self.append_marker(marker, partition)
+
+    def append_marker(self, marker: PendingMarkers, partition: TopicPartition) -> None:
         key = marker.producer, marker.is_commit
         for value, owner in self.leaders[partition].write_marker(marker.producer, marker.version):
             assert value not in self.outcomes, "a value with two outcomes"
@@ -474,12 +548,13 @@ class TransactionModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """All transactions end, and every value has the outcome of its transaction."""
-        self.drain()
+        self.coordinator.reload()
+        self.write_markers()
         for transactional_id, present in list(self.coordinator.shard._transactions.items()):
             if present.state is State.PREPARED:
                 self.send(AbortTransaction(transactional_id), OK, may_repeat=False)
         self.elapse(60_001)
-        self.drain()
+        self.write_markers()
         states = {present.state for present in self.coordinator.shard._transactions.values()}
         assert states <= COMPLETE | {State.EMPTY}
         by_owner: dict[Owner, set[bool]] = defaultdict(set)
@@ -492,14 +567,6 @@ class TransactionModel(RuleBasedStateMachine):
             if owner in self.acked:
                 assert outcomes == {self.acked[owner]}
         self.reload()
-
-    def drain(self) -> None:
-        self.coordinator.reload()
-        for _ in range(1_000):
-            if not self.coordinator.shard.pending_markers():
-                return
-            self.write_marker(0, is_confirmed=True)
-        raise AssertionError("markers without end")
 
 
 _IDLE = COMPLETE | {State.EMPTY}
