@@ -83,7 +83,10 @@ class InitProducer(_Base, frozen=True, tag=1):
 
 
 class AddPartitions(_Base, frozen=True, tag=2):
-    """Partitions join the transaction, before their first batch (clients of version 1)."""
+    """Partitions join the transaction, before their first batch (clients of version 1).
+
+    For a group's offsets: its partition of `__consumer_offsets`.
+    """
 
     transactional_id: _TransactionalId
     producer: Producer
@@ -279,6 +282,9 @@ class PendingMarkers(NamedTuple):
     """Markers to write for one decided transaction, once its decision is committed."""
 
     transactional_id: str
+    decision: int
+    """Number of the decision in this shard, since its load. Two ends of a client of version 1 have
+    the same producer id and epoch."""
     producer: Producer
     """The markers' producer id and epoch."""
     is_commit: bool

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from raftlog.coordinator import transaction as transitions
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
+from raftlog.coordinator.decision import CoordinatorRecord, Decision, Timers
 from raftlog.coordinator.records import (
     SinkEpochKey,
     SinkEpochValue,
@@ -121,6 +121,14 @@ class _Retention(Enum):
     SINK = "sink"
 
 
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """Progress of the markers of one decision."""
+
+    decision: int
+    unwritten: set[TopicPartition]
+
+
 class TransactionShard:
     """The state of one shard."""
 
@@ -129,8 +137,10 @@ class TransactionShard:
         self.timers: Timers[TimerKey] = Timers()
         self._transactions: dict[str, Transaction] = {}
         self._sinks: dict[str, SinkEpochValue] = {}
-        self._unwritten: dict[str, set[TopicPartition]] = {}
-        """Of each decided transaction: partitions without a confirmed marker."""
+        self._decisions = 0
+        """Count of decided transactions since the load."""
+        self._progress: dict[str, _Progress] = {}
+        """Of each decided transaction."""
         self._open_of_sink: dict[str, dict[str, None]] = {}
         """Transactional ids with an open transaction, by sink."""
         self._idle: dict[_Retention, dict[str, int]] = {kind: {} for kind in _Retention}
@@ -153,7 +163,7 @@ class TransactionShard:
             raise TypeError(f"{key!r}: {value!r} is not a record of __transaction_state")
 
     def _replay_transaction(self, transactional_id: str, value: TransactionLogValue | None) -> None:
-        self._unwritten.pop(transactional_id, None)
+        self._progress.pop(transactional_id, None)
         self._idle[_Retention.ID].pop(transactional_id, None)
         self._idle[_Retention.SINK_ID].pop(transactional_id, None)
         sink_id = sink_of(transactional_id)
@@ -165,7 +175,8 @@ class TransactionShard:
         present = Transaction.of(value)
         self._transactions[transactional_id] = present
         if present.state in DECIDED:
-            self._unwritten[transactional_id] = set(present.partitions)
+            self._decisions += 1
+            self._progress[transactional_id] = _Progress(self._decisions, set(present.partitions))
         if sink_id is not None:
             if present.state in OPEN:
                 self._open_of_sink.setdefault(sink_id, {})[transactional_id] = None
@@ -205,38 +216,35 @@ class TransactionShard:
     def pending_markers(self) -> list[PendingMarkers]:
         """The markers of all decided transactions that are not confirmed, oldest decision first."""
         pending = []
-        for transactional_id, unwritten in self._unwritten.items():
+        for transactional_id, progress in self._progress.items():
             present = self._transactions[transactional_id]
             pending.append(
                 PendingMarkers(
                     transactional_id,
+                    progress.decision,
                     present.producer,
                     present.state is State.PREPARE_COMMIT,
                     present.version,
-                    frozenset(unwritten),
+                    frozenset(progress.unwritten),
                 )
             )
         return pending
 
     def markers_written(
-        self,
-        transactional_id: str,
-        producer: Producer,
-        partitions: Iterable[TopicPartition],
-        wall_ms: int,
+        self, markers: PendingMarkers, partitions: Iterable[TopicPartition], wall_ms: int
     ) -> Decision[None]:
-        """Confirm markers of that producer id and epoch; those of an earlier decision are ignored.
+        """Confirm markers of a decision; those of an earlier one are ignored.
 
         A partition that no longer exists counts as written. The last one completes the transaction.
         """
-        present = self._transactions.get(transactional_id)
-        if present is None or present.state not in DECIDED or present.producer != producer:
+        transactional_id = markers.transactional_id
+        progress = self._progress.get(transactional_id)
+        if progress is None or progress.decision != markers.decision:
             return Decision(None)
-        unwritten = self._unwritten[transactional_id]
-        unwritten.difference_update(partitions)
-        if unwritten:
+        progress.unwritten.difference_update(partitions)
+        if progress.unwritten:
             return Decision(None)
-        after = transitions.complete(present, wall_ms)
+        after = transitions.complete(self._transactions[transactional_id], wall_ms)
         return Decision(None, (_record(transactional_id, after),))
 
     # Timers
@@ -567,13 +575,14 @@ class TransactionShard:
     def _describe(self, transactional_id: str, wall_ms: int) -> TransactionDescription:
         present = self._known(transactional_id)
         is_open = present.state in OPEN or present.state in DECIDED
+        progress = self._progress.get(transactional_id)
         return TransactionDescription(
             self._summary(transactional_id, present, wall_ms),
             present.timeout_ms,
             present.start_ms if is_open else -1,
             present.last_update_ms,
             tuple(sorted(present.partitions)),
-            tuple(sorted(self._unwritten.get(transactional_id, ()))),
+            () if progress is None else tuple(sorted(progress.unwritten)),
         )
 
     def _summary(

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raftlog.coordinator.decision import CoordinatorRecord, Producer
+from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
 from raftlog.coordinator.records import SinkEpochKey, SinkEpochValue, TransactionLogKey
 from raftlog.coordinator.transaction import (
     COMPLETE,
@@ -40,7 +40,9 @@ from raftlog.coordinator.transaction_messages import (
     SinkEpoch,
     TopicPartition,
     Verified,
+    VerifyOrAdd,
 )
+from raftlog.coordinator.transaction_shard import TransactionShard
 from raftlog.record.errors import CONCURRENT_TRANSACTIONS, LogError
 from tests.coordinator.transaction_harness import P0, P1, P2, Coordinator, addition, producer
 
@@ -57,6 +59,17 @@ PARTITIONS = st.sets(st.sampled_from([P0, P1, P2]), min_size=1)
 Actor = tuple[str, int]
 Owner = tuple[int, int]
 """A client (one incarnation of its transactional id), and the number of its transaction."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of one value on its way to a leader."""
+
+    producer: Producer
+    version: int
+    partition: TopicPartition
+    value: int
+    owner: Owner
 
 
 @dataclass
@@ -133,11 +146,15 @@ class TransactionModel(RuleBasedStateMachine):
         self.owners: dict[int, Owner] = {}
         self.acked: dict[Owner, bool] = {}
         self.ended_together: dict[tuple[Producer, bool], set[Owner]] = defaultdict(set)
-        self.verified: list[tuple[Producer, TopicPartition, int, int, Owner]] = []
-        """Answers of the coordinator that their leaders have not used yet."""
-        self.sent: list[Request] = []
-        """Requests of version 2, which the network may deliver again, or for the first time."""
-        self.sent_markers: list[tuple[PendingMarkers, TopicPartition]] = []
+        self.appended: set[int] = set()
+        self.verified: list[tuple[Batch, int]] = []
+        """Batches with the answer of the coordinator, and the guard of their question."""
+        self.sent: list[tuple[Request, Batch | None]] = []
+        """Requests that the network may deliver again, or late for the first time. Version 1 has no
+        defence against late additions and ends."""
+        self.fenced: set[int] = set()
+        """Clients for whose transactional id a newer one was initialized."""
+        self.sent_markers: list[tuple[TransactionShard, PendingMarkers, TopicPartition]] = []
         self.sink_epoch = -1
         self.sink_owners: dict[str, Owner] = {}
         self.replaced: set[Owner] = set()
@@ -154,11 +171,11 @@ class TransactionModel(RuleBasedStateMachine):
     # The network
 
     def send(
-        self, request: Request, fate: str, *, may_repeat: bool = True
+        self, request: Request, fate: str, batch: Batch | None = None, *, may_repeat: bool = True
     ) -> Response | LogError | None:
-        """The outcome as the client sees it; None: unknown."""
+        """The outcome as the client sees it; None: unknown. `batch` waits for a verification."""
         if may_repeat:
-            self.sent.append(request)
+            self.sent.append((request, batch))
         if fate == LOST_REQUEST:
             return None
         outcome: Response | LogError
@@ -170,6 +187,7 @@ class TransactionModel(RuleBasedStateMachine):
             if fate == NOT_APPENDED and decision.records:
                 self.coordinator.reload()
                 return None
+            self.check_identity(request, decision)
             self.coordinator.append(decision.records)
             outcome = decision.response
         self.check_records()
@@ -177,23 +195,50 @@ class TransactionModel(RuleBasedStateMachine):
             outcome = outcome.error()
         return None if fate == LOST_ANSWER else outcome
 
-    def client(self, actor: Actor) -> Client:
-        """An incarnation of a transactional id; a new one if there is none."""
-        transactional_id, age = actor
-        mine = [one for one in self.clients if one.transactional_id == transactional_id]
-        return mine[-1 - age % len(mine)] if mine else self.new_client(transactional_id, 2)
-
-    def number_of(self, *, tasks: bool) -> int:
-        return sum(one.transactional_id.startswith("sink/") == tasks for one in self.clients)
+    def check_identity(self, request: Request, decision: Decision[Response]) -> None:
+        """Only the living producer extends, prepares or ends a transaction."""
+        match request:
+            case VerifyOrAdd():
+                (verification,) = request.verifications
+                if decision.response != Verified((None,)):
+                    return
+                before = self.shadow[verification.transactional_id]
+                assert verification.producer == before.client
+                if not verification.is_addition:
+                    assert before.state is State.ONGOING
+                    assert before.partitions.issuperset(verification.partitions)
+            case AddPartitions() | PrepareTransaction():
+                assert request.producer == self.shadow[request.transactional_id].client
+            case EndTransaction():
+                before = self.shadow[request.transactional_id]
+                assert request.producer == before.client or not decision.records
+            case InitProducer():
+                if request.known is not None and decision.records:
+                    before = self.shadow[request.transactional_id]
+                    assert request.known == before.client or before.state is not State.ONGOING
 
     @rule(index=INDEX)
     @precondition(lambda self: self.sent)
     def deliver_again(self, index: int) -> None:
-        self.send(self.sent[index % len(self.sent)], LOST_ANSWER, may_repeat=False)
+        """A request comes late, or twice; with a verified batch, its leader appends that."""
+        request, batch = self.sent[index % len(self.sent)]
+        outcome = self.send(request, OK, may_repeat=False)
+        if outcome == Verified((None,)) and batch is not None and batch.version == 2:
+            self.append_batch(batch)
+
+    def client(self, actor: Actor) -> Client:
+        """An incarnation of a transactional id; a new one if there is none."""
+        transactional_id, age = actor
+        mine = [one for one in self.clients if one.transactional_id == transactional_id]
+        version = 1 if transactional_id == IDS[0] else 2
+        return mine[-1 - age % len(mine)] if mine else self.new_client(transactional_id, version)
+
+    def number_of(self, *, tasks: bool) -> int:
+        return sum(one.transactional_id.startswith("sink/") == tasks for one in self.clients)
 
     # Clients
 
-    @rule(transactional_id=st.sampled_from(IDS), version=st.sampled_from([1, 2]), fate=FATES)
+    @rule(transactional_id=st.sampled_from(IDS), version=st.sampled_from([1, 1, 2]), fate=FATES)
     @precondition(lambda self: self.number_of(tasks=False) < CLIENTS_MAX)
     def start(self, transactional_id: str, version: int, fate: str) -> None:
         self.initialize_client(self.new_client(transactional_id, version), fate, keep=False)
@@ -228,8 +273,10 @@ class TransactionModel(RuleBasedStateMachine):
     def initialize_client(self, client: Client, fate: str, *, keep: bool) -> None:
         keep = keep and client.version == 2
         request = InitProducer(client.transactional_id, 60_000, client.producer, keep)
-        outcome = self.send(request, fate, may_repeat=False)
+        records = len(self.coordinator.log)
+        outcome = self.send(request, fate, may_repeat=client.producer is not None)
         if isinstance(outcome, Initialized):
+            assert client.number not in self.fenced or request.known is None
             client.producer = outcome.producer
             client.begin_next()
             if outcome.prepared is not None:
@@ -237,6 +284,10 @@ class TransactionModel(RuleBasedStateMachine):
                 self.adopt(client, outcome.prepared)
         elif client.producer is not None:
             client.has_failed = True
+        if request.known is None and len(self.coordinator.log) > records:
+            mine = [one for one in self.clients if one.transactional_id == client.transactional_id]
+            self.fenced.update(one.number for one in mine)
+            self.fenced.discard(client.number)
 
     def adopt(self, client: Client, prepared: Producer) -> None:
         """The client took over a prepared transaction: its values are its own now."""
@@ -276,6 +327,9 @@ class TransactionModel(RuleBasedStateMachine):
         if client.is_prepared:
             return
         leader = self.leaders[partition]
+        self.values += 1
+        self.owners[self.values] = client.owner
+        batch = Batch(client.producer, client.version, partition, self.values, client.owner)
         if not leader.is_known(client.producer):
             if client.version == 1:
                 adding = AddPartitions(client.transactional_id, client.producer, (partition,))
@@ -283,23 +337,21 @@ class TransactionModel(RuleBasedStateMachine):
                 if not isinstance(outcome, Done):
                     self.give_up(client, outcome)
                     return
-            is_addition = client.version == 2
             question = addition(
-                client.transactional_id, client.producer, partition, is_addition=is_addition
+                client.transactional_id,
+                client.producer,
+                partition,
+                is_addition=client.version == 2,
             )
-            outcome = self.send(question, fate, may_repeat=client.version == 2)
+            outcome = self.send(question, fate, batch)
             if not isinstance(outcome, Verified) or outcome.outcomes != (None,):
                 refusal = outcome.outcomes[0] if isinstance(outcome, Verified) else None
                 self.give_up(client, refusal.error() if refusal is not None else outcome)
                 return
-        self.values += 1
-        self.owners[self.values] = client.owner
-        guard = leader.markers[client.producer.producer_id]
-        self.verified.append((client.producer, partition, self.values, guard, client.owner))
         if is_late:
+            self.verified.append((batch, leader.markers[client.producer.producer_id]))
             client.has_failed = True
-            return
-        if self.append_verified(len(self.verified) - 1):
+        elif self.append_batch(batch):
             client.values += 1
         else:
             client.has_failed = True
@@ -313,16 +365,19 @@ class TransactionModel(RuleBasedStateMachine):
     @rule(index=INDEX)
     @precondition(lambda self: self.verified)
     def append_late(self, index: int) -> None:
-        self.append_verified(index)
-
-    def append_verified(self, index: int) -> bool:
         """The leader appends, if no marker came since its question."""
-        place = index % len(self.verified)
-        client, partition, value, guard, owner = self.verified.pop(place)
-        leader = self.leaders[partition]
-        if leader.markers[client.producer_id] != guard:
+        batch, guard = self.verified.pop(index % len(self.verified))
+        if self.leaders[batch.partition].markers[batch.producer.producer_id] == guard:
+            self.append_batch(batch)
+
+    def append_batch(self, batch: Batch) -> bool:
+        if batch.value in self.appended:
+            return True
+        leader = self.leaders[batch.partition]
+        if not leader.append(batch.producer, batch.value, self.owners[batch.value]):
             return False
-        return leader.append(client, value, owner)
+        self.appended.add(batch.value)
+        return True
 
     @rule(actor=ACTORS, commit=st.booleans(), fate=FATES)
     def end(self, actor: Actor, commit: bool, fate: str) -> None:
@@ -331,7 +386,7 @@ class TransactionModel(RuleBasedStateMachine):
     @rule(
         actor=ACTORS,
         partitions=PARTITIONS,
-        last=st.sampled_from(["commit", "commit", "abort", "prepare"]),
+        last=st.sampled_from(["commit", "commit", "abort", "prepare", "commit too late"]),
         fate=FATES,
     )
     def transact(self, actor: Actor, partitions: set[TopicPartition], last: str, fate: str) -> None:
@@ -343,10 +398,13 @@ class TransactionModel(RuleBasedStateMachine):
             self.write_markers()
         for partition in sorted(partitions):
             self.write_value(client, partition, OK)
+        if last == "commit too late":
+            self.elapse(61_000)
+            self.write_markers()
         if last == "prepare":
             self.prepare_transaction(client, fate)
         else:
-            self.end_transaction(client, fate, commit=last == "commit")
+            self.end_transaction(client, fate, commit=last.startswith("commit"))
 
     def end_transaction(self, client: Client, fate: str, *, commit: bool) -> None:
         if client.producer is None:
@@ -358,6 +416,7 @@ class TransactionModel(RuleBasedStateMachine):
         request = EndTransaction(client.transactional_id, client.producer, commit, client.version)
         outcome = self.send(request, fate, may_repeat=client.version == 2)
         if isinstance(outcome, Ended):
+            assert client.number not in self.fenced, "a fenced producer goes on"
             assert self.acked.setdefault(client.owner, commit) == commit
             client.producer = outcome.producer
             client.begin_next()
@@ -417,6 +476,9 @@ class TransactionModel(RuleBasedStateMachine):
         outcome = self.send(CommitSinkEpoch(SINK, epoch, named), fate, may_repeat=False)
         has_decided = len(self.coordinator.log) > records
         if step == 0:
+            if isinstance(outcome, SinkEpoch):
+                open_ids = self.coordinator.shard._open_of_sink.get(SINK, {})
+                assert not open_ids.keys() & set(named), "a replayed epoch left a transaction open"
             for name, state in states.items():
                 if state in OPEN and has_decided:
                     self.replaced.add(self.sink_owners[name])
@@ -443,7 +505,7 @@ class TransactionModel(RuleBasedStateMachine):
         chosen = pending[index % len(pending)]
         places = sorted(chosen.partitions)
         partition = places[index % len(places)]
-        self.sent_markers.append((chosen, partition))
+        self.sent_markers.append((self.coordinator.shard, chosen, partition))
         self.append_marker(chosen, partition)
         if is_confirmed:
             self.coordinator.confirm(chosen, [partition])
@@ -461,10 +523,13 @@ class TransactionModel(RuleBasedStateMachine):
     @rule(index=INDEX)
     @precondition(lambda self: self.sent_markers)
     def deliver_marker(self, index: int) -> None:
-        """The late repetition of a marker; version 1 has no defence against it."""
-        marker, partition = self.sent_markers[index % len(self.sent_markers)]
+        """A late repetition of a marker and its answer; version 1 has no defence against it."""
+        shard, marker, partition = self.sent_markers[index % len(self.sent_markers)]
         if marker.version == 2:
             self.append_marker(marker, partition)
+        if shard is self.coordinator.shard:
+            self.coordinator.confirm(marker, [partition])
+            self.check_records()
 
     def append_marker(self, marker: PendingMarkers, partition: TopicPartition) -> None:
         key = marker.producer, marker.is_commit
@@ -492,8 +557,8 @@ class TransactionModel(RuleBasedStateMachine):
         assert [list(idle) for idle in fresh._idle.values()] == [
             list(idle) for idle in live._idle.values()
         ]
-        resumed = {pending[:4]: pending.partitions for pending in fresh.pending_markers()}
-        left = {pending[:4]: pending.partitions for pending in live.pending_markers()}
+        resumed = {one[2:5]: one.partitions for one in fresh.pending_markers()}
+        left = {one[2:5]: one.partitions for one in live.pending_markers()}
         assert resumed.keys() == left.keys()
         assert all(left[key] <= resumed[key] for key in left)
         self.coordinator.shard = fresh

@@ -93,10 +93,7 @@ class Coordinator:
             self.append(self.shard.expire(key, self.now_ms, self.wall_ms).records)
 
     def confirm(self, pending: PendingMarkers, partitions: Iterable[TopicPartition]) -> None:
-        decision = self.shard.markers_written(
-            pending.transactional_id, pending.producer, partitions, self.wall_ms
-        )
-        self.append(decision.records)
+        self.append(self.shard.markers_written(pending, partitions, self.wall_ms).records)
 
     def write_markers(self) -> None:
         """Complete all decided transactions."""
