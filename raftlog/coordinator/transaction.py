@@ -16,11 +16,11 @@ producer, so a fenced producer never gets the new epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import groupby
-from operator import attrgetter
 from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from raftlog.coordinator.decision import Producer
 from raftlog.coordinator.records import (
@@ -66,17 +66,16 @@ class State(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
-OPEN: Final = frozenset({State.ONGOING, State.PREPARED})
-DECIDED: Final = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
-COMPLETE: Final = frozenset({State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
+OPEN: Final = (State.ONGOING, State.PREPARED)
+DECIDED: Final = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+COMPLETE: Final = (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
 
 
 class ProducerIdRequiredError(Exception):
     """The decision needs a new producer id: allocate one, and decide again with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(Struct, frozen=True, gc=False):
     """The state of one transactional id."""
 
     producer: Producer
@@ -106,6 +105,9 @@ class Transaction:
 
     def value(self) -> TransactionLogValue:
         """The record of this state."""
+        by_topic: dict[str, list[int]] = {}
+        for place in self.partitions:
+            by_topic.setdefault(place.topic, []).append(place.partition)
         next_producer = self.next_producer or Producer(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         return TransactionLogValue(
             producer_id=self.producer.producer_id,
@@ -116,8 +118,8 @@ class Transaction:
             transaction_timeout_ms=self.timeout_ms,
             transaction_status=self.state.value,
             transaction_partitions=tuple(
-                TransactionPartitions(topic, tuple(place.partition for place in places))
-                for topic, places in groupby(sorted(self.partitions), attrgetter("topic"))
+                TransactionPartitions(topic, tuple(sorted(by_topic[topic])))
+                for topic in sorted(by_topic)
             ),
             transaction_last_update_timestamp_ms=self.last_update_ms,
             transaction_start_timestamp_ms=self.start_ms,
@@ -128,6 +130,11 @@ class Transaction:
     def of(cls, value: TransactionLogValue) -> Transaction:
         """The state of a record. Raises ValueError for a state that is never written."""
         has_next = value.next_producer_id != NO_PRODUCER_ID
+        partitions = frozenset(
+            TopicPartition(entry.topic, partition)
+            for entry in value.transaction_partitions or ()
+            for partition in entry.partitions
+        )
         return cls(
             producer=_producer(value.producer_id, value.producer_epoch),
             state=State(value.transaction_status),
@@ -137,11 +144,7 @@ class Transaction:
             if has_next
             else None,
             previous_producer_id=ProducerId(value.previous_producer_id),
-            partitions=frozenset(
-                TopicPartition(entry.topic, partition)
-                for entry in value.transaction_partitions or ()
-                for partition in entry.partitions
-            ),
+            partitions=partitions,
             start_ms=value.transaction_start_timestamp_ms,
             version=value.client_transaction_version,
         )
@@ -465,7 +468,7 @@ def _check_extensible(before: Transaction) -> None:
 
 
 def _check_same_end(before: Transaction, producer: Producer, *, is_commit: bool) -> None:
-    was_commit = before.state in {State.PREPARE_COMMIT, State.COMPLETE_COMMIT}
+    was_commit = before.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
     if was_commit == is_commit:
         return
     if was_commit:

@@ -113,14 +113,6 @@ TimerKey: TypeAlias = str | ShardTimer
 """The transactional id of an ongoing transaction, or a timer of the shard."""
 
 
-class _Retention(Enum):
-    """Kinds of keys that expire."""
-
-    ID = "id"
-    SINK_ID = "sink id"
-    SINK = "sink"
-
-
 @dataclass(frozen=True, slots=True)
 class _Progress:
     """Progress of the markers of one decision."""
@@ -143,9 +135,11 @@ class TransactionShard:
         """Of each decided transaction."""
         self._open_of_sink: dict[str, dict[str, None]] = {}
         """Transactional ids with an open transaction, by sink."""
-        self._idle: dict[_Retention, dict[str, int]] = {kind: {} for kind in _Retention}
-        """Keys without an open transaction, in the order of the log, with the time of their last
-        change."""
+        # Keys without an open transaction, in the order of the log, with the wall time of their
+        # last change.
+        self._idle_ids: dict[str, int] = {}
+        self._idle_sink_ids: dict[str, int] = {}
+        self._idle_sinks: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._transactions)
@@ -164,8 +158,8 @@ class TransactionShard:
 
     def _replay_transaction(self, transactional_id: str, value: TransactionLogValue | None) -> None:
         self._progress.pop(transactional_id, None)
-        self._idle[_Retention.ID].pop(transactional_id, None)
-        self._idle[_Retention.SINK_ID].pop(transactional_id, None)
+        self._idle_ids.pop(transactional_id, None)
+        self._idle_sink_ids.pop(transactional_id, None)
         sink_id = sink_of(transactional_id)
         if value is None:
             self._transactions.pop(transactional_id, None)
@@ -183,9 +177,9 @@ class TransactionShard:
             else:
                 self._close_of_sink(sink_id, transactional_id)
         if present.state in COMPLETE and sink_id is not None:
-            self._idle[_Retention.SINK_ID][transactional_id] = present.last_update_ms
+            self._idle_sink_ids[transactional_id] = present.last_update_ms
         elif present.state in COMPLETE or present.state is State.EMPTY:
-            self._idle[_Retention.ID][transactional_id] = present.last_update_ms
+            self._idle_ids[transactional_id] = present.last_update_ms
 
     def _close_of_sink(self, sink_id: str, transactional_id: str) -> None:
         open_ids = self._open_of_sink.get(sink_id, {})
@@ -194,12 +188,12 @@ class TransactionShard:
             self._open_of_sink.pop(sink_id, None)
 
     def _replay_sink(self, sink_id: str, value: SinkEpochValue | None) -> None:
-        self._idle[_Retention.SINK].pop(sink_id, None)
+        self._idle_sinks.pop(sink_id, None)
         if value is None:
             self._sinks.pop(sink_id, None)
             return
         self._sinks[sink_id] = value
-        self._idle[_Retention.SINK][sink_id] = value.commit_timestamp_ms
+        self._idle_sinks[sink_id] = value.commit_timestamp_ms
 
     def loaded(self, now_ms: int) -> None:
         """Begin to serve after a load: all timers with their full length.
@@ -259,19 +253,17 @@ class TransactionShard:
         return Decision(None, (_record(key, transitions.expire(present, wall_ms)),))
 
     def _expire_idle(self, now_ms: int, wall_ms: int) -> Decision[None]:
-        retentions = {
-            _Retention.ID: self.settings.id_retention_ms,
-            _Retention.SINK_ID: SINK_ID_RETENTION_MS,
-            _Retention.SINK: SINK_RETENTION_MS,
-        }
         tombstones: list[CoordinatorRecord] = []
-        for kind, retention_ms in retentions.items():
-            for name, changed_ms in self._idle[kind].items():
+        key_of: type[TransactionLogKey | SinkEpochKey]
+        for idle, key_of, retention_ms in (
+            (self._idle_ids, TransactionLogKey, self.settings.id_retention_ms),
+            (self._idle_sink_ids, TransactionLogKey, SINK_ID_RETENTION_MS),
+            (self._idle_sinks, SinkEpochKey, SINK_RETENTION_MS),
+        ):
+            for name, changed_ms in idle.items():
                 if wall_ms - changed_ms < retention_ms or len(tombstones) == EXPIRATIONS_MAX:
                     break
-                is_sink = kind is _Retention.SINK
-                key = SinkEpochKey(name) if is_sink else TransactionLogKey(name)
-                tombstones.append(CoordinatorRecord(key, None))
+                tombstones.append(CoordinatorRecord(key_of(name), None))
         is_full = len(tombstones) == EXPIRATIONS_MAX
         self.timers.set(
             ShardTimer.EXPIRATION, now_ms if is_full else now_ms + EXPIRATION_INTERVAL_MS

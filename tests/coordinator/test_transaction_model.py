@@ -1,7 +1,7 @@
 """The transaction coordinator against clients, zombies, lost answers, leaders and reloads.
 
-The rules play clients and partition leaders; the leaders hold the values as a log would. What must
-hold is checked on the outcome of each value, and on the records of each decision.
+The rules play clients and partition leaders; the leaders hold the values as a log would. The
+invariants are checked on the outcome of each value, and on the records of each decision.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class Client:
     transaction: int = 0
     values: int = 0
     """Acknowledged writes of its transaction."""
+    added: set[TopicPartition] = field(default_factory=set)
+    """Version 1: partitions that it added to its transaction."""
     must_end: bool | None = None
     """An end without an answer: only the same end may follow."""
     is_prepared: bool = False
@@ -96,6 +98,7 @@ class Client:
     def begin_next(self) -> None:
         self.transaction += 1
         self.values, self.must_end = 0, None
+        self.added = set()
         self.is_prepared = self.has_failed = False
 
 
@@ -123,7 +126,7 @@ class Leader:
         return True
 
     def write_marker(self, marker: Producer, version: int) -> list[tuple[int, Owner]]:
-        """The values that it ends; none for a marker that is repeated or late."""
+        """The values of the ended transaction; none for a repeated or late marker."""
         last = self.epoch(marker)
         is_open = bool(self.open[marker.producer_id])
         if marker.producer_epoch < last:
@@ -145,7 +148,8 @@ class TransactionModel(RuleBasedStateMachine):
         self.outcomes: dict[int, bool] = {}
         self.owners: dict[int, Owner] = {}
         self.acked: dict[Owner, bool] = {}
-        self.ended_together: dict[tuple[Producer, bool], set[Owner]] = defaultdict(set)
+        self.ended_together: dict[tuple[Producer, int, bool], set[Owner]] = defaultdict(set)
+        """Owners of the values that ended by one marker; version 1 uses markers again."""
         self.appended: set[int] = set()
         self.verified: list[tuple[Batch, int]] = []
         """Batches with the answer of the coordinator, and the guard of their question."""
@@ -153,7 +157,7 @@ class TransactionModel(RuleBasedStateMachine):
         """Requests that the network may deliver again, or late for the first time. Version 1 has no
         defence against late additions and ends."""
         self.fenced: set[int] = set()
-        """Clients for whose transactional id a newer one was initialized."""
+        """Clients older than an initialization of their transactional id."""
         self.sent_markers: list[tuple[TransactionShard, PendingMarkers, TopicPartition]] = []
         self.sink_epoch = -1
         self.sink_owners: dict[str, Owner] = {}
@@ -220,7 +224,7 @@ class TransactionModel(RuleBasedStateMachine):
     @rule(index=INDEX)
     @precondition(lambda self: self.sent)
     def deliver_again(self, index: int) -> None:
-        """A request comes late, or twice; with a verified batch, its leader appends that."""
+        """A request comes late, or twice; the leader appends a batch with its verification."""
         request, batch = self.sent[index % len(self.sent)]
         outcome = self.send(request, OK, may_repeat=False)
         if outcome == Verified((None,)) and batch is not None and batch.version == 2:
@@ -252,7 +256,7 @@ class TransactionModel(RuleBasedStateMachine):
         commit: bool,
         fate: str,
     ) -> None:
-        """A client prepares and dies; the next incarnation keeps that, and ends it."""
+        """A client prepares and dies; the next incarnation keeps the transaction, and ends it."""
         former = self.client(actor)
         self.write_value(former, partition, OK)
         self.prepare_transaction(former, fate)
@@ -290,7 +294,7 @@ class TransactionModel(RuleBasedStateMachine):
             self.fenced.discard(client.number)
 
     def adopt(self, client: Client, prepared: Producer) -> None:
-        """The client took over a prepared transaction: its values are its own now."""
+        """The client took over a prepared transaction, with its values."""
         former = {
             owner
             for leader in self.leaders.values()
@@ -330,13 +334,14 @@ class TransactionModel(RuleBasedStateMachine):
         self.values += 1
         self.owners[self.values] = client.owner
         batch = Batch(client.producer, client.version, partition, self.values, client.owner)
+        if client.version == 1 and partition not in client.added:
+            adding = AddPartitions(client.transactional_id, client.producer, (partition,))
+            outcome = self.send(adding, fate, may_repeat=False)
+            if not isinstance(outcome, Done):
+                self.give_up(client, outcome)
+                return
+            client.added.add(partition)
         if not leader.is_known(client.producer):
-            if client.version == 1:
-                adding = AddPartitions(client.transactional_id, client.producer, (partition,))
-                outcome = self.send(adding, fate, may_repeat=False)
-                if not isinstance(outcome, Done):
-                    self.give_up(client, outcome)
-                    return
             question = addition(
                 client.transactional_id,
                 client.producer,
@@ -358,7 +363,7 @@ class TransactionModel(RuleBasedStateMachine):
 
     @staticmethod
     def give_up(client: Client, outcome: object) -> None:
-        """The coordinator did not confirm a write: try again if that may help, else abort."""
+        """The coordinator did not confirm a write: after a retriable error try again, or abort."""
         is_concurrent = isinstance(outcome, LogError) and outcome.entry is CONCURRENT_TRANSACTIONS
         client.has_failed = outcome is not None and not is_concurrent
 
@@ -390,7 +395,7 @@ class TransactionModel(RuleBasedStateMachine):
         fate=FATES,
     )
     def transact(self, actor: Actor, partitions: set[TopicPartition], last: str, fate: str) -> None:
-        """A whole transaction, by a client that waits for the one before."""
+        """A whole transaction, by a client without other requests in flight."""
         client = self.client(actor)
         self.write_markers()
         if client.producer is None:
@@ -513,7 +518,7 @@ class TransactionModel(RuleBasedStateMachine):
 
     @rule()
     def write_markers(self) -> None:
-        """All that are pending."""
+        """All pending markers."""
         for _ in range(1_000):
             if not self.coordinator.shard.pending_markers():
                 return
@@ -532,31 +537,29 @@ class TransactionModel(RuleBasedStateMachine):
             self.check_records()
 
     def append_marker(self, marker: PendingMarkers, partition: TopicPartition) -> None:
-        key = marker.producer, marker.is_commit
+        ended = self.ended_together[marker.producer, marker.version, marker.is_commit]
         for value, owner in self.leaders[partition].write_marker(marker.producer, marker.version):
             assert value not in self.outcomes, "a value with two outcomes"
             self.outcomes[value] = marker.is_commit
-            self.ended_together[key].add(owner)
+            ended.add(owner)
             is_acked = self.acked.get(owner)
             assert is_acked in {None, marker.is_commit}, f"{owner} was acknowledged otherwise"
             assert not (owner in self.replaced and marker.is_commit), "a stray was committed"
-        owners = self.ended_together[key]
-        assert len({number for number, _ in owners}) <= 1, "one end for two incarnations"
-        assert marker.version == 1 or len(owners) <= 1, "one end for two transactions"
-        assert not self.ended_together.get((marker.producer, not marker.is_commit)) or (
-            marker.version == 1
-        ), "a transaction committed and aborted"
+        assert len({number for number, _ in ended}) <= 1, "one end for two incarnations"
+        if marker.version == 2:
+            contrary = self.ended_together[marker.producer, 2, not marker.is_commit]
+            assert len(ended) <= 1, "one end for two transactions"
+            assert not (ended and contrary), "a transaction committed and aborted"
 
     # Reloads
 
     @rule()
     def reload(self) -> None:
         live, fresh = self.coordinator.shard, self.coordinator.rebuilt()
-        for name in ("_transactions", "_sinks", "_idle", "_open_of_sink"):
+        for name in ("_transactions", "_sinks", "_open_of_sink"):
             assert getattr(fresh, name) == getattr(live, name)
-        assert [list(idle) for idle in fresh._idle.values()] == [
-            list(idle) for idle in live._idle.values()
-        ]
+        for name in ("_idle_ids", "_idle_sink_ids", "_idle_sinks"):
+            assert list(getattr(fresh, name).items()) == list(getattr(live, name).items())
         resumed = {one[2:5]: one.partitions for one in fresh.pending_markers()}
         left = {one[2:5]: one.partitions for one in live.pending_markers()}
         assert resumed.keys() == left.keys()
@@ -575,7 +578,7 @@ class TransactionModel(RuleBasedStateMachine):
                 assert isinstance(key, TransactionLogKey)
                 if value is None:
                     gone = self.shadow.pop(key.transactional_id)
-                    assert gone.state in COMPLETE | {State.EMPTY}
+                    assert gone.state in IDLE
                     continue
                 after = Transaction.of(value)
                 before = self.shadow.get(key.transactional_id)
@@ -601,7 +604,7 @@ class TransactionModel(RuleBasedStateMachine):
             assert after.producer.producer_id == before.producer.producer_id
             is_bumped = after.producer.producer_epoch == before.producer.producer_epoch + 1
             assert is_bumped or after.version == 1, "a marker of version 2 needs the next epoch"
-        if after.state in COMPLETE | {State.EMPTY}:
+        if after.state in IDLE:
             assert not after.partitions
 
     @invariant()
@@ -621,7 +624,7 @@ class TransactionModel(RuleBasedStateMachine):
         self.elapse(60_001)
         self.write_markers()
         states = {present.state for present in self.coordinator.shard._transactions.values()}
-        assert states <= COMPLETE | {State.EMPTY}
+        assert states <= IDLE
         by_owner: dict[Owner, set[bool]] = defaultdict(set)
         for leader in self.leaders.values():
             assert not any(leader.open.values()), "a hanging transaction"
@@ -634,10 +637,10 @@ class TransactionModel(RuleBasedStateMachine):
         self.reload()
 
 
-_IDLE = COMPLETE | {State.EMPTY}
+IDLE = {*COMPLETE, State.EMPTY}
 TRANSITIONS = {
-    *((idle, after) for idle in _IDLE for after in (State.EMPTY, State.ONGOING)),
-    *((idle, State.COMPLETE_ABORT) for idle in _IDLE),
+    *((idle, after) for idle in IDLE for after in (State.EMPTY, State.ONGOING)),
+    *((idle, State.COMPLETE_ABORT) for idle in IDLE),
     *((before, after) for before in OPEN for after in DECIDED),
     (State.ONGOING, State.ONGOING),
     (State.ONGOING, State.PREPARED),
