@@ -256,7 +256,7 @@ class TransactionLogValue(_Nested, frozen=True):
     client_transaction_version: Annotated[Int16, Field(tag=2, default=0)]
 
 
-class SinkEpochKey(_Struct, frozen=True):
+class SinkEpochKey(_Key, frozen=True):
     """A sink that commits in epochs."""
 
     sink_id: str
@@ -265,8 +265,10 @@ class SinkEpochKey(_Struct, frozen=True):
 class SinkEpochValue(_Struct, frozen=True):
     """The newest committed epoch of a sink. In one batch with the decisions of its transactions."""
 
-    committed_epoch: int
-    commit_timestamp_ms: int
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
+    committed_epoch: Int64
+    commit_timestamp_ms: Int64
 
 
 OffsetsKey: TypeAlias = (

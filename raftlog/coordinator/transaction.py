@@ -108,6 +108,11 @@ class Transaction(Struct, frozen=True, gc=False):
         by_topic: dict[str, list[int]] = {}
         for place in self.partitions:
             by_topic.setdefault(place.topic, []).append(place.partition)
+        # Kafka writes null in place of the partitions of Empty.
+        partitions = tuple(
+            TransactionPartitions(topic, tuple(sorted(by_topic[topic])))
+            for topic in sorted(by_topic)
+        )
         next_producer = self.next_producer or Producer(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         return TransactionLogValue(
             producer_id=self.producer.producer_id,
@@ -117,10 +122,7 @@ class Transaction(Struct, frozen=True, gc=False):
             next_producer_epoch=next_producer.producer_epoch,
             transaction_timeout_ms=self.timeout_ms,
             transaction_status=self.state.value,
-            transaction_partitions=tuple(
-                TransactionPartitions(topic, tuple(sorted(by_topic[topic])))
-                for topic in sorted(by_topic)
-            ),
+            transaction_partitions=None if self.state is State.EMPTY else partitions,
             transaction_last_update_timestamp_ms=self.last_update_ms,
             transaction_start_timestamp_ms=self.start_ms,
             client_transaction_version=self.version,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
+from raftlog.coordinator.record_codec import decode_transaction_record, encode_record
 from raftlog.coordinator.transaction import ProducerIdRequiredError, State, Transaction
 from raftlog.coordinator.transaction_messages import (
     Ended,
@@ -37,6 +38,8 @@ class Coordinator:
 
     def __init__(self, settings: TransactionSettings = TransactionSettings()) -> None:  # noqa: B008
         self.log: list[tuple[CoordinatorRecord, ...]] = []
+        self.stored: list[tuple[bytes, bytes | None]] = []
+        """Keys and values of all records."""
         self.settings = settings
         self.now_ms = 1_000
         self.wall_ms = 1_700_000_000_000
@@ -45,7 +48,9 @@ class Coordinator:
 
     def rebuilt(self) -> TransactionShard:
         shard = TransactionShard(self.settings)
-        for record in (record for batch in self.log for record in batch):
+        for key, value in self.stored:
+            record = decode_transaction_record(key, value)
+            assert isinstance(record, CoordinatorRecord)
             shard.replay(record)
         shard.loaded(self.now_ms)
         return shard
@@ -66,6 +71,7 @@ class Coordinator:
             return
         self.log.append(tuple(records))
         for record in records:
+            self.stored.append(encode_record(record))
             self.shard.replay(record)
 
     def ask(self, request: Request) -> Response:
