@@ -71,6 +71,17 @@ DECIDED: Final = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
 COMPLETE: Final = (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
 
 
+class TransactionSettings(Struct, frozen=True):
+    """Cluster settings. Times in milliseconds."""
+
+    timeout_ms_max: int = 15 * 60_000
+    """Largest transaction timeout of a client."""
+    id_retention_ms: int = 7 * 24 * 3_600_000
+    """An idle transactional id expires so long after its last change."""
+    prepared_timeout_ms: int = 24 * 3_600_000
+    """A transaction prepared for longer is reported as overdue; only an operator aborts it."""
+
+
 class ProducerIdRequiredError(Exception):
     """The decision needs a new producer id: allocate one, and decide again with it."""
 
@@ -102,6 +113,11 @@ class Transaction(Struct, frozen=True, gc=False):
         if producer.producer_id == client.producer_id:
             return producer.producer_epoch == client.producer_epoch - 1
         return client.producer_epoch == 0 and producer.producer_epoch == EPOCH_MAX
+
+    def record_bytes(self, transactional_id: str) -> int:
+        """An upper bound for the size of the record: names of topics are ASCII, ids are not."""
+        partitions = sum(len(place.topic) + 8 for place in self.partitions)
+        return 128 + 4 * len(transactional_id) + partitions
 
     def value(self) -> TransactionLogValue:
         """The record of this state."""

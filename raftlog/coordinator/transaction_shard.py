@@ -15,20 +15,27 @@ commits a set of prepared transactions, aborts the sink's others, and stores the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
 from raftlog.coordinator import transaction as transitions
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Timers
+from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
 from raftlog.coordinator.records import (
     SinkEpochKey,
     SinkEpochValue,
     TransactionLogKey,
     TransactionLogValue,
 )
-from raftlog.coordinator.transaction import COMPLETE, DECIDED, OPEN, State, Transaction
+from raftlog.coordinator.transaction import (
+    COMPLETE,
+    DECIDED,
+    OPEN,
+    State,
+    Transaction,
+    TransactionSettings,
+)
 from raftlog.coordinator.transaction_messages import (
     LISTED_MAX,
     SINK_ID_CHARACTERS_MAX,
@@ -74,7 +81,7 @@ from raftlog.record.errors import (
     LogError,
     quoted,
 )
-from raftlog.record.types import ProducerId
+from raftlog.record.types import ProducerEpoch, ProducerId
 
 IDS_MAX: Final = 200_000
 """Transactional ids of one shard: about 100 MB."""
@@ -89,18 +96,6 @@ SINK_RETENTION_MS: Final = 365 * 24 * 3_600_000
 """Of a sink's epoch, from its last commit. Without the epoch, a late retry would commit again."""
 DECISION_BYTES_MAX: Final = 900_000
 """Estimated size of a decision's records: one batch, below a `max.message.bytes` of 1 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionSettings:
-    """Cluster settings. Times in milliseconds."""
-
-    timeout_ms_max: int = 15 * 60_000
-    """Largest transaction timeout of a client."""
-    id_retention_ms: int = 7 * 24 * 3_600_000
-    """An idle transactional id expires so long after its last change."""
-    prepared_timeout_ms: int = 24 * 3_600_000
-    """A transaction prepared for longer is reported as overdue; only an operator aborts it."""
 
 
 class ShardTimer(Enum):
@@ -146,7 +141,9 @@ class TransactionShard:
 
     # Replay
 
-    def replay(self, record: CoordinatorRecord) -> None:
+    def replay(
+        self, record: CoordinatorRecord, *, position: int, producer: Producer | None
+    ) -> None:
         """Apply a record of the log. Raises TypeError for one of another topic."""
         key, value = record
         if isinstance(key, TransactionLogKey) and isinstance(value, TransactionLogValue | None):
@@ -155,6 +152,17 @@ class TransactionShard:
             self._replay_sink(key.sink_id, value)
         else:
             raise TypeError(f"{key!r}: {value!r} is not a record of __transaction_state")
+
+    def replay_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        *,
+        committed: bool,
+        position: int,
+    ) -> None:
+        """No transaction has this partition. Raises TypeError."""
+        raise TypeError(f"a marker of producer {producer_id} in __transaction_state")
 
     def _replay_transaction(self, transactional_id: str, value: TransactionLogValue | None) -> None:
         self._progress.pop(transactional_id, None)
@@ -274,12 +282,10 @@ class TransactionShard:
         """Set the timer as a transition asks for it."""
         if after.state is not State.ONGOING:
             self.timers.cancel(transactional_id)
-        elif self._present_state(transactional_id) is not State.ONGOING:
-            self.timers.set(transactional_id, now_ms + after.timeout_ms)
-
-    def _present_state(self, transactional_id: str) -> State | None:
+            return
         present = self._transactions.get(transactional_id)
-        return None if present is None else present.state
+        if present is None or present.state is not State.ONGOING:
+            self.timers.set(transactional_id, now_ms + after.timeout_ms)
 
     # Requests
 
@@ -398,9 +404,9 @@ class TransactionShard:
                 before = changed.get(transactional_id) or self._of_producer(transactional_id)
                 after = self._verified(before, verification, wall_ms)
                 if after is not before:
-                    grown = size + _record_bytes(transactional_id, after)
+                    grown = size + after.record_bytes(transactional_id)
                     if transactional_id in changed:
-                        grown -= _record_bytes(transactional_id, before)
+                        grown -= before.record_bytes(transactional_id)
                     _check_decision_bytes(grown)
                     changed[transactional_id], size = after, grown
             except LogError as error:
@@ -485,16 +491,14 @@ class TransactionShard:
         strays: Iterable[str] = [name for name in named if name in open_ids]
         if committed is None or request.epoch > committed.committed_epoch:
             if committed is None and len(self._sinks) >= SINKS_MAX:
-                raise LogError(
-                    QUOTA_EXCEEDED, f"This coordinator has {SINKS_MAX:,} sinks, its bound."
-                )
+                raise LogError(QUOTA_EXCEEDED, f"This coordinator has {SINKS_MAX:,} sinks.")
             for name in named:
                 after[name] = self._committed(name, wall_ms)
-            key, value = SinkEpochKey(sink_id), SinkEpochValue(request.epoch, wall_ms)
-            records.append(CoordinatorRecord(key, value))
+            value = SinkEpochValue(request.epoch, wall_ms)
+            records.append(CoordinatorRecord(SinkEpochKey(sink_id), value))
             response = SinkEpoch(sink_id, request.epoch)
             strays = [name for name in open_ids if name not in named]
-        size = sum(_record_bytes(name, present) for name, present in after.items())
+        size = sum(present.record_bytes(name) for name, present in after.items())
         if size > DECISION_BYTES_MAX:
             raise LogError(
                 TRANSACTION_TOO_LARGE,
@@ -502,7 +506,7 @@ class TransactionShard:
             )
         for name in strays:
             aborted = transitions.fence(self._transactions[name], wall_ms)
-            size += _record_bytes(name, aborted)
+            size += aborted.record_bytes(name)
             if size > DECISION_BYTES_MAX:
                 # The rest waits for its timeout, or for the next epoch.
                 break
@@ -512,19 +516,19 @@ class TransactionShard:
         records += [_record(name, present) for name, present in after.items()]
         return Decision(response, tuple(records))
 
-    def _check_sink(self, sink_id: str, named: Iterable[str]) -> None:
+    @staticmethod
+    def _check_sink(sink_id: str, named: Collection[str]) -> None:
         if not 1 <= len(sink_id) <= SINK_ID_CHARACTERS_MAX or "/" in sink_id:
             raise LogError(
                 INVALID_TRANSACTIONAL_ID,
                 f"A sink id has 1 to {SINK_ID_CHARACTERS_MAX} characters, without a slash.",
             )
-        names = list(named)
-        if len(names) > SINK_TRANSACTIONS_MAX:
+        if len(named) > SINK_TRANSACTIONS_MAX:
             raise LogError(
                 TRANSACTION_TOO_LARGE,
                 f"A sink epoch has at most {SINK_TRANSACTIONS_MAX:,} transactions.",
             )
-        for name in names:
+        for name in named:
             if sink_of(name) != sink_id:
                 raise LogError(
                     INVALID_TRANSACTIONAL_ID,
@@ -596,9 +600,3 @@ def _record(transactional_id: str, after: Transaction) -> CoordinatorRecord:
 def _check_decision_bytes(size: int) -> None:
     if size > DECISION_BYTES_MAX:
         raise LogError(OVERLOADED, "Too many partitions at once join transactions. Try again.")
-
-
-def _record_bytes(transactional_id: str, after: Transaction) -> int:
-    """An upper bound for the size of a record: names of topics are ASCII, ids are not."""
-    partitions = sum(len(place.topic) + 8 for place in after.partitions)
-    return 128 + 4 * len(transactional_id) + partitions

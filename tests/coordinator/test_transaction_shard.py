@@ -14,7 +14,7 @@ from raftlog.coordinator.records import (
     SinkEpochValue,
     TransactionLogKey,
 )
-from raftlog.coordinator.transaction import ProducerIdRequiredError, State
+from raftlog.coordinator.transaction import ProducerIdRequiredError, State, TransactionSettings
 from raftlog.coordinator.transaction_messages import (
     CommitSinkEpoch,
     DescribeSink,
@@ -39,7 +39,7 @@ from raftlog.coordinator.transaction_messages import (
     sink_of,
     sink_shard_key,
 )
-from raftlog.coordinator.transaction_shard import TransactionSettings, TransactionShard
+from raftlog.coordinator.transaction_shard import TransactionShard
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
     INVALID_PRODUCER_ID_MAPPING,
@@ -429,12 +429,15 @@ def test_listing_is_bounded(coordinator: Coordinator, monkeypatch: pytest.Monkey
 # Replay, messages
 
 
-def test_replay_rejects_records_of_another_topic() -> None:
-    shard = TransactionShard(TransactionSettings())
+def test_replay_rejects_records_of_another_topic(coordinator: Coordinator) -> None:
     for key in (GroupMetadataKey("g"), TransactionLogKey("a")):
+        record = CoordinatorRecord(key, SinkEpochValue(1, 2))
         with pytest.raises(TypeError, match="__transaction_state"):
-            shard.replay(CoordinatorRecord(key, SinkEpochValue(1, 2)))
-    shard.replay(CoordinatorRecord(SinkEpochKey("s"), None))
+            coordinator.shard.replay(record, position=0, producer=None)
+    client = producer(1, 2)
+    with pytest.raises(TypeError, match="__transaction_state"):
+        coordinator.shard.replay_marker(*client, committed=True, position=0)
+    coordinator.append([CoordinatorRecord(SinkEpochKey("s"), None)])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
 from raftlog.coordinator.record_codec import decode_transaction_record, encode_record
-from raftlog.coordinator.transaction import ProducerIdRequiredError, State, Transaction
+from raftlog.coordinator.transaction import (
+    ProducerIdRequiredError,
+    State,
+    Transaction,
+    TransactionSettings,
+)
 from raftlog.coordinator.transaction_messages import (
     Ended,
     EndTransaction,
@@ -21,7 +26,7 @@ from raftlog.coordinator.transaction_messages import (
     Verified,
     VerifyOrAdd,
 )
-from raftlog.coordinator.transaction_shard import TransactionSettings, TransactionShard
+from raftlog.coordinator.transaction_shard import TransactionShard
 from raftlog.record.errors import ErrorEntry, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
@@ -48,10 +53,10 @@ class Coordinator:
 
     def rebuilt(self) -> TransactionShard:
         shard = TransactionShard(self.settings)
-        for key, value in self.stored:
+        for position, (key, value) in enumerate(self.stored):
             record = decode_transaction_record(key, value)
             assert isinstance(record, CoordinatorRecord)
-            shard.replay(record)
+            shard.replay(record, position=position, producer=None)
         shard.loaded(self.now_ms)
         return shard
 
@@ -71,8 +76,8 @@ class Coordinator:
             return
         self.log.append(tuple(records))
         for record in records:
+            self.shard.replay(record, position=len(self.stored), producer=None)
             self.stored.append(encode_record(record))
-            self.shard.replay(record)
 
     def ask(self, request: Request) -> Response:
         """The response, or the raised LogError."""
