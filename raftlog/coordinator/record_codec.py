@@ -32,6 +32,8 @@ from raftlog.coordinator.records import (
     Key,
     OffsetCommitKey,
     OffsetCommitValue,
+    SinkEpochKey,
+    SinkEpochValue,
     TransactionLogKey,
     TransactionLogValue,
     Value,
@@ -78,7 +80,10 @@ _OFFSETS_KINDS: Final = (
     _Kind(8, ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue, 0),
     _Kind(16, ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue, 0),
 )
-_TRANSACTION_KINDS: Final = (_Kind(0, TransactionLogKey, TransactionLogValue, 1),)
+_TRANSACTION_KINDS: Final = (
+    _Kind(0, TransactionLogKey, TransactionLogValue, 1),
+    _Kind(100, SinkEpochKey, SinkEpochValue, 0),
+)
 
 _KINDS: Final = {kind.key_type: kind for kind in (*_OFFSETS_KINDS, *_TRANSACTION_KINDS)}
 

@@ -15,6 +15,7 @@ is the number of its type. `record_codec` encodes and decodes.
 | ConsumerGroupCurrentMemberAssignmentKey | 8 | ConsumerGroupCurrentMemberAssignmentValue |
 | ConsumerGroupRegularExpressionKey | 16 | ConsumerGroupRegularExpressionValue |
 | TransactionLogKey | 0 of `__transaction_state` | TransactionLogValue |
+| SinkEpochKey | 100 of `__transaction_state`; ours alone | SinkEpochValue |
 """
 
 from __future__ import annotations
@@ -255,6 +256,21 @@ class TransactionLogValue(_Nested, frozen=True):
     client_transaction_version: Annotated[Int16, Field(tag=2, default=0)]
 
 
+class SinkEpochKey(_Key, frozen=True):
+    """A sink that commits in epochs."""
+
+    sink_id: str
+
+
+class SinkEpochValue(_Struct, frozen=True):
+    """The newest committed epoch of a sink. In one batch with the decisions of its transactions."""
+
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
+    committed_epoch: Int64
+    commit_timestamp_ms: Int64
+
+
 OffsetsKey: TypeAlias = (
     OffsetCommitKey
     | GroupMetadataKey
@@ -275,5 +291,5 @@ OffsetsValue: TypeAlias = (
     | ConsumerGroupCurrentMemberAssignmentValue
     | ConsumerGroupRegularExpressionValue
 )
-Key: TypeAlias = OffsetsKey | TransactionLogKey
-Value: TypeAlias = OffsetsValue | TransactionLogValue
+Key: TypeAlias = OffsetsKey | TransactionLogKey | SinkEpochKey
+Value: TypeAlias = OffsetsValue | TransactionLogValue | SinkEpochValue

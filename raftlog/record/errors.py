@@ -74,19 +74,22 @@ UNKNOWN_TOPIC = ErrorEntry(40401, "UNKNOWN_TOPIC", "Topic not found.", refresh_m
 UNKNOWN_PARTITION = ErrorEntry(
     40402, "UNKNOWN_PARTITION", "Partition not found.", refresh_metadata=True
 )
+UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
 UNKNOWN_TOPIC_ID = ErrorEntry(
     40404,
     "UNKNOWN_TOPIC_ID",
     "The topic of that name has another id: it was deleted, and created again.",
     refresh_metadata=True,
 )
-UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
 UNKNOWN_GROUP = ErrorEntry(40421, "UNKNOWN_GROUP", "Group not found.")
 UNKNOWN_MEMBER = ErrorEntry(
     40422,
     "UNKNOWN_MEMBER",
     "The group has no such member: its session ended, or it left. Give up all partitions and join "
     "again, with epoch 0.",
+)
+UNKNOWN_TRANSACTION = ErrorEntry(
+    40440, "UNKNOWN_TRANSACTION", "No transaction of that transactional id is known."
 )
 METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
 UNSUPPORTED_FORMAT = ErrorEntry(
@@ -150,6 +153,11 @@ INVALID_PRODUCER_ID_MAPPING = ErrorEntry(
     "INVALID_PRODUCER_ID_MAPPING",
     "The transactional id has no such producer id; initialize the producer again.",
 )
+TRANSACTION_ABORTABLE = ErrorEntry(
+    40944,
+    "TRANSACTION_ABORTABLE",
+    "The transaction can only be aborted; the producer can begin another one after that.",
+)
 BODY_TOO_LARGE = ErrorEntry(41301, "BODY_TOO_LARGE", "The request body is too large.")
 RECORD_TOO_LARGE = ErrorEntry(
     41302, "RECORD_TOO_LARGE", "A record batch is larger than the topic's max.message.bytes."
@@ -173,6 +181,15 @@ INVALID_PARTITIONS = ErrorEntry(
 )
 INVALID_PRODUCER_ID = ErrorEntry(
     42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
+)
+INVALID_TRANSACTIONAL_ID = ErrorEntry(
+    42260, "INVALID_TRANSACTIONAL_ID", "The transactional id or sink id is not valid."
+)
+INVALID_TRANSACTION_TIMEOUT = ErrorEntry(
+    42261, "INVALID_TRANSACTION_TIMEOUT", "The transaction timeout is out of its bounds."
+)
+TRANSACTION_TOO_LARGE = ErrorEntry(
+    42262, "TRANSACTION_TOO_LARGE", "The transaction or sink epoch has too many parts."
 )
 QUOTA_EXCEEDED = ErrorEntry(42901, "QUOTA_EXCEEDED", "Too many requests.", retriable=True)
 HEADERS_TOO_LARGE = ErrorEntry(43101, "HEADERS_TOO_LARGE", "The request headers are too large.")

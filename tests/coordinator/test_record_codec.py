@@ -33,6 +33,8 @@ from raftlog.coordinator.records import (
     GroupMetadataValue,
     OffsetCommitKey,
     OffsetCommitValue,
+    SinkEpochKey,
+    SinkEpochValue,
     TopicPartitions,
     TransactionLogKey,
     TransactionLogValue,
@@ -184,6 +186,11 @@ GOLDEN: dict[str, tuple[CoordinatorRecord, str, str | None]] = {
         "0000 0003 617070",
         "0001 0000000000000007 0003 0000ea60 01 00 00000000000007d0 00000000000003e8 00",
     ),
+    "sink epoch": (
+        CoordinatorRecord(SinkEpochKey("s"), SinkEpochValue(7, 1000)),
+        "0064 0001 73",
+        "0000 0000000000000007 00000000000003e8 00",
+    ),
 }
 
 KEYS = [
@@ -198,7 +205,7 @@ VALUES = [
 
 
 def decode(key: bytes, value: bytes | None) -> CoordinatorRecord | UnknownRecord:
-    if key[:2] == b"\0\0":
+    if key[:2] in {b"\0\0", b"\0\x64"}:
         return decode_transaction_record(key, value)
     return decode_offsets_record(key, value)
 
@@ -290,7 +297,7 @@ def test_malformed_bytes_are_refused(key: str, value: str | None) -> None:
 
 
 @given(
-    number=st.sampled_from([0, 1, 2, 3, 5, 6, 7, 8, 16]),
+    number=st.sampled_from([0, 1, 2, 3, 5, 6, 7, 8, 16, 100]),
     key=st.binary(max_size=30) | st.just(bytes.fromhex(G_M)),
     version=st.integers(-1, 5),
     value=st.binary(max_size=100),
