@@ -103,6 +103,22 @@ DUPLICATE_SEQUENCE = ErrorEntry(
     "DUPLICATE_SEQUENCE",
     "The batch repeats one written so long ago that its offset is no longer known.",
 )
+COORDINATOR_FENCED = ErrorEntry(
+    40908,
+    "COORDINATOR_FENCED",
+    "A newer coordinator has ended a transaction of this producer here.",
+)
+TRANSACTION_NOT_VERIFIED = ErrorEntry(
+    40909,
+    "TRANSACTION_NOT_VERIFIED",
+    "The coordinator has not confirmed the transaction to this partition yet.",
+    retriable=True,
+)
+INVALID_TRANSACTION_STATE = ErrorEntry(
+    40910,
+    "INVALID_TRANSACTION_STATE",
+    "Not possible in the present state of the producer's transaction.",
+)
 BODY_TOO_LARGE = ErrorEntry(41301, "BODY_TOO_LARGE", "The request body is too large.")
 RECORD_TOO_LARGE = ErrorEntry(
     41302, "RECORD_TOO_LARGE", "A record batch is larger than the topic's max.message.bytes."
