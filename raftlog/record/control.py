@@ -76,7 +76,7 @@ def build_marker(
 
 
 def parse_marker(header: BatchHeader, data: Buffer) -> Marker | None:
-    """The marker in `data`, one whole batch whose CRC has been checked.
+    """The marker in `data`, one whole batch with a checked CRC.
 
     None for any other control batch: one that compaction has emptied, or of an unknown kind.
     """

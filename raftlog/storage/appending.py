@@ -41,7 +41,8 @@ from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
 from raftlog.storage.log_core import LogCore, disk_full
 from raftlog.storage.log_operations import LogOperations
-from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate
+from raftlog.storage.producer_entry import NO_TIME, Duplicate
+from raftlog.storage.producer_state import AppendPlan
 from raftlog.storage.segments import Segment
 from raftlog.storage.types import AppendResult
 from raftlog.world import Buffer, DiskError, DiskFullError

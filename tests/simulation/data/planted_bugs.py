@@ -38,7 +38,8 @@ from raftlog.storage import log_operations, opening, producer_state
 from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.manager import LogManager
-from raftlog.storage.producer_state import APPEND, ProducerStates, Truncation
+from raftlog.storage.producer_entry import APPEND
+from raftlog.storage.producer_state import ProducerStates, Truncation
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,10 @@ def _with_present_epochs(right: Callable[..., Any]) -> Any:
 
 
 def _without_fencing(right: Callable[..., Any]) -> Any:
-    def judge(known: Any, header: Any) -> Any:
+    def judge(known: Any, header: Any, **options: Any) -> Any:
         if known is not None and header.producer_epoch < known.epoch:
             return APPEND
-        return right(known, header)
+        return right(known, header, **options)
 
     return judge
 
@@ -377,7 +378,7 @@ BLIND_SPOTS: Final = (
     BlindSpot(
         "zombie-epoch-not-fenced",
         "A batch of an older producer epoch is appended (KIP-98).",
-        ((producer_state, "_judge", _without_fencing(producer_state._judge)),),
+        ((producer_state, "judge", _without_fencing(producer_state.judge)),),
         0,
         "producer-epochs",
     ),
