@@ -82,6 +82,11 @@ MayBegin: TypeAlias = Callable[[ProducerId, ProducerEpoch], bool]
 """Whether the coordinator has confirmed that the producer's transaction includes the partition."""
 
 
+def may_not_begin(_producer_id: ProducerId, _epoch: ProducerEpoch) -> bool:
+    """The answer where no transaction may begin."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Append:
     """The batch is new: write it."""

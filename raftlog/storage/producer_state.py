@@ -46,6 +46,7 @@ from raftlog.storage.producer_entry import (
     below,
     judge,
     judge_marker,
+    may_not_begin,
 )
 from raftlog.storage.transactions import AbortedEntry, UnstableTransactions
 
@@ -61,10 +62,6 @@ NEW_PRODUCERS_MAX: Final = 1000
 """New producers of one partition admitted at once, and so by one request."""
 NEW_PRODUCERS_PER_S: Final = 100
 """New producers of one partition admitted per second: the table must not fill in a moment."""
-
-
-def _may_not_begin(_producer_id: ProducerId, _epoch: ProducerEpoch) -> bool:
-    return False
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -145,7 +142,7 @@ class ProducerStates:
         now_ms: int,
         log_append_time_ms: int = NO_TIME,
         is_coordinator: bool = False,
-        may_begin: MayBegin = _may_not_begin,
+        may_begin: MayBegin = may_not_begin,
     ) -> AppendPlan:
         """Decide about the batches of one request, none of them a marker; change nothing.
 

@@ -59,12 +59,16 @@ def transactions(log: list[Written], start: int = 0) -> list[Transaction]:
     found: list[Transaction] = []
     for number, one in enumerate(log):
         before = log[:number]
-        if one.offset < start or one.marker is not None or not one.header.is_transactional:
+        if (
+            one.header.next_offset <= start
+            or one.marker is not None
+            or not one.header.is_transactional
+        ):
             continue
         since = [other for other in before if other.producer == one.producer]
         while since and since[-1].marker is None and not since[-1].header.is_transactional:
             since.pop()
-        if since and since[-1].marker is None and since[-1].offset >= start:
+        if since and since[-1].marker is None and since[-1].header.next_offset > start:
             continue
         later = (other for other in log[number:] if other.producer == one.producer)
         marker = next((other for other in later if other.marker is not None), None)
@@ -301,7 +305,7 @@ class TransactionModel(RuleBasedStateMachine):
             if end > start:
                 # Of a transaction that ended since, only the records from `start` on count.
                 still_open = open_firsts(self.log) & open_firsts(seen)
-                later = {first for first in open_firsts(seen, start) if first >= start}
+                later = open_firsts(seen, start)
                 first = states.first_unstable(Offset(end))
                 assert (first is None) == (not still_open | later)
                 assert first is None or first <= min(still_open | later)
