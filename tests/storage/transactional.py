@@ -138,6 +138,24 @@ class Transactions:
         first = min([*firsts, *self.opened.values()], default=high_watermark)
         return max(min(first, high_watermark), log_start_offset)
 
+    def first_readable(self, high_watermark: int, log_start_offset: int) -> int:
+        """The first readable record of a transaction that is open, or may be; else the mark."""
+        unstable = {
+            (producer, first)
+            for producer, first, marker, _ in self.ended
+            if marker >= high_watermark
+        }
+        unstable |= set(self.opened.items())
+        return min(
+            (
+                max(base, log_start_offset)
+                for producer, base, following in self.batches
+                if following > log_start_offset
+                and any(producer == other and base >= first for other, first in unstable)
+            ),
+            default=high_watermark,
+        )
+
     def aborted_offsets(self) -> set[int]:
         """Offsets of the records of aborted transactions."""
         return {
