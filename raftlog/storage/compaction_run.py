@@ -108,7 +108,8 @@ class _Compaction:
         # What was aborted below the dirty part is gone already.
         aborted = await self._find_aborted(plan.first_dirty_offset, plan.end_offset)
         end_offset = plan.end_offset
-        if len(aborted) >= ABORTED_MAX:
+        if len(aborted) >= ABORTED_MAX and aborted[-1].stable_offset > plan.first_dirty_offset:
+            # All that begin below are known.
             end_offset = min(aborted[-1].stable_offset, end_offset)
         work = CompactionPass(
             core.compaction,
