@@ -226,6 +226,12 @@ MAYBE_CHANGED: Final = (
 )
 
 
+MAYBE_ENDED: Final = (
+    "The outcome is unknown: the transaction's marker may or may not be written; writing it again "
+    "is safe."
+)
+
+
 def outcome_unknown_error(error: LogError, words: str = MAYBE_WRITTEN) -> LogError:
     """The error for a begun change whose outcome is unknown because of `error`.
 

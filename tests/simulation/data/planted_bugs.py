@@ -296,14 +296,20 @@ def _reading_to_the_end(right: Callable[..., Any]) -> Any:
         max_bytes: int,
         end_offset: Any = None,
         any_replica: bool = False,
+        **options: Any,
     ) -> Any:
         start, end = self.log.log_start_offset, self.log.log_end_offset
         if not any_replica or self.is_closed or not start <= offset < end:
             return await right(
-                self, offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=any_replica
+                self,
+                offset,
+                max_bytes=max_bytes,
+                end_offset=end_offset,
+                any_replica=any_replica,
+                **options,
             )
         result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
-        return Fetched(result.data, result.next_offset, end, start)
+        return Fetched(result.data, result.next_offset, end, start, end)
 
     return read
 
