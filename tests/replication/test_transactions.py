@@ -409,6 +409,7 @@ def test_guards_are_bounded_and_the_oldest_goes_first(monkeypatch: pytest.Monkey
 async def test_a_marker_is_written_once_and_never_by_an_older_coordinator() -> None:
     leader, follower, feed = await cluster()
     await write(leader, 1, 0, b"a")
+    await copy(leader, follower, feed)
     first = ending(leader, 1, commit=True, coordinator_epoch=4)
     await written(leader)
     repeated = ending(leader, 1, commit=True, coordinator_epoch=4)
