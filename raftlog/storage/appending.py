@@ -36,7 +36,7 @@ from raftlog.record.errors import (
     RECORD_TOO_LARGE,
     LogError,
 )
-from raftlog.record.header import CRC_START, BatchHeader, parse_header
+from raftlog.record.header import CONTROL_BIT, CRC_START, BatchHeader, parse_header
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
@@ -383,7 +383,7 @@ class Appender:
                 epoch = header.partition_leader_epoch
                 epochs.assign(epoch, base_offset)
             marker = None
-            if header.is_control:
+            if header.attributes & CONTROL_BIT:
                 at = position - begin
                 marker = parse_marker(header, view[at : at + header.size_bytes])
             aborted = producers.update(header, now_ms=monotonic_ms, marker=marker)

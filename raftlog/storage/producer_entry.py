@@ -71,7 +71,7 @@ from raftlog.record.errors import (
     TRANSACTION_NOT_VERIFIED,
     LogError,
 )
-from raftlog.record.header import BatchHeader
+from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from raftlog.record.types import NO_SEQUENCE, Offset, ProducerEpoch, ProducerId
 
 BATCHES_REMEMBERED_MAX: Final = 5
@@ -327,20 +327,21 @@ def after(
     """
     last_offset = base_offset + header.last_offset_delta
     epoch = header.producer_epoch
+    attributes, base_sequence = header.attributes, header.base_sequence
     if known is not None and epoch < known.epoch:
         # Only a log not checked by this table contains such a batch. The fence must stand.
         return msgspec.structs.replace(known, last_offset=last_offset, seen_ms=seen_ms)
     start = None if known is None else known.transaction_start
     coordinator_epoch = -1 if known is None else known.coordinator_epoch
-    if header.is_control:
+    if attributes & CONTROL_BIT:
         if marker is not None:
             coordinator_epoch = max(coordinator_epoch, marker.coordinator_epoch)
         if marker is not None or not header.record_count:
             start = None
-    elif start is None and header.is_transactional and header.record_count:
+    elif attributes & TRANSACTIONAL_BIT and start is None and header.record_count:
         # A batch without records is what compaction left of an ended transaction.
         start = base_offset
-    if header.base_sequence == NO_SEQUENCE or header.is_control:
+    if base_sequence == NO_SEQUENCE or attributes & CONTROL_BIT:
         if known is not None and epoch == known.epoch:
             return msgspec.structs.replace(
                 known,
@@ -353,13 +354,13 @@ def after(
             header.producer_id, epoch, 0, 0, last_offset, seen_ms, (), coordinator_epoch, start
         )
     count = header.last_offset_delta + 1
-    next_sequence = (header.base_sequence + count) % SEQUENCES
-    batch = WrittenBatch(header.base_sequence, count, base_offset, log_append_time_ms)
+    next_sequence = (base_sequence + count) % SEQUENCES
+    batch = WrittenBatch(base_sequence, count, base_offset, log_append_time_ms)
     run = count
     batches: tuple[WrittenBatch, ...] = (batch,)
     if known is not None and epoch == known.epoch:
         batches = (*known.batches[1 - BATCHES_REMEMBERED_MAX :], batch)
-        if header.base_sequence == known.next_sequence:
+        if base_sequence == known.next_sequence:
             # Half the circle at most: beyond it "before" and "after" cannot be told apart.
             run = min(known.written_run + count, SEQUENCES // 2)
     return Producer(

@@ -32,7 +32,7 @@ from raftlog.record.errors import (
     QUOTA_EXCEEDED,
     LogError,
 )
-from raftlog.record.header import BatchHeader
+from raftlog.record.header import TRANSACTIONAL_BIT, BatchHeader
 from raftlog.record.types import NO_PRODUCER_ID, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checksummed import Damaged, unwrap, wrap
 from raftlog.storage.producer_entry import (
@@ -169,7 +169,16 @@ class ProducerStates:
                 next_offset += header.last_offset_delta + 1
                 continue
             known = pending.get(producer_id) or self._producers.get(producer_id)
-            outcome = judge(known, header, is_coordinator=is_coordinator, may_begin=may_begin)
+            outcome: Outcome | LogError = APPEND
+            # One test for the common case, in which `judge` would say the same.
+            if (
+                known is None
+                or header.base_sequence != known.next_sequence
+                or header.producer_epoch != known.epoch
+                or known.transaction_start is not None
+                or header.attributes & TRANSACTIONAL_BIT
+            ):
+                outcome = judge(known, header, is_coordinator=is_coordinator, may_begin=may_begin)
             if isinstance(outcome, LogError):
                 if outcome.entry is not DUPLICATE_SEQUENCE:
                     raise outcome
