@@ -300,7 +300,7 @@ class MultiFetch:
         """The partition's next batches; none if `max_bytes` is 0 or there are none."""
         partition = one.partition
         if partition is None:
-            return Fetched(b"", one.offset, NO_OFFSET, NO_OFFSET)
+            return Fetched(b"", one.offset, NO_OFFSET, NO_OFFSET, NO_OFFSET)
         if one.error is None and max_bytes > 0:
             try:
                 fetched = await partition.read(
@@ -316,7 +316,13 @@ class MultiFetch:
                 one.offset = fetched.next_offset
                 self._service.topics.topic(partition.topic).bytes_out += len(fetched.data)
                 return fetched
-        return Fetched(b"", one.offset, partition.high_watermark, partition.log_start_offset)
+        return Fetched(
+            b"",
+            one.offset,
+            partition.high_watermark,
+            partition.log_start_offset,
+            partition.last_stable_offset,
+        )
 
     def _authorize(self, topic: str) -> None:
         """Decide about a topic, once per fetch."""

@@ -47,6 +47,7 @@ from raftlog.record.types import (
 )
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.replica import Origin
 from raftlog.world import Clock
 from raftlog.world.time import Wakeup
 
@@ -469,7 +470,13 @@ class Shard(Generic[S, K]):
 
     async def _append(self, batches: Sequence[RecordBatch], guard: Callable[[], None]) -> None:
         """The one way into the log; returns once committed."""
-        await self.partition.append(batches, acks=Acks.ALL, timeout_s=COMMIT_S, guard=guard)
+        await self.partition.append(
+            batches,
+            acks=Acks.ALL,
+            timeout_s=COMMIT_S,
+            guard=guard,
+            origin=Origin.COORDINATOR,
+        )
 
     def _release(self) -> None:
         """Let the responses of committed batches leave, in order."""

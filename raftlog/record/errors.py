@@ -113,6 +113,17 @@ DUPLICATE_SEQUENCE = ErrorEntry(
     "DUPLICATE_SEQUENCE",
     "The batch repeats one written so long ago that its offset is no longer known.",
 )
+COORDINATOR_FENCED = ErrorEntry(
+    40908,
+    "COORDINATOR_FENCED",
+    "A newer coordinator has ended a transaction of this producer here.",
+)
+TRANSACTION_NOT_VERIFIED = ErrorEntry(
+    40909,
+    "TRANSACTION_NOT_VERIFIED",
+    "The coordinator has not confirmed the transaction to this partition yet.",
+    retriable=True,
+)
 FENCED_MEMBER_EPOCH = ErrorEntry(
     40921,
     "FENCED_MEMBER_EPOCH",
@@ -271,6 +282,12 @@ MAYBE_DELETED: Final = (
 
 MAYBE_CHANGED: Final = (
     "The outcome is unknown: the group or transaction may or may not have changed."
+)
+
+
+MAYBE_ENDED: Final = (
+    "The outcome is unknown: the transaction's marker may or may not be written; writing it again "
+    "is safe."
 )
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import BATCHES_MAX, RecordBatch, too_many_batches
+from raftlog.record.control import Marker, build_marker
 from raftlog.record.errors import (
     ILLEGAL_STATE,
     INVALID_PRODUCER_ID,
@@ -35,16 +36,21 @@ from raftlog.record.types import (
     Buffer,
     LeaderEpoch,
     Offset,
+    ProducerEpoch,
     ProducerId,
 )
 from raftlog.replication import divergence
 from raftlog.replication.arrival_order import ArrivalOrder
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.leader_state import IsrProposal, LeaderState
-from raftlog.replication.replica import Acks, Replica
+from raftlog.replication.replica import Acks, Origin, Replica
+from raftlog.replication.verification import VerificationGuard, Verifications
 from raftlog.replication.waiters import CommitWaiters
+from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
+COORDINATOR: Final = Terms(lambda _producer_id, _epoch: True, is_coordinator=True)
+"""The terms of a coordinator's own append."""
 LOG_START_S: Final = 10.0
 """Longest wait of a deletion for the log start of the in-sync replicas."""
 
@@ -83,6 +89,7 @@ class LeaderRole:
         self._commits = CommitWaiters(replica.name)
         self.waiting_producers: ArrivalOrder[ProducerId] = ArrivalOrder()
         """Producers with appends that wait until their producer id is known to be issued."""
+        self._verifications = Verifications()
         self._start_waiters: list[tuple[Offset, asyncio.Future[None]]] = []
         self.end_listeners: list[Callable[[LogError], None]] = []
         """Called once, with the reason, when this leader epoch ends. Must not raise."""
@@ -171,13 +178,16 @@ class LeaderRole:
         acks: Acks,
         timeout_s: float,
         guard: Callable[[], None] | None = None,
+        origin: Origin = Origin.CLIENT,
+        verification: VerificationGuard | None = None,
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
         Appends of one producer, and those without one, take their places in the log in the order of
-        the calls. `guard` is called right before each attempt to write, and may refuse with a
-        LogError. Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
-        OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID, QUOTA_EXCEEDED and the like mean that nothing
+        the calls. A client's batch that opens a transaction here needs a current `verification`.
+        `guard` is called right before each attempt to write, and may refuse with a LogError. Raises
+        LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
+        INVALID_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, QUOTA_EXCEEDED and the like mean that nothing
         was written; RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the
         outcome is unknown.
         """
@@ -195,20 +205,79 @@ class LeaderRole:
                 guard=self._require_lead
                 if guard is None
                 else partial(self._require_lead_and, guard),
+                terms=self._terms(origin, verification),
             )
         except LogError as error:
             if error.entry is OUT_OF_ORDER_SEQUENCE and self._replica.may_be_led_elsewhere:
                 await self._confirm_lead()
             raise
+        if verification is not None:
+            # A transaction that is open asks no question.
+            self._verifications.end(verification.producer_id)
         if acks is Acks.ALL:
-            # The append may have waited for a new segment while this epoch ended: a commit waiter
-            # added now would never be woken.
-            if self._ended is not None:
-                raise outcome_unknown_error(self._ended)
-            last_offset = max(result.last_offset for result in results)
-            if last_offset >= self._replica.high_watermark:
-                await self._commits.wait(last_offset, timeout_s)
+            await self._wait_committed(results, timeout_s)
         return results
+
+    async def _wait_committed(self, results: Sequence[AppendResult], timeout_s: float) -> None:
+        # The append may have waited for a new segment while this epoch ended: a commit waiter added
+        # now would never be woken.
+        if self._ended is not None:
+            raise outcome_unknown_error(self._ended)
+        last_offset = max(result.last_offset for result in results)
+        if last_offset >= self._replica.high_watermark:
+            await self._commits.wait(last_offset, timeout_s)
+
+    # Transactions
+
+    def begin_verification(
+        self, producer_id: ProducerId, producer_epoch: ProducerEpoch
+    ) -> VerificationGuard | None:
+        """A guard for the append that opens a transaction; then ask the coordinator.
+
+        None if the transaction is open in this log in this epoch: there is no question. The guard
+        ends with the producer's next marker, and with this leader epoch. Raises LogError
+        PRODUCER_FENCED.
+        """
+        if self._log.producers.is_in_transaction(producer_id, producer_epoch):
+            return None
+        return self._verifications.begin(producer_id, producer_epoch)
+
+    def _terms(self, origin: Origin, verification: VerificationGuard | None) -> Terms:
+        if verification is not None:
+            may_begin = partial(self._verifications.is_current, verification)
+            return Terms(may_begin, is_coordinator=origin is Origin.COORDINATOR)
+        return COORDINATOR if origin is Origin.COORDINATOR else NO_TRANSACTIONS
+
+    async def write_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """End the producer's transaction; return once the marker is committed.
+
+        The epoch is the transaction's, or the next one. A repeated call is harmless: it returns
+        once the first marker is committed. Appends called before are written before. Raises
+        LogError: COORDINATOR_FENCED, PRODUCER_FENCED, NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL and
+        the like mean that nothing was written; RETRIABLE and STORAGE_FAILED that the outcome is
+        unknown.
+        """
+        self._require_enough_in_sync()
+        self._commits.require_room()
+
+        def guard() -> None:
+            self._require_lead()
+            # Also if the marker is not written, as nothing is open: the transaction has ended.
+            self._verifications.end(producer_id)
+
+        now_ms = self._replica.host.clock.time_ms()
+        batch = build_marker(producer_id, producer_epoch, marker, timestamp_ms=now_ms)
+        results = await self._log.appender.append(
+            [batch], self.state.row.leader_epoch, guard=guard, terms=Terms(marker=marker)
+        )
+        await self._wait_committed(results, timeout_s)
 
     async def _wait_issued(self, batches: Sequence[RecordBatch]) -> None:
         """Wait until the producer ids are issued, behind earlier appends of the same producers.

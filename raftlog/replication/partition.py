@@ -34,6 +34,7 @@ from typing import Final
 
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import RecordBatch
+from raftlog.record.control import Marker
 from raftlog.record.errors import (
     NO_LEADER,
     NOT_READY,
@@ -41,16 +42,35 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     LogError,
 )
-from raftlog.record.types import Buffer, Offset, TopicId
+from raftlog.record.types import Buffer, Offset, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.follower_role import FollowerRole
 from raftlog.replication.leader_role import Feed, LeaderRole
 from raftlog.replication.possible_loss import LossGate
-from raftlog.replication.replica import Acks, Fetched, Host, Replica, not_led_here
+from raftlog.replication.replica import (
+    Acks,
+    Fetched,
+    Host,
+    Isolation,
+    Origin,
+    Replica,
+    not_led_here,
+)
+from raftlog.replication.verification import VerificationGuard
+from raftlog.replication.waiters import ReadWaiters
 from raftlog.storage.log import Log
-from raftlog.storage.types import AppendResult
+from raftlog.storage.types import AbortedTransaction, AppendResult, ReadResult
 
-__all__ = ["Acks", "Fetched", "Host", "Partition", "not_led_here", "wait_for_data"]
+__all__ = [
+    "Acks",
+    "Fetched",
+    "Host",
+    "Isolation",
+    "Origin",
+    "Partition",
+    "not_led_here",
+    "wait_for_data",
+]
 
 REPAIR_WAIT_S: Final = 2.0
 """Longest wait of a read for the repair of the damage that it met."""
@@ -174,14 +194,14 @@ class Partition(Replica):
         role, self.leader_role = self.leader_role, None
         if role is not None:
             role.end(error)
-            self.readers.wake_all()
+            self.wake_all_readers()
 
     def close(self, error: LogError) -> None:
         """Stop serving: every present and later request fails with `error`."""
         if self.close_error is None:
             self.close_error = error
         self._stop_leading(error)
-        self.readers.wake_all()
+        self.wake_all_readers()
         self.follower_role.close()
         self.loss_gate.close()
 
@@ -202,6 +222,7 @@ class Partition(Replica):
         # By a deletion of this node's own retention too, and perhaps long after the last record:
         # the leader takes a follower into the ISR only with its log start, and a follower with a
         # clock that is behind deletes by the leader's.
+        self.wake_stable_readers()
         if self.leader_role is not None:
             self.leader_role.log_start_moved()
         elif self.follower_role.on_durable is not None:
@@ -224,7 +245,7 @@ class Partition(Replica):
         """
         self.write_refusal = error
         if error is not None:
-            self.readers.wake_all()
+            self.wake_all_readers()
         else:
             self.maybe_commit()
 
@@ -250,24 +271,53 @@ class Partition(Replica):
         acks: Acks,
         timeout_s: float,
         guard: Callable[[], None] | None = None,
+        origin: Origin = Origin.CLIENT,
+        verification: VerificationGuard | None = None,
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
-        `guard` is called right before each attempt to write, and may refuse with a LogError.
-        Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
-        OUT_OF_ORDER_SEQUENCE and the like mean that nothing was written; RETRIABLE (not committed
-        within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
+        A batch that opens a transaction here needs a `verification`: the guard from
+        `begin_verification`, once the coordinator has confirmed the transaction. `guard` is called
+        right before each attempt to write, and may refuse with a LogError. Raises LogError:
+        NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
+        TRANSACTION_NOT_VERIFIED and the like mean that nothing was written; RETRIABLE (not
+        committed within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
         """
-        role = self._require_taking_writes()
-        return await role.append(batches, acks=acks, timeout_s=timeout_s, guard=guard)
+        return await self._require_taking_writes().append(
+            batches,
+            acks=acks,
+            timeout_s=timeout_s,
+            guard=guard,
+            origin=origin,
+            verification=verification,
+        )
 
-    async def end_offset(self) -> Offset:
-        """The offset behind the last committed record, which never moves back.
+    def begin_verification(
+        self, producer_id: ProducerId, producer_epoch: ProducerEpoch
+    ) -> VerificationGuard | None:
+        """See `LeaderRole.begin_verification`. Raises LogError: NO_LEADER, PRODUCER_FENCED."""
+        return self.require_leader().begin_verification(producer_id, producer_epoch)
+
+    async def write_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """See `LeaderRole.write_marker`. Raises LogError."""
+        role = self._require_taking_writes()
+        await role.write_marker(producer_id, producer_epoch, marker, timeout_s=timeout_s)
+
+    async def end_offset(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Offset:
+        """The offset behind the last record for readers of this isolation; it never moves back.
 
         Raises LogError: NO_LEADER; NOT_READY while a new leader does not know yet which records of
         its predecessors were committed.
         """
-        return await self.require_leader().confirmed_end_offset()
+        await self.require_leader().confirmed_end_offset()
+        return self.readable_end(isolation)
 
     async def read(
         self,
@@ -277,10 +327,12 @@ class Partition(Replica):
         end_offset: Offset | None = None,
         any_replica: bool = False,
         waits_for_repair: bool = True,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
         """Committed batches from the one that holds `offset`; at least one if there is any.
 
-        Empty if no record at `offset` is known to be committed yet. With `end_offset`, no batch
+        Empty if no record at `offset` is known to be committed yet; with READ_COMMITTED, nor one
+        from the first open transaction on. With `end_offset`, no batch
         that starts at or after it. With `any_replica`, a follower reads too, up to its own high
         watermark. Damage is repaired from other replicas: the read waits for that, unless another
         repair asks (`waits_for_repair`). Raises LogError: NO_LEADER, OFFSET_OUT_OF_RANGE,
@@ -288,7 +340,7 @@ class Partition(Replica):
         """
         if not any_replica:
             role = self.require_leader()
-            if offset >= self.high_watermark:
+            if offset >= self.readable_end(isolation):
                 # Records below are committed, whatever broker leads. Only a leader knows the end.
                 role.require_lead_to_report_end()
             if offset > self.log.log_end_offset:
@@ -298,43 +350,56 @@ class Partition(Replica):
                 self.require_leader()
         self.require_open()
         self._check_range(offset)
-        high_watermark = self.high_watermark
-        end = high_watermark if end_offset is None else min(end_offset, high_watermark)
+        high_watermark, stable = self.high_watermark, self.last_stable_offset
+        end = high_watermark if isolation is Isolation.READ_UNCOMMITTED else stable
+        if end_offset is not None:
+            end = min(end_offset, end)
         if offset >= end:
-            return Fetched(b"", offset, high_watermark, self.log.log_start_offset)
+            return Fetched(b"", offset, high_watermark, self.log.log_start_offset, stable)
         try:
-            result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
+            result, aborted = await self._read(offset, end, max_bytes, isolation)
         except LogError as error:
             is_alone = len(self.image.replicas) == 1
             if error.entry is not STORAGE_FAILED or is_alone or not waits_for_repair:
                 raise
             if not await self.log.wait_repaired(REPAIR_WAIT_S):
                 raise
-            result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
-        return Fetched(result.data, result.next_offset, high_watermark, self.log.log_start_offset)
+            result, aborted = await self._read(offset, end, max_bytes, isolation)
+        start = self.log.log_start_offset
+        return Fetched(result.data, result.next_offset, high_watermark, start, stable, aborted)
 
-    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
+    async def _read(
+        self, offset: Offset, end: Offset, max_bytes: int, isolation: Isolation
+    ) -> tuple[ReadResult, tuple[AbortedTransaction, ...]]:
+        reader = self.log.reader
+        if isolation is Isolation.READ_UNCOMMITTED:
+            return await reader.read(offset, end=end, max_bytes=max_bytes), ()
+        return await reader.read_committed(offset, end=end, max_bytes=max_bytes)
+
+    async def offset_for_timestamp(
+        self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> tuple[Offset, int] | None:
         """Offset and timestamp of the first committed record at or after a time; None if none.
 
         None holds for all records committed before the call. Raises LogError as `end_offset`, but
         for a record found: its answer needs no knowledge of the end.
         """
-        found, end = await self.known_offset_for_timestamp(timestamp_ms)
+        found, end = await self.known_offset_for_timestamp(timestamp_ms, isolation)
         if found is None:
-            confirmed_end = await self.end_offset()
+            confirmed_end = await self.end_offset(isolation)
             if confirmed_end > end:
                 found = await self.log.reader.offset_for_timestamp(timestamp_ms, end=confirmed_end)
         return found
 
     async def known_offset_for_timestamp(
-        self, timestamp_ms: int
+        self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[tuple[Offset, int] | None, Offset]:
         """Like `offset_for_timestamp`, among the records known here to be committed.
 
         Returns also the end of these. None says nothing about later ones. Raises LogError.
         """
         self.require_leader()
-        end = self.high_watermark
+        end = self.readable_end(isolation)
         return await self.log.reader.offset_for_timestamp(timestamp_ms, end=end), end
 
     def _check_range(self, offset: Offset) -> None:
@@ -353,31 +418,38 @@ class Partition(Replica):
 
 
 async def wait_for_data(
-    wants: Sequence[tuple[Partition, Offset]], *, min_bytes: int, timeout_s: float
+    wants: Sequence[tuple[Partition, Offset]],
+    *,
+    min_bytes: int,
+    timeout_s: float,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> None:
-    """Return when any partition has a committed record at its offset, or the time is up.
+    """Return when any partition has a record for these readers at its offset, or the time is up.
 
-    With `min_bytes` > 1, wait until about that many bytes have been committed meanwhile, whenever
-    the records were written; records committed before the call count as enough. Also returns when a
-    partition stops serving: the caller's next read raises the reason.
+    With `min_bytes` > 1, wait until about that many bytes have been committed meanwhile, in open
+    transactions or not, whenever the records were written; records readable before the call count
+    as enough. Also returns when a partition stops serving: the caller's next read raises the
+    reason.
     """
-    if any(one.is_closed or one.high_watermark > offset for one, offset in wants):
+    if any(one.is_closed or one.readable_end(isolation) > offset for one, offset in wants):
         return
     deadline = asyncio.get_running_loop().time() + timeout_s
     before = [partition.committed_bytes.total for partition, _ in wants]
-    while await _any_moves(wants, deadline):
+    while await _any_moves(wants, deadline, isolation):
         committed = sum(
             partition.committed_bytes.total - count
             for (partition, _), count in zip(wants, before, strict=True)
         )
-        has_moved = any(partition.high_watermark > offset for partition, offset in wants)
+        has_moved = any(one.readable_end(isolation) > offset for one, offset in wants)
         if min_bytes <= 1 or committed >= min_bytes or not has_moved:
             return
-        wants = [(p, max(offset, p.high_watermark)) for p, offset in wants]
+        wants = [(one, max(offset, one.readable_end(isolation))) for one, offset in wants]
 
 
-async def _any_moves(wants: Sequence[tuple[Partition, Offset]], deadline: float) -> bool:
-    """Wait until a high watermark passes its offset; False when the deadline came first."""
+async def _any_moves(
+    wants: Sequence[tuple[Partition, Offset]], deadline: float, isolation: Isolation
+) -> bool:
+    """Wait until a readable end passes its offset; False when the deadline came first."""
     loop = asyncio.get_running_loop()
     moved: asyncio.Future[bool] = loop.create_future()
 
@@ -386,12 +458,13 @@ async def _any_moves(wants: Sequence[tuple[Partition, Offset]], deadline: float)
             moved.set_result(outcome)
 
     timer = loop.call_at(deadline, settle, False)
-    handles: list[tuple[Partition, int]] = []
+    handles: list[tuple[ReadWaiters, int]] = []
     try:
         for partition, offset in wants:
-            handles.append((partition, partition.readers.add(offset, lambda: settle(True))))
+            waiters = partition.waiters(isolation)
+            handles.append((waiters, waiters.add(offset, lambda: settle(True))))
         return await moved
     finally:
         timer.cancel()
-        for partition, handle in handles:
-            partition.readers.remove(handle)
+        for waiters, handle in handles:
+            waiters.remove(handle)

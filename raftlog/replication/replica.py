@@ -15,7 +15,7 @@ from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
 from raftlog.replication.waiters import CommittedBytes, ReadWaiters
 from raftlog.storage.log import Log
-from raftlog.storage.types import FlushMode, LogConfig
+from raftlog.storage.types import AbortedTransaction, FlushMode, LogConfig
 from raftlog.world import Clock
 
 PARTITIONS_DEFAULT = 1
@@ -33,6 +33,24 @@ class Acks(IntEnum):
     ALL = -1
 
 
+class Origin(IntEnum):
+    """The writer of an append."""
+
+    CLIENT = 0
+    COORDINATOR = 1
+    """A coordinator, on behalf of a producer: its batches have no sequence, and need no
+    verification."""
+
+
+class Isolation(IntEnum):
+    """Which committed records a reader gets. The values are Kafka's."""
+
+    READ_UNCOMMITTED = 0
+    """All up to the high watermark."""
+    READ_COMMITTED = 1
+    """Up to the last stable offset, with the aborted transactions, whose records to skip."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """Committed record batches, whole; the first one holds the requested offset."""
@@ -41,6 +59,9 @@ class Fetched:
     next_offset: Offset
     high_watermark: Offset
     log_start_offset: Offset
+    last_stable_offset: Offset
+    aborted: tuple[AbortedTransaction, ...] = ()
+    """For READ_COMMITTED, the aborted transactions in the range of the data, by first offset."""
 
 
 async def _no_barrier() -> None:
@@ -97,6 +118,8 @@ class Replica:
         self.readers = ReadWaiters(self.name)
         """Long polls. They also wake when the replica closes or its role ends, and learn the reason
         from their next read. Compare with `high_watermark` before adding a reader."""
+        self.stable_readers = ReadWaiters(self.name)
+        """Long polls of READ_COMMITTED: like `readers`, by the last stable offset."""
         self.committed_bytes = CommittedBytes()
         if self.high_watermark < log.log_end_offset:
             # Too many rather than too few: a long poll that waits for bytes then wakes early.
@@ -126,11 +149,40 @@ class Replica:
             return self.log.log_end_offset
         return self.log.flushed_offset
 
+    @property
+    def last_stable_offset(self) -> Offset:
+        """First offset that is not known here to be committed, and free of open transactions.
+
+        Within a leader epoch it never falls: see `storage.transactions`.
+        """
+        return self.log.last_stable_offset(self.high_watermark)
+
+    def readable_end(self, isolation: Isolation) -> Offset:
+        """First offset that readers of this isolation do not get yet."""
+        if isolation is Isolation.READ_UNCOMMITTED:
+            return self.high_watermark
+        return self.last_stable_offset
+
+    def waiters(self, isolation: Isolation) -> ReadWaiters:
+        """The long polls that wait for `readable_end` to move."""
+        return self.readers if isolation is Isolation.READ_UNCOMMITTED else self.stable_readers
+
+    def wake_stable_readers(self) -> None:
+        """Wake the readers whose offset the last stable offset has passed."""
+        if len(self.stable_readers):
+            self.stable_readers.committed(self.last_stable_offset)
+
+    def wake_all_readers(self) -> None:
+        """Wake all long polls: each learns the reason from its next read."""
+        self.readers.wake_all()
+        self.stable_readers.wake_all()
+
     def move_high_watermark(self, end: Offset) -> None:
         """Mark everything below `end` as committed, and wake the readers that waited for it."""
         self.high_watermark = self.log.high_watermark = end
         self.committed_bytes.committed(end)
         self.readers.committed(end)
+        self.wake_stable_readers()
 
     def require_open(self) -> None:
         """Raise LogError if the replica is closed."""

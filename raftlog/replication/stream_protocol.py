@@ -47,7 +47,7 @@ from raftlog.record.types import BrokerEpoch, Buffer, LeaderEpoch, Offset, Topic
 _T = TypeVar("_T")
 
 CHANNEL: Final = "replication"
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Of these messages and the hello. Nodes of different protocols do not replicate."""
 ENTRIES_MAX: Final = 500
 """Partitions in one message."""

@@ -19,8 +19,15 @@ from msgspec import Meta
 
 from raftlog.peer.channel import PieceBuffer
 from raftlog.peer.hello import Hello, ProtocolError, check_peer, decode_hello
-from raftlog.record.errors import MAYBE_CHANGED, MAYBE_DELETED, LogError, outcome_unknown_error
-from raftlog.record.types import Buffer
+from raftlog.record.errors import (
+    MAYBE_CHANGED,
+    MAYBE_DELETED,
+    MAYBE_ENDED,
+    LogError,
+    outcome_unknown_error,
+)
+from raftlog.record.types import Buffer, Offset, ProducerId
+from raftlog.storage.types import AbortedTransaction
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"
@@ -34,6 +41,9 @@ WAITS_MAX: Final = 1_000
 """Waits in flight: waiting readers must not keep writers out."""
 BODY_BYTES_MAX: Final = 48 * 1024 * 1024
 """Bytes of one request or answer. A connection ends at 64 MiB that its peer has not read."""
+ABORTED_MAX: Final = BODY_BYTES_MAX // 16
+"""Aborted transactions of one answer. The partition's producers and the bytes read bound them far
+below."""
 WANTS_MAX: Final = 1_000
 """Partitions of one request for many."""
 
@@ -46,6 +56,8 @@ _PartitionNumber = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _TopicId = Annotated[str, Meta(min_length=1, max_length=64)]
 _Milliseconds = Annotated[int, Meta(ge=0, le=24 * 3_600_000)]
 _BodyBytes = Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
+_Isolation = Annotated[int, Meta(ge=0, le=1)]
+_ABORTED: Final = Struct(">qq")
 
 
 class _Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -68,22 +80,24 @@ class Read(_Base, frozen=True, tag=2):
     offset: _Number
     max_bytes: Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
     end_offset: _Number | None
+    isolation: _Isolation = 0
 
 
 class Bounds(_Base, frozen=True, tag=3):
-    """Query log start offset and high watermark."""
+    """Query log start offset, high watermark and last stable offset."""
 
     topic_id: _TopicId
     partition: _PartitionNumber
 
 
 class Wait(_Base, frozen=True, tag=4):
-    """Wait until one of the partitions has a committed record at its offset, or the time is up."""
+    """Wait until one of the partitions has a record to read at its offset, or the time is up."""
 
     wants: Annotated[
         tuple[tuple[_TopicId, _PartitionNumber, _Number], ...],
         Meta(min_length=1, max_length=WANTS_MAX),
     ]
+    isolation: _Isolation = 0
 
 
 class FindTime(_Base, frozen=True, tag=5):
@@ -92,6 +106,7 @@ class FindTime(_Base, frozen=True, tag=5):
     topic_id: _TopicId
     partition: _PartitionNumber
     timestamp_ms: _Number
+    isolation: _Isolation = 0
 
 
 class Delete(_Base, frozen=True, tag=6):
@@ -117,6 +132,7 @@ class FindTimeInMany(_Base, frozen=True, tag=8):
         tuple[tuple[_TopicId, _PartitionNumber, _Number], ...],
         Meta(min_length=1, max_length=WANTS_MAX),
     ]
+    isolation: _Isolation = 0
 
 
 class ReadReplica(_Base, frozen=True, tag=9):
@@ -139,6 +155,17 @@ class Coordinate(_Base, frozen=True, tag=10):
     """Whether the coordinator may hold the request open: counts as a wait."""
 
 
+class WriteMarker(_Base, frozen=True, tag=11):
+    """End a producer's transaction in a partition."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    producer_id: _Number
+    producer_epoch: Annotated[int, Meta(ge=0, le=2**15 - 1)]
+    coordinator_epoch: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    commit: bool
+
+
 Operation: TypeAlias = (
     Append
     | Read
@@ -150,6 +177,7 @@ Operation: TypeAlias = (
     | FindTimeInMany
     | ReadReplica
     | Coordinate
+    | WriteMarker
 )
 
 
@@ -166,6 +194,9 @@ class Marks(_Base, frozen=True, tag=2):
     next_offset: _Number
     high_watermark: _Number
     log_start_offset: _Number
+    last_stable_offset: _Number
+    aborted_count: Annotated[int, Meta(ge=0, le=ABORTED_MAX)] = 0
+    """Aborted transactions before the batches in the body: see `with_aborted`."""
 
 
 class Waited(_Base, frozen=True, tag=3):
@@ -204,8 +235,20 @@ class Coordinated(_Base, frozen=True, tag=8):
     """The body is the coordinator's response."""
 
 
+class MarkerWritten(_Base, frozen=True, tag=9):
+    """The marker is committed."""
+
+
 Outcome: TypeAlias = (
-    Appended | Marks | Waited | FoundTime | Failure | MarksOfMany | FoundTimes | Coordinated
+    Appended
+    | Marks
+    | Waited
+    | FoundTime
+    | Failure
+    | MarksOfMany
+    | FoundTimes
+    | Coordinated
+    | MarkerWritten
 )
 
 
@@ -289,6 +332,28 @@ def _id(message: Message) -> int:
     return message.id
 
 
+def with_aborted(aborted: Sequence[AbortedTransaction], data: Buffer) -> tuple[Buffer, ...]:
+    """The body of a read: 16 bytes for each aborted transaction, then the batches.
+
+    In the body, as a head has no room for many.
+    """
+    if not aborted:
+        return (data,)
+    return b"".join(_ABORTED.pack(*one) for one in aborted), data
+
+
+def split_aborted(
+    count: int, body: memoryview
+) -> tuple[tuple[AbortedTransaction, ...], memoryview]:
+    """The aborted transactions and the batches of a body."""
+    end = count * _ABORTED.size
+    aborted = tuple(
+        AbortedTransaction(ProducerId(producer_id), Offset(first_offset))
+        for producer_id, first_offset in _ABORTED.iter_unpack(body[:end])
+    )
+    return aborted, body[end:]
+
+
 class Assembly:
     """The body of a request or an answer, arriving in pieces."""
 
@@ -336,6 +401,8 @@ def outcome_unknown_if_changing(operation: Operation, error: LogError) -> LogErr
             return outcome_unknown_error(error, MAYBE_DELETED)
         case Coordinate(may_change=True):
             return outcome_unknown_error(error, MAYBE_CHANGED)
+        case WriteMarker():
+            return outcome_unknown_error(error, MAYBE_ENDED)
     return error
 
 

@@ -4,8 +4,8 @@ Only as the partition's leader: other requests are refused by this node's metada
 NOT_READY while the metadata is behind the caller's). A caller has one connection; a second one from
 the same node replaces the first, which the caller must have lost.
 
-An append or a deletion that has begun is never cancelled: without its caller the records may be
-written all the same. Other operations end with the request or the connection.
+An append, a marker or a deletion that has begun is never cancelled: without its caller the records
+may be written all the same. Other operations end with the request or the connection.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, assert_never
 
+import msgspec
+
 from raftlog.peer.channel import Channel, ChannelSettings, Session
 from raftlog.peer.hello import Hello, ProtocolError
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.batch import split_batches
+from raftlog.record.control import Marker
 from raftlog.record.errors import (
     INTERNAL,
     NOT_READY,
@@ -29,9 +32,17 @@ from raftlog.record.errors import (
     UNSUPPORTED_FORMAT,
     LogError,
 )
-from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
+from raftlog.record.types import (
+    BrokerId,
+    Buffer,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+    TopicId,
+)
 from raftlog.replication.manager import ReplicaManager
-from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.partition import Acks, Isolation, Partition
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
@@ -52,6 +63,7 @@ from raftlog.routing.forwarding_messages import (
     FindTimeInMany,
     FoundTime,
     FoundTimes,
+    MarkerWritten,
     Marks,
     MarksOfMany,
     Operation,
@@ -62,11 +74,13 @@ from raftlog.routing.forwarding_messages import (
     Request,
     Wait,
     Waited,
+    WriteMarker,
     check_hello,
     decode,
     encode,
     is_held,
     own_hello,
+    with_aborted,
 )
 from raftlog.routing.many import coded, local_bounds, local_times
 from raftlog.world import Clock
@@ -319,13 +333,18 @@ class _Session(Session):
     async def _at_leader(
         self,
         found: Partition,
-        operation: Append | Read | Bounds | FindTime | Delete,
+        operation: Append | Read | Bounds | FindTime | Delete | WriteMarker,
         body: memoryview,
         timeout_s: float,
     ) -> tuple[Outcome, Sequence[Buffer]]:
         match operation:
             case Append():
-                batches = split_batches(body, max_message_bytes=found.log.config.max_message_bytes)
+                # A batch that opens a transaction without verification is refused by the append.
+                batches = split_batches(
+                    body,
+                    max_message_bytes=found.log.config.max_message_bytes,
+                    allow_transactional=True,
+                )
                 results = await found.append(
                     batches, acks=Acks(operation.acks), timeout_s=timeout_s
                 )
@@ -341,17 +360,35 @@ class _Session(Session):
                     Offset(operation.offset),
                     max_bytes=operation.max_bytes,
                     end_offset=None if end is None else Offset(end),
+                    isolation=Isolation(operation.isolation),
                 )
-                marks = Marks(fetched.next_offset, fetched.high_watermark, fetched.log_start_offset)
-                return marks, (fetched.data,)
+                marks = Marks(
+                    fetched.next_offset,
+                    fetched.high_watermark,
+                    fetched.log_start_offset,
+                    fetched.last_stable_offset,
+                    len(fetched.aborted),
+                )
+                return marks, with_aborted(fetched.aborted, fetched.data)
             case Bounds():
-                end_offset = await found.end_offset()
-                return Marks(0, end_offset, found.log_start_offset), ()
+                await found.end_offset()
+                return _marks(found), ()
             case FindTime():
-                return FoundTime(await found.offset_for_timestamp(operation.timestamp_ms)), ()
+                isolation = Isolation(operation.isolation)
+                return FoundTime(
+                    await found.offset_for_timestamp(operation.timestamp_ms, isolation)
+                ), ()
             case Delete():
                 start = await found.require_leader().delete_records(Offset(operation.before))
-                return Marks(0, found.high_watermark, start), ()
+                return msgspec.structs.replace(_marks(found), log_start_offset=start), ()
+            case WriteMarker():
+                await found.write_marker(
+                    ProducerId(operation.producer_id),
+                    ProducerEpoch(operation.producer_epoch),
+                    Marker(operation.commit, operation.coordinator_epoch),
+                    timeout_s=timeout_s,
+                )
+                return MarkerWritten(), ()
             case _:
                 assert_never(operation)
 
@@ -362,7 +399,7 @@ class _Session(Session):
             Offset(operation.offset),
             operation.max_bytes,
         )
-        return Marks(0, 0, 0), (data,)
+        return Marks(0, 0, 0, 0), (data,)
 
     async def _of_many(
         self, operation: Wait | BoundsOfMany | FindTimeInMany, timeout_s: float
@@ -372,7 +409,12 @@ class _Session(Session):
                 (self._led(topic_id, partition), Offset(offset))
                 for topic_id, partition, offset in operation.wants
             ]
-            await self._replicas.wait_for_data(wants, min_bytes=1, timeout_s=timeout_s)
+            await self._replicas.wait_for_data(
+                wants,
+                min_bytes=1,
+                timeout_s=timeout_s,
+                isolation=Isolation(operation.isolation),
+            )
             return Waited()
         if isinstance(operation, BoundsOfMany):
             marks = await local_bounds(
@@ -383,7 +425,8 @@ class _Session(Session):
             [
                 (partial(self._led, topic_id, partition), timestamp_ms)
                 for topic_id, partition, timestamp_ms in operation.wants
-            ]
+            ],
+            Isolation(operation.isolation),
         )
         return FoundTimes(tuple(coded(one) for one in found))
 
@@ -401,8 +444,12 @@ async def _no_coordinators(_found: Partition, _request: memoryview, _timeout_s: 
     raise LogError(NOT_READY, "This node's coordinators are not running.")
 
 
+def _marks(found: Partition) -> Marks:
+    return Marks(0, found.high_watermark, found.log_start_offset, found.last_stable_offset)
+
+
 def _cancel_unless_changing(running: _Running) -> None:
-    if not isinstance(running.operation, Append | Delete):
+    if not isinstance(running.operation, Append | Delete | WriteMarker):
         running.task.cancel()
 
 

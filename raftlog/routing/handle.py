@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from raftlog.record.batch import RecordBatch
+from raftlog.record.control import Marker
 from raftlog.record.errors import (
     COORDINATOR_LOADING,
     DUPLICATE_SEQUENCE,
@@ -33,11 +34,12 @@ from raftlog.record.types import (
     Buffer,
     Offset,
     PartitionId,
+    ProducerEpoch,
     ProducerId,
     TopicId,
 )
 from raftlog.replication.arrival_order import Place
-from raftlog.replication.partition import Acks, Fetched, Partition
+from raftlog.replication.partition import Acks, Fetched, Isolation, Partition
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
     Append,
@@ -52,7 +54,9 @@ from raftlog.routing.forwarding_messages import (
     Operation,
     Outcome,
     Read,
+    WriteMarker,
     outcome_unknown_if_changing,
+    split_aborted,
 )
 from raftlog.storage.types import AppendResult
 
@@ -181,65 +185,82 @@ class PartitionHandle:
             ) from None
 
     async def read(
-        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
+        self,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        end_offset: Offset | None = None,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
         """See `Partition.read`."""
         refusal: LogError | None = None
+
+        def local(found: Partition, _remaining_s: float = 0.0) -> Awaitable[Fetched]:
+            return found.read(
+                offset, max_bytes=max_bytes, end_offset=end_offset, isolation=isolation
+            )
+
         if self._local is not None:
             try:
-                return await self._local.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+                return await local(self._local)
             except LogError as error:
                 refusal = self._drop_local(error)
+        bytes_max = min(max_bytes, BODY_BYTES_MAX)
         operation = Read(
-            self.topic_id, self.partition, offset, min(max_bytes, BODY_BYTES_MAX), end_offset
+            self.topic_id, self.partition, offset, bytes_max, end_offset, int(isolation)
         )
-        outcome, body = await self._routed(
-            operation,
-            (),
-            local=lambda found, _: found.read(offset, max_bytes=max_bytes, end_offset=end_offset),
-            refusal=refusal,
-        )
+        outcome, body = await self._routed(operation, (), local=local, refusal=refusal)
         if isinstance(outcome, Fetched):
             return outcome
         assert isinstance(outcome, Marks)
+        aborted, data = split_aborted(outcome.aborted_count, body)
         return Fetched(
-            body,
+            data,
             Offset(outcome.next_offset),
             Offset(outcome.high_watermark),
             Offset(outcome.log_start_offset),
+            Offset(outcome.last_stable_offset),
+            aborted,
         )
 
-    async def bounds(self) -> tuple[Offset, Offset]:
-        """Log start offset and high watermark."""
+    async def bounds(
+        self, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> tuple[Offset, Offset]:
+        """Log start offset and high watermark; for READ_COMMITTED, the last stable offset."""
         refusal: LogError | None = None
         if self._local is not None:
             try:
-                return await _bounds(self._local)
+                return await _bounds(self._local, isolation)
             except LogError as error:
                 refusal = self._drop_local(error)
         outcome, _ = await self._routed(
             Bounds(self.topic_id, self.partition),
             (),
-            local=lambda found, _: _bounds(found),
+            local=lambda found, _: _bounds(found, isolation),
             refusal=refusal,
         )
         if isinstance(outcome, tuple):
             return outcome
         assert isinstance(outcome, Marks)
-        return Offset(outcome.log_start_offset), Offset(outcome.high_watermark)
+        end = outcome.high_watermark
+        if isolation is Isolation.READ_COMMITTED:
+            end = outcome.last_stable_offset
+        return Offset(outcome.log_start_offset), Offset(end)
 
-    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
+    async def offset_for_timestamp(
+        self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> tuple[Offset, int] | None:
         """See `Partition.offset_for_timestamp`."""
         refusal: LogError | None = None
         if self._local is not None:
             try:
-                return await self._local.offset_for_timestamp(timestamp_ms)
+                return await self._local.offset_for_timestamp(timestamp_ms, isolation)
             except LogError as error:
                 refusal = self._drop_local(error)
         outcome, _ = await self._routed(
-            FindTime(self.topic_id, self.partition, timestamp_ms),
+            FindTime(self.topic_id, self.partition, timestamp_ms, int(isolation)),
             (),
-            local=lambda found, _: found.offset_for_timestamp(timestamp_ms),
+            local=lambda found, _: found.offset_for_timestamp(timestamp_ms, isolation),
             refusal=refusal,
         )
         if isinstance(outcome, FoundTime):
@@ -287,6 +308,32 @@ class PartitionHandle:
             refusal=None,
         )
         return body if isinstance(outcome, Coordinated) else cast(Buffer, outcome)
+
+    async def write_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """See `Partition.write_marker`."""
+        await self._routed(
+            WriteMarker(
+                self.topic_id,
+                self.partition,
+                producer_id,
+                producer_epoch,
+                marker.coordinator_epoch,
+                marker.commit,
+            ),
+            (),
+            local=lambda found, remaining_s: found.write_marker(
+                producer_id, producer_epoch, marker, timeout_s=remaining_s
+            ),
+            timeout_s=timeout_s,
+            refusal=None,
+        )
 
     async def _routed(
         self,
@@ -381,30 +428,43 @@ class LocalFollowerHandle(PartitionHandle):
         return follower if is_there else None
 
     async def read(
-        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
+        self,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        end_offset: Offset | None = None,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
         """See `Partition.read`."""
         follower = self.local_replica(offset)
         if follower is not None:
             try:
                 return await follower.read(
-                    offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=True
+                    offset,
+                    max_bytes=max_bytes,
+                    end_offset=end_offset,
+                    any_replica=True,
+                    isolation=isolation,
                 )
             except LogError:
                 # The leader may have the records, or raises the reason.
                 pass
-        return await super().read(offset, max_bytes=max_bytes, end_offset=end_offset)
+        return await super().read(
+            offset, max_bytes=max_bytes, end_offset=end_offset, isolation=isolation
+        )
 
-    async def bounds(self) -> tuple[Offset, Offset]:
-        """Log start offset and high watermark of the local replica."""
-        return self._follower.log_start_offset, self._follower.high_watermark
+    async def bounds(
+        self, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> tuple[Offset, Offset]:
+        """Log start offset and readable end of the local replica."""
+        return self._follower.log_start_offset, self._follower.readable_end(isolation)
 
 
 _NO_BODY: Final = memoryview(b"")
 
 
-async def _bounds(found: Partition) -> tuple[Offset, Offset]:
-    end = await found.end_offset()
+async def _bounds(found: Partition, isolation: Isolation) -> tuple[Offset, Offset]:
+    end = await found.end_offset(isolation)
     return found.log_start_offset, end
 
 

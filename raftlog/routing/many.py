@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.record.errors import ERROR_TABLE, INTERNAL, LogError
 from raftlog.record.types import BrokerId, Offset
-from raftlog.replication.partition import Partition
+from raftlog.replication.partition import Isolation, Partition
 from raftlog.routing.forwarding_messages import (
     WANTS_MAX,
     BoundsOfMany,
@@ -46,6 +46,12 @@ class PartitionBounds(NamedTuple):
     last_stable_offset: Offset
     """No open transaction has records below. Equal to the high watermark without transactions."""
 
+    def end(self, isolation: Isolation) -> Offset:
+        """First offset that readers of this isolation do not get yet."""
+        if isolation is Isolation.READ_COMMITTED:
+            return self.last_stable_offset
+        return self.high_watermark
+
 
 async def bounds_of_many(
     router: PartitionRouter, wanted: Sequence[PartitionHandle]
@@ -69,7 +75,9 @@ async def bounds_of_many(
 
 
 async def times_of_many(
-    router: PartitionRouter, wanted: Sequence[tuple[PartitionHandle, int]]
+    router: PartitionRouter,
+    wanted: Sequence[tuple[PartitionHandle, int]],
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> list[FoundRecord | LogError | None]:
     """Each partition's first committed record at or after its timestamp (ms), None, or its error.
 
@@ -77,11 +85,14 @@ async def times_of_many(
     """
 
     async def local(indexes: Sequence[int]) -> list[FoundRecord | LogError | None]:
-        return await local_times([(_finder(router, wanted[i][0]), wanted[i][1]) for i in indexes])
+        return await local_times(
+            [(_finder(router, wanted[i][0]), wanted[i][1]) for i in indexes], isolation
+        )
 
     def operation(some: Sequence[int]) -> Operation:
         return FindTimeInMany(
-            tuple((wanted[i][0].topic_id, wanted[i][0].partition, wanted[i][1]) for i in some)
+            tuple((wanted[i][0].topic_id, wanted[i][0].partition, wanted[i][1]) for i in some),
+            int(isolation),
         )
 
     def answer(outcome: Outcome) -> list[FoundRecord | int | None]:
@@ -132,17 +143,18 @@ async def local_bounds(
 
 def _known_bounds(partition: Partition) -> PartitionBounds:
     end = partition.require_leader().known_end_offset()
-    return PartitionBounds(partition.log_start_offset, end, end)
+    return PartitionBounds(partition.log_start_offset, end, partition.last_stable_offset)
 
 
 async def local_times(
     wanted: Sequence[tuple[Callable[[], Partition], int]],
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> list[FoundRecord | LogError | None]:
     """Records of partitions led here at or after a timestamp, with bounded parallel searches.
 
     One confirmation of the lead serves all partitions without such a record.
     """
-    found = await _search_all(wanted)
+    found = await _search_all(wanted, isolation)
     rows: list[FoundRecord | LogError | None] = [
         row[0] if isinstance(row, tuple) else row for row in found
     ]
@@ -159,9 +171,9 @@ async def local_times(
     for (index, end), known in zip(missing, bounds, strict=True):
         if isinstance(known, LogError):
             rows[index] = known
-        elif known.high_watermark > end:
+        elif known.end(isolation) > end:
             grown.append(index)
-    again = await _search_all([wanted[index] for index in grown])
+    again = await _search_all([wanted[index] for index in grown], isolation)
     for index, row in zip(grown, again, strict=True):
         rows[index] = row[0] if isinstance(row, tuple) else row
     return rows
@@ -172,11 +184,11 @@ _Known: TypeAlias = tuple[FoundRecord | None, Offset]
 
 
 async def _search_all(
-    wanted: Sequence[tuple[Callable[[], Partition], int]],
+    wanted: Sequence[tuple[Callable[[], Partition], int]], isolation: Isolation
 ) -> list[_Known | LogError]:
     async def search(find: Callable[[], Partition], time_ms: int) -> _Known | LogError:
         try:
-            return await find().known_offset_for_timestamp(time_ms)
+            return await find().known_offset_for_timestamp(time_ms, isolation)
         except LogError as error:
             return error.as_outcome()
 

@@ -31,7 +31,7 @@ from raftlog.record.types import (
 )
 from raftlog.replication.arrival_order import ArrivalOrder
 from raftlog.replication.manager import ReplicaManager
-from raftlog.replication.partition import Partition, not_led_here
+from raftlog.replication.partition import Isolation, Partition, not_led_here
 from raftlog.routing.forwarding_messages import (
     WANTS_MAX,
     Operation,
@@ -116,9 +116,12 @@ class PartitionRouter:
         return LocalFollowerHandle(self, topic, image.topic_id, number, follower)
 
     async def wait_for_data(
-        self, wants: Sequence[tuple[PartitionHandle, Offset]], timeout_s: float
+        self,
+        wants: Sequence[tuple[PartitionHandle, Offset]],
+        timeout_s: float,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> None:
-        """Return when any partition may have a committed record at its offset, or the time is up.
+        """Return when any partition may have a record to read at its offset, or the time is up.
 
         Also returns when a partition's leader is gone or unknown: the caller's next read raises the
         reason. Raises LogError OVERLOADED.
@@ -132,22 +135,25 @@ class PartitionRouter:
             else:
                 seen = self.leadership(handle.topic_id, handle.partition)
                 remote.setdefault(seen.leader, []).append((handle, offset))
+        wait_here = partial(
+            self.replicas.wait_for_data,
+            local,
+            min_bytes=1,
+            timeout_s=timeout_s,
+            isolation=isolation,
+        )
         if not remote:
-            await self.replicas.wait_for_data(local, min_bytes=1, timeout_s=timeout_s)
+            await wait_here()
             return
         waits = [
             asyncio.ensure_future(
-                self._wait_at_leader(leader, some[start : start + WANTS_MAX], timeout_s)
+                self._wait_at_leader(leader, some[start : start + WANTS_MAX], timeout_s, isolation)
             )
             for leader, some in remote.items()
             for start in range(0, len(some), WANTS_MAX)
         ]
         if local:
-            waits.append(
-                asyncio.ensure_future(
-                    self.replicas.wait_for_data(local, min_bytes=1, timeout_s=timeout_s)
-                )
-            )
+            waits.append(asyncio.ensure_future(wait_here()))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for one in waits:
@@ -159,9 +165,15 @@ class PartitionRouter:
                 one.cancel()
 
     async def _wait_at_leader(
-        self, leader: BrokerId, wants: Sequence[tuple[PartitionHandle, Offset]], timeout_s: float
+        self,
+        leader: BrokerId,
+        wants: Sequence[tuple[PartitionHandle, Offset]],
+        timeout_s: float,
+        isolation: Isolation,
     ) -> None:
-        operation = Wait(tuple((one.topic_id, one.partition, at) for one, at in wants))
+        operation = Wait(
+            tuple((one.topic_id, one.partition, at) for one, at in wants), int(isolation)
+        )
         try:
             await self.call_leader(
                 leader, operation, [one for one, _ in wants], timeout_s=timeout_s

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from raftlog.record.batch import RecordBatch, stamped, with_log_append_time
+from raftlog.record.control import Marker, parse_marker
 from raftlog.record.errors import (
     CORRUPT_BATCH,
     DISK_FULL,
@@ -35,13 +36,14 @@ from raftlog.record.errors import (
     RECORD_TOO_LARGE,
     LogError,
 )
-from raftlog.record.header import CRC_START, BatchHeader, parse_header
+from raftlog.record.header import CONTROL_BIT, CRC_START, BatchHeader, parse_header
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
 from raftlog.storage.log_core import LogCore, disk_full
 from raftlog.storage.log_operations import LogOperations
-from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate
+from raftlog.storage.producer_entry import NO_TIME, Duplicate, MayBegin, may_not_begin
+from raftlog.storage.producer_state import AppendPlan
 from raftlog.storage.segments import Segment
 from raftlog.storage.types import AppendResult
 from raftlog.world import Buffer, DiskError, DiskFullError
@@ -60,6 +62,20 @@ GAPS_NOTED_AHEAD: Final = 1 << 20
 log would otherwise write the checkpoint file for almost every chunk."""
 
 Guard = Callable[[], None]
+
+
+class Terms(NamedTuple):
+    """What an append may do in transactions."""
+
+    may_begin: MayBegin = may_not_begin
+    """Called, right before the write, for each transaction that the append would open."""
+    is_coordinator: bool = False
+    """Batches without sequences are a coordinator's own."""
+    marker: Marker | None = None
+    """The content of the one batch, if that is a marker."""
+
+
+NO_TRANSACTIONS: Final = Terms()
 
 
 class Appender:
@@ -82,6 +98,7 @@ class Appender:
         leader_epoch: LeaderEpoch,
         *,
         guard: Guard | None = None,
+        terms: Terms = NO_TRANSACTIONS,
     ) -> list[AppendResult]:
         """Append batches, all or none, and start their way to durability.
 
@@ -92,11 +109,15 @@ class Appender:
         """
         # Appends wait for earlier ones even if the topic is not compacted any more.
         if self._keyed_waiting or (self._core.config.compacts and not _are_keyed_now(batches)):
-            return await self._append_keyed(batches, leader_epoch, guard)
-        return await self._append(batches, leader_epoch, guard)
+            return await self._append_keyed(batches, leader_epoch, guard, terms)
+        return await self._append(batches, leader_epoch, guard, terms)
 
     async def _append_keyed(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        guard: Guard | None,
+        terms: Terms,
     ) -> list[AppendResult]:
         """Check keys in a thread; later appends wait, so that the order of appends holds."""
         if self._keyed_waiting >= WRITERS_WAITING_MAX:
@@ -110,19 +131,24 @@ class Appender:
                 if self._core.config.compacts:
                     async with shared.decodes:
                         await shared.disk.run(partial(_require_keys, batches))
-                return await self._append(batches, leader_epoch, guard)
+                return await self._append(batches, leader_epoch, guard, terms)
         finally:
             self._keyed_waiting -= 1
 
     async def _append(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        guard: Guard | None,
+        terms: Terms,
     ) -> list[AppendResult]:
         if self._is_free:
-            results = self._append_now(batches, leader_epoch, guard)
+            results = self._append_now(batches, leader_epoch, guard, terms)
             if results is not None:
                 return results
         self._enter_queue()
-        return await self._core.run_shielded(self._append_queued(batches, leader_epoch, guard))
+        queued = self._append_queued(batches, leader_epoch, guard, terms)
+        return await self._core.run_shielded(queued)
 
     @property
     def _is_free(self) -> bool:
@@ -142,22 +168,30 @@ class Appender:
             self._writers_waiting -= 1
 
     async def _append_queued(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        guard: Guard | None,
+        terms: Terms,
     ) -> list[AppendResult]:
         """Wait for the log to be free, begin a segment if need be, and append."""
         await self._lock_writes()
         try:
-            results = self._append_now(batches, leader_epoch, guard)
+            results = self._append_now(batches, leader_epoch, guard, terms)
             if results is None:
                 await self._operations.roll()
-                results = self._append_now(batches, leader_epoch, guard)
+                results = self._append_now(batches, leader_epoch, guard, terms)
             assert results is not None, "a new segment takes any append"
             return results
         finally:
             self._core.write_lock.release()
 
     def _append_now(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        guard: Guard | None,
+        terms: Terms,
     ) -> list[AppendResult] | None:
         """Check, write, and only then remember. None: a new segment must be begun first."""
         core = self._core
@@ -174,12 +208,7 @@ class Appender:
             raise _replaced(core, leader_epoch)
         stamp_ms = now_ms if core.config.log_append_time else NO_TIME
         try:
-            plan = core.producers.prepare(
-                [batch.header for batch in batches],
-                end_offset,
-                now_ms=core.shared.monotonic_ms(),
-                log_append_time_ms=stamp_ms,
-            )
+            plan = self._prepare(batches, end_offset, stamp_ms, terms)
         except LogError as error:
             if error.entry is QUOTA_EXCEEDED:
                 core.shared.note_refused_producers(core.directory, error)
@@ -193,7 +222,9 @@ class Appender:
         position = self._write(active, buffers)
         # From here on nothing can fail: the batches are in the log.
         core.leader_epochs.assign(leader_epoch, end_offset)
-        core.producers.apply(plan)
+        aborted = core.producers.apply(plan)
+        if aborted is not None:
+            core.segments.add_aborted(aborted)
         if active.first_append_ms is None:
             active.first_append_ms = core.shared.date_ms(now_ms)
         interval = core.config.index_interval_bytes
@@ -205,6 +236,22 @@ class Appender:
         for callback in core.listeners.appended:
             callback(end_offset, active.next_offset, buffers, written - position)
         return results
+
+    def _prepare(
+        self, batches: Sequence[RecordBatch], end_offset: Offset, stamp_ms: int, terms: Terms
+    ) -> AppendPlan:
+        producers, now_ms = self._core.producers, self._core.shared.monotonic_ms()
+        if terms.marker is not None:
+            (batch,) = batches
+            return producers.prepare_marker(batch.header, terms.marker, end_offset, now_ms=now_ms)
+        return producers.prepare(
+            [batch.header for batch in batches],
+            end_offset,
+            now_ms=now_ms,
+            log_append_time_ms=stamp_ms,
+            is_coordinator=terms.is_coordinator,
+            may_begin=terms.may_begin,
+        )
 
     def _segment_for(self, size_bytes: int, following: Offset, now_ms: int) -> Segment | None:
         """The active segment if the append fits; None if a new segment must be begun first."""
@@ -235,7 +282,7 @@ class Appender:
         following = end_offset
         for batch in batches:
             header = batch.header
-            if header.size_bytes > size_bytes_max:
+            if header.size_bytes > size_bytes_max and not header.is_control:
                 raise LogError(
                     RECORD_TOO_LARGE,
                     f"A record batch has {header.size_bytes} bytes; max.message.bytes is "
@@ -316,7 +363,8 @@ class Appender:
         active = self._segment_for(fetched.size_bytes, fetched.next_offset, now_ms)
         if active is None:
             return False
-        position = self._write(active, (data,))
+        begin = position = self._write(active, (data,))
+        view = memoryview(data)
         # From here on nothing can fail: the batches are in the log.
         epochs, producers = core.leader_epochs, core.producers
         latest = epochs.latest
@@ -334,7 +382,13 @@ class Appender:
             if header.partition_leader_epoch != epoch:
                 epoch = header.partition_leader_epoch
                 epochs.assign(epoch, base_offset)
-            producers.update(header, now_ms=monotonic_ms)
+            marker = None
+            if header.attributes & CONTROL_BIT:
+                at = position - begin
+                marker = parse_marker(header, view[at : at + header.size_bytes])
+            aborted = producers.update(header, now_ms=monotonic_ms, marker=marker)
+            if aborted is not None:
+                core.segments.add_aborted(aborted)
             active.note(header, position, base_offset, interval)
             position += header.size_bytes
         core.note_append(fetched.size_bytes, len(fetched.headers))

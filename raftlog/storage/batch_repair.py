@@ -26,6 +26,7 @@ from raftlog.record.batch import check_batch
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.record.header import HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
+from raftlog.storage.aborted_lookup import aborted_of
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.quarantine import keep_bytes
@@ -117,6 +118,10 @@ class _Rewrite:
         # The recovery point's position must not lie in a rewritten segment, after a crash either.
         await self._operations.advance_recovery_point()
         await core.publish()
+        try:
+            aborted = await aborted_of(core, self._old)
+        except DiskError as error:
+            raise core.fail(error) from error
         path = f"{core.directory}/{self._cleaned}"
         file = await core.run(self._begin, path)
         try:
@@ -133,6 +138,8 @@ class _Rewrite:
         new = self._new
         new.note_time()
         new.first_append_ms = self._old.first_append_ms
+        for entry in aborted:
+            new.aborted.add(entry)
         await self._operations.swap_in(self._cleaned, [self._old], new)
         logger.warning(
             "%s: repaired from other replicas: %d damaged bytes at %s replaced, and kept",

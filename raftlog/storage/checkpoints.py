@@ -78,6 +78,8 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     """The kernel's run in which the replica was last open."""
     clean: bool = False
     """The log was closed, and not written since."""
+    aborted_entries: int = 0
+    """Entries of the segment's aborted index below the recovery point."""
     damage: str = ""
     """Why the replica is offline, until its repair: later starts must not forget the damage."""
     first_appends: tuple[FirstAppend, ...] = ()

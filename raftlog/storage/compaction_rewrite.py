@@ -49,7 +49,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.codec import Record, decode, iterate_records
@@ -58,6 +58,7 @@ from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, LogError
 from raftlog.record.header import COMPRESSION_MASK, HEADER_SIZE, LENGTH_END
 from raftlog.record.types import Buffer, Offset, ProducerId
 from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.transactions import AbortedEntry
 
 KEYS_MAX: Final = 250_000
 """Most keys of one pass; more take another pass. Measured: 125 bytes each, about 30 MB."""
@@ -67,14 +68,6 @@ does not happen, by chance or by intent, and the lengths cannot be mixed."""
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 """A batch of more decompressed bytes is not compacted but passed through."""
 NO_TIMESTAMP: Final = -1
-
-
-class AbortedTransaction(NamedTuple):
-    """Records of this producer between the two offsets never happened."""
-
-    producer_id: ProducerId
-    first_offset: Offset
-    marker_offset: Offset
 
 
 class Stop(StrEnum):
@@ -110,7 +103,7 @@ class CompactionPass:
         delete_retention_ms: int,
         last_offsets: Mapping[ProducerId, Offset],
         epoch_starts: Set[Offset],
-        aborted: Iterable[AbortedTransaction],
+        aborted: Iterable[AbortedEntry],
         keys_max: int = KEYS_MAX,
         decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
     ) -> None:
@@ -133,7 +126,7 @@ class CompactionPass:
         self._aborted: dict[ProducerId, list[tuple[Offset, Offset]]] = {}
         for transaction in sorted(aborted):
             self._aborted.setdefault(transaction.producer_id, []).append(
-                (transaction.first_offset, transaction.marker_offset)
+                (transaction.first_offset, transaction.last_offset)
             )
 
     def survey(self, batch: RecordBatch) -> bool:

@@ -14,6 +14,8 @@ from typing import Final
 from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
+from raftlog.storage.aborted_index import Wanted
+from raftlog.storage.aborted_lookup import aborted_of, find_aborted
 from raftlog.storage.compaction_plan import group_segments, plan_compaction
 from raftlog.storage.compaction_rewrite import CompactionPass, Stop
 from raftlog.storage.log_core import LogCore
@@ -21,12 +23,16 @@ from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.reader import DamageFoundError, LogReader
 from raftlog.storage.retention import SegmentInfo
 from raftlog.storage.segments import CLEANED_SUFFIX, Segment, segment_name
+from raftlog.storage.transactions import AbortedEntry
 from raftlog.storage.types import CompactionReport, UnreadableBatch
-from raftlog.world import Buffer, File
+from raftlog.world import Buffer, DiskError, File
 
 CHUNK_BYTES: Final = 1 << 20
 GROUP_SEGMENTS_MAX: Final = 64
 """Most segments replaced by one swap; their files stay open during the swap."""
+
+ABORTED_MAX: Final = 100_000
+"""Most aborted transactions of one pass; more take another pass."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +84,8 @@ class _Compaction:
         self._reader = reader
         self._now_ms = now_ms
         self._resume = resume
+        self._markers: set[Offset] = set()
+        """Abort markers of the segments being rewritten that have not been kept (yet)."""
 
     async def run(self) -> CompactionReport | None:
         core = self._core
@@ -88,7 +96,8 @@ class _Compaction:
             core.compaction,
             now_ms=self._now_ms,
             latest_ms=core.shared.latest_ms,
-            high_watermark=min(core.high_watermark, core.flushed_offset),
+            # Nothing of a transaction that may yet be aborted.
+            high_watermark=min(core.last_stable_offset(core.high_watermark), core.flushed_offset),
             segment_ms=config.segment_ms,
             min_compaction_lag_ms=config.min_compaction_lag_ms,
             min_cleanable_dirty_ratio=0.0 if self._resume else config.min_cleanable_dirty_ratio,
@@ -96,17 +105,24 @@ class _Compaction:
         )
         if plan is None:
             return None
+        # What was aborted below the dirty part is gone already.
+        aborted = await self._find_aborted(plan.first_dirty_offset, plan.end_offset)
+        end_offset = plan.end_offset
+        if len(aborted) >= ABORTED_MAX and aborted[-1].stable_offset > plan.first_dirty_offset:
+            # All that begin below are known.
+            end_offset = min(aborted[-1].stable_offset, end_offset)
         work = CompactionPass(
             core.compaction,
             now_ms=self._now_ms,
             delete_retention_ms=config.delete_retention_ms,
             last_offsets=core.producers.last_offsets(),
             epoch_starts={entry.start_offset for entry in core.leader_epochs.entries},
-            aborted=(),
+            aborted=aborted,
         )
         try:
-            await self._survey(work, plan.first_dirty_offset, plan.end_offset)
-            end_offset = work.finish_survey(plan.end_offset)
+            await self._survey(work, plan.first_dirty_offset, end_offset)
+            is_partial = end_offset < plan.end_offset
+            end_offset = work.finish_survey(end_offset)
             self._report_unreadable(work, end_offset)
             if end_offset <= plan.first_dirty_offset < plan.end_offset and not (
                 core.compaction.has_due(self._now_ms, config.delete_retention_ms)
@@ -138,7 +154,7 @@ class _Compaction:
             work.stats.bytes_read,
             work.stats.bytes_written,
             end_offset,
-            is_partial=work.stopped is Stop.MAP_FULL,
+            is_partial=is_partial or work.stopped is Stop.MAP_FULL,
         )
 
     def _report_unreadable(self, work: CompactionPass, offset: Offset) -> None:
@@ -155,6 +171,13 @@ class _Compaction:
                     found.reason,
                 )
         core.unreadable = found
+
+    async def _find_aborted(self, start: Offset, end: Offset) -> list[AbortedEntry]:
+        core = self._core
+        try:
+            return await find_aborted(core, Wanted(start, end, ABORTED_MAX))
+        except DiskError as error:
+            raise core.fail(error) from error
 
     async def _survey(self, work: CompactionPass, start: Offset, end: Offset) -> None:
         offset = start
@@ -176,8 +199,15 @@ class _Compaction:
         cleaned = segment_name(base_offset) + CLEANED_SUFFIX
         path = f"{core.directory}/{cleaned}"
         file = await core.run(self._begin, path)
+        first = core.segments.number(base_offset)
+        old = core.segments.all[first : first + len(group)]
+        assert [segment.base_offset for segment in old] == [info.base_offset for info in group]
+        aborted: list[AbortedEntry] = []
         try:
+            for segment in old:
+                aborted += await aborted_of(core, segment)
             new = Segment(core.shared.files, core.directory, base_offset)
+            self._markers = {entry.last_offset for entry in aborted}
             offset = base_offset
             while offset < end_offset:
                 data, offset = await self._chunk(offset, end_offset)
@@ -191,10 +221,10 @@ class _Compaction:
             file.close()
         assert new.next_offset == end_offset, "compaction must keep where a segment ends"
         new.note_time()
-        segments = core.segments
-        first = segments.number(base_offset)
-        old = segments.all[first : first + len(group)]
-        assert [segment.base_offset for segment in old] == [info.base_offset for info in group]
+        for entry in aborted:
+            # Without its marker, no record of the transaction is left.
+            if entry.last_offset not in self._markers:
+                new.aborted.add(entry)
         new.first_append_ms = old[-1].first_append_ms if new.size_bytes else None
         await self._operations.swap_in(cleaned, old, new)
 
@@ -214,6 +244,8 @@ class _Compaction:
             rewritten = work.rewrite(batch, is_last=is_last)
             if rewritten is not None:
                 kept.append(rewritten)
+                if batch.header.is_control and rewritten is batch.data:
+                    self._markers.discard(batch.header.last_offset)
                 new.note(parse_header(rewritten), position, batch.header.base_offset, interval)
                 position += len(rewritten)
         if kept:

@@ -36,6 +36,7 @@ from raftlog.storage.segments import (
     segment_name,
     walk,
 )
+from raftlog.storage.transaction_scan import read_marker
 from raftlog.storage.types import NO_TIMESTAMP
 from raftlog.world import Disk, DiskError, File, read_small_file
 
@@ -204,6 +205,7 @@ class Cut:
     offset_entries: int
     time_entries: int
     last_time: TimeEntry | None
+    aborted_entries: int
     max_timestamp_ms: int
 
 
@@ -237,6 +239,7 @@ def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
         0 if last_offset is None else last_offset[0] + 1,
         0 if last_time is None else last_time[0] + 1,
         entry,
+        segment.aborted.count_below(next_offset),
         newest,
     )
 
@@ -316,6 +319,7 @@ def rebuild_producers(
                         return producers
                     raise DiskError(f"{segment.path} at {at.position}: damaged")
                 if counts:
-                    producers.update(header, now_ms=now_ms)
+                    marker = read_marker(file, at.position, header)
+                    producers.update(header, now_ms=now_ms, marker=marker)
                 at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
     return producers

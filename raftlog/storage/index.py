@@ -9,6 +9,8 @@ including offset o is younger than t. The last entry of a finished segment has t
 offset, and so also marks its end. Nothing in the log proves a time entry without a walk over all
 batches before, and retention deletes by it: so each has a CRC, over the segment's base offset, too.
 A damaged time entry counts as missing: lookups begin at the segment's start, and a start scans.
+Where a finished segment has aborted transactions, its last time entry stands there twice, the
+second time with a CRC that covers their index, too: without it a start scans the segment.
 
 New entries are kept in memory and written by `save`, at checkpoints and rolls: an append is one
 write to the log and none to an index. Entries on disk above the recovery point are not trusted
@@ -94,16 +96,28 @@ class IndexFile:
         if len(self.unsaved) > UNSAVED_ENTRIES_MAX:
             del self.unsaved[-2::-2]
 
-    def save(self, saved: int, entries: Sequence[tuple[int, int]]) -> None:
-        """Write `entries` behind the first `saved` ones and sync. Blocks. Raises DiskError."""
+    def save(
+        self,
+        saved: int,
+        entries: Sequence[tuple[int, int]],
+        *,
+        seal: tuple[tuple[int, int], int] | None = None,
+    ) -> None:
+        """Write `entries` behind the first `saved` ones and sync. Blocks. Raises DiskError.
+
+        `seal`, an entry and its CRC seed, goes behind them, and is not counted: see `take_seal`.
+        """
         size = saved * self._width
         with self._files.lease(self.path, create=True) as file:
             if file.size < size:
                 raise DiskError(f"{self.path} lost {size - file.size} bytes")
             if file.size > size:
                 file.truncate(size)
-            if entries:
-                file.append([b"".join(map(self._pack, entries))])
+            data = [self._pack(entry) for entry in entries]
+            if seal is not None:
+                data.append(self._pack(*seal))
+            if data:
+                file.append([b"".join(data)])
             file.sync()
 
     def confirm(self, count: int) -> None:
@@ -167,6 +181,20 @@ class IndexFile:
             data = file.read((self.saved - 1) * self._width, self._width)
         return None if len(data) < self._width else self._unpack(data)
 
+    def take_seal(self, crc_seed: int) -> bool:
+        """Have the last entry on disk not count, as it is the seal; False if it is not.
+
+        Blocks. Raises DiskError.
+        """
+        if self.saved < 2:
+            return False
+        with self._files.lease(self.path) as file:
+            data = file.read((self.saved - 1) * self._width, self._width)
+        if len(data) < self._width or self._unpack(data, crc_seed) is None:
+            return False
+        self.saved -= 1
+        return True
+
     def count_on_disk(self) -> int:
         """Whole entries in the file. Blocks. Raises DiskError."""
         if not self._files.disk.exists(self.path):
@@ -174,18 +202,15 @@ class IndexFile:
         with self._files.lease(self.path) as file:
             return file.size // self._width
 
-    def _pack(self, entry: tuple[int, int]) -> bytes:
+    def _pack(self, entry: tuple[int, int], crc_seed: int | None = None) -> bytes:
         data = self._layout.pack(*entry)
-        if self._crc_seed is None:
-            return data
-        return data + _CRC.pack(crc32c(data, self._crc_seed))
+        seed = self._crc_seed if crc_seed is None else crc_seed
+        return data if seed is None else data + _CRC.pack(crc32c(data, seed))
 
-    def _unpack(self, data: bytes) -> tuple[int, int] | None:
+    def _unpack(self, data: bytes, crc_seed: int | None = None) -> tuple[int, int] | None:
         size = self._layout.size
-        if (
-            self._crc_seed is not None
-            and _CRC.pack(crc32c(data[:size], self._crc_seed)) != data[size:]
-        ):
+        seed = self._crc_seed if crc_seed is None else crc_seed
+        if seed is not None and _CRC.pack(crc32c(data[:size], seed)) != data[size:]:
             return None
         entry: tuple[int, int] = self._layout.unpack_from(data)
         return entry

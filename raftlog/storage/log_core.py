@@ -145,6 +145,8 @@ class LogCore:
     """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
     is_discarded = False
     """The files are closed for good, and another log may use the directory."""
+    stable_bound: Offset | None = None
+    """Bound of the last stable offset while the producers are being rebuilt."""
     _sync_wanted = False
     pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
@@ -266,6 +268,21 @@ class LogCore:
     def log_end_offset(self) -> Offset:
         """Offset of the next record."""
         return self.segments.end_offset
+
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
+        """Records below are committed, and so is the end of each transaction that wrote them.
+
+        At most `high_watermark`, which must not be lower than at the last call. Where the log
+        starts within an open transaction, at least the log start offset.
+        """
+        first = self.stable_bound
+        if first is None:
+            if not self.producers.has_unstable:
+                return high_watermark
+            first = self.producers.first_unstable(high_watermark)
+            if first is None:
+                return high_watermark
+        return max(min(first, high_watermark), self.segments.log_start_offset)
 
     @property
     def size_bytes(self) -> int:

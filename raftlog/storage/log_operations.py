@@ -94,7 +94,7 @@ class LogOperations:
         if not old.size_bytes:
             return
         async with core.derived_lock:
-            tails = old.index_tails()
+            tails = old.index_tails(is_finished=True)
             try:
                 new = await core.run(self._make_segment, old, tails)
             except LogError:
@@ -132,7 +132,7 @@ class LogOperations:
                 core.note_idle()
                 core.mark_unpublished()
                 return core.current_checkpoint()
-            tails = active.index_tails()
+            tails = active.index_tails(is_finished=False)
             position = active.size_bytes
             batches = core.batches_since_recovery
             core.shared.changed.pop(core, None)
@@ -166,6 +166,7 @@ class LogOperations:
                 segment_position=position,
                 offset_index_entries=active.offset_index.saved,
                 time_index_entries=active.time_index.saved,
+                aborted_entries=active.aborted.saved,
             )
         core.mark_unpublished()
         if core not in core.shared.changed:
@@ -325,7 +326,7 @@ class LogOperations:
             for segment in old:
                 for name in segment.paths:
                     core.shared.files.forget(name)
-        tails = new.index_tails()
+        tails = new.index_tails(is_finished=True)
         await core.run(new.save_indexes, tails)
         new.confirm_indexes(tails)
 
@@ -393,6 +394,7 @@ class LogOperations:
                     segment_position=0,
                     offset_index_entries=0,
                     time_index_entries=0,
+                    aborted_entries=0,
                 )
             core.promised_end = cut.next_offset
             try:
@@ -414,11 +416,13 @@ class LogOperations:
                 cut.size_bytes,
                 cut.offset_entries,
                 (cut.time_entries, cut.last_time),
+                cut.aborted_entries,
             )
             segment.max_timestamp_ms = cut.max_timestamp_ms
             segments.replace(number + 1, len(segments), [])
             core.leader_epochs.truncate_from_end(cut.next_offset)
             await core.run(self._cut_files, segment, cut, dropped)
+            core.stable_bound = core.producers.first_unstable(core.high_watermark)
             if core.producers.truncate_to(cut.next_offset) is Truncation.REBUILD:
                 core.producers = await core.run(
                     rebuild_producers,
@@ -428,6 +432,7 @@ class LogOperations:
                     cut.next_offset,
                     core.shared.monotonic_ms(),
                 )
+            core.stable_bound = None
             if cut.next_offset < segments.log_start_offset:
                 await self._restart_at_log_start()
         await self.advance_recovery_point()

@@ -53,8 +53,9 @@ from raftlog.storage.segments import (
     finish_swaps,
     segment_name,
 )
+from raftlog.storage.transaction_scan import TransactionTracker, read_marker
 from raftlog.storage.types import NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
-from raftlog.world import Disk, DiskFullError, File
+from raftlog.world import Disk, DiskError, DiskFullError, File
 
 NO_EPOCH: Final = LeaderEpoch(-1)
 NO_GAPS: Final = Offset(0)
@@ -356,11 +357,13 @@ def _facts(
     if not last:
         segment.offset_index.saved = segment.offset_index.count_on_disk()
         segment.time_index.saved = segment.time_index.count_on_disk()
-        entry = segment.time_index.last_saved()
+        seal = segment.aborted.load()
+        has_proof = seal is None or segment.time_index.take_seal(seal)
+        entry = segment.time_index.last_saved() if has_proof else None
         if entry is not None:
-            seal = segment.time_entry(entry)
-            sealed_end = segment.next_offset = Offset(seal.last_offset + 1)
-            segment.max_timestamp_ms = seal.timestamp_ms
+            newest = segment.time_entry(entry)
+            sealed_end = segment.next_offset = Offset(newest.last_offset + 1)
+            segment.max_timestamp_ms = newest.timestamp_ms
     return SegmentFacts(base_offset, segment.size_bytes, sealed_end), segment
 
 
@@ -394,6 +397,12 @@ class _Recovery:
         self._derived_from = checkpoint.recovery_point if checkpoint and known else Offset(0)
         self._recovery_point = checkpoint if known else None
         self._scanned_bytes = 0
+        self._tracks_transactions = derived is None
+        """Whether the producers do not show where the scanned transactions begin."""
+        self._tracker: TransactionTracker | None = None
+        """Made at the first marker, if needed."""
+        self._damage: Damage | None = None
+        """Why the transactions before the first scanned marker are unknown."""
         if checkpoint is not None:
             self._gaps_below = checkpoint.gaps_below
         else:
@@ -416,7 +425,7 @@ class _Recovery:
                 following = (
                     segments[number + 1].base_offset if segment is not segments[-1] else None
                 )
-                verdict = self._judge(file, end, following)
+                verdict = self._damage or self._judge(file, end, following)
                 if isinstance(verdict, Damage):
                     logger.error(
                         "%s: damaged: %s. The files are kept as they are.",
@@ -435,7 +444,7 @@ class _Recovery:
                     file.truncate(end.position)
                 file.sync()
             if following is not None:
-                tails = segment.index_tails()
+                tails = segment.index_tails(is_finished=True)
                 segment.save_indexes(tails)
                 segment.confirm_indexes(tails)
         return self._opened(None, torn_bytes)
@@ -443,7 +452,7 @@ class _Recovery:
     def _prepare(self, segment: Segment, *, first: bool) -> int:
         """Set the segment to its known state; return the position to scan from."""
         position, offset = 0, segment.base_offset
-        offset_entries = time_entries = 0
+        offset_entries = time_entries = aborted_entries = 0
         checkpoint = self._checkpoint
         newest: tuple[int, int] | None = None
         if first and self._plan.scan_position and checkpoint is not None:
@@ -453,10 +462,12 @@ class _Recovery:
             if (
                 segment.offset_index.count_on_disk() >= checkpoint.offset_index_entries
                 and newest is not None
+                and segment.aborted.load_counted(checkpoint.aborted_entries)
             ):
                 position, offset = self._plan.scan_position, self._plan.scan_offset
                 offset_entries = checkpoint.offset_index_entries
                 time_entries = checkpoint.time_index_entries
+                aborted_entries = checkpoint.aborted_entries
             else:
                 # The checkpoint's counts of index entries will not hold for the new indexes.
                 newest, self._recovery_point = None, None
@@ -466,6 +477,10 @@ class _Recovery:
         segment.max_timestamp_ms = NO_TIMESTAMP if newest is None else newest[0]
         segment.offset_index.saved = offset_entries
         segment.time_index.saved = time_entries
+        if not aborted_entries:
+            segment.aborted.load_counted(0)
+        if segment.next_offset < self._derived_from:
+            self._tracks_transactions = True
         return position
 
     def _scan(self, segment: Segment, file: File, position: int) -> ScanEnd:
@@ -475,9 +490,17 @@ class _Recovery:
 
         def visit(position: int, header: BatchHeader) -> None:
             segment.note(header, position, header.base_offset, interval)
+            marker = read_marker(file, position, header)
+            aborted = None
             if header.base_offset >= derived_from:
                 epochs.assign(header.partition_leader_epoch, header.base_offset)
-                producers.update(header, now_ms=now_ms)
+                aborted = producers.update(header, now_ms=now_ms, marker=marker)
+            if self._tracks_transactions:
+                if header.is_control and self._tracker is None:
+                    self._tracker = self._tracker_up_to(segment, position)
+                aborted = None if self._tracker is None else self._tracker.take(header, marker)
+            if aborted is not None:
+                segment.aborted.add(aborted)
 
         latest = epochs.latest
         epoch = NO_EPOCH
@@ -487,6 +510,19 @@ class _Recovery:
         end = scan(file, position, file.size, expected, visit)
         self._scanned_bytes += end.position - position
         return end
+
+    def _tracker_up_to(self, segment: Segment, position: int) -> TransactionTracker:
+        """Read the transactions that are open at a position. Blocks."""
+        tracker = TransactionTracker()
+        try:
+            for earlier in self._segments:
+                if earlier is segment:
+                    break
+                tracker.walk(earlier, earlier.size_bytes)
+            tracker.walk(segment, position)
+        except DiskError as error:
+            self._damage = Damage(f"the aborted transactions cannot be rebuilt: {error}")
+        return tracker
 
     def _judge(self, file: File, end: ScanEnd, following: Offset | None) -> Verdict | Damage:
         later_batch = None

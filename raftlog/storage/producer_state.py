@@ -1,30 +1,6 @@
 """A partition's memory of its idempotent producers, so that a retry never duplicates.
 
-Every batch of such a producer carries (producer id, producer epoch, base sequence); sequences count
-records, per partition, and follow each other without a gap (KIP-98). The last five batches of each
-producer are remembered: as many as a client may have in flight, and so may have to repeat.
-
-| a batch arrives with | answer |
-|---|---|
-| the epoch known, and the next sequence | Append |
-| epoch, first and last sequence of one of the last five batches | Duplicate, with its offsets |
-| the epoch known, only sequences written before those five | DUPLICATE_SEQUENCE |
-| the epoch known, any other sequence | OUT_OF_ORDER_SEQUENCE |
-| an older epoch | PRODUCER_FENCED |
-| a newer epoch, or a producer not known, and sequence 0 | Append |
-| a newer epoch, or a producer not known, and another sequence | OUT_OF_ORDER_SEQUENCE |
-
-A transaction's marker (a control batch) has no sequence: only its epoch is looked at.
-
-The last line is KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first sequence", so
-that a producer with expired state could go on. This loses records silently: when the first of two
-pipelined batches is refused for the moment (no leader yet, not enough replicas), the second is
-taken as the beginning, and the retry of the first can never be written (KAFKA-14312, KAFKA-15591,
-KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for partitions never
-written to (KAFKA-15591). Here the rule is strict throughout: a producer silent for longer than the
-expiry time, or evicted, gets OUT_OF_ORDER_SEQUENCE, and begins again at sequence 0 with the next
-epoch or another producer id (the client's half of KIP-360), once the outcome of every batch in
-flight is known.
+How one batch or marker is judged: `producer_entry`.
 
 Checking and remembering are two steps. `prepare` judges all batches of one request together, and
 changes nothing; `apply` remembers the batches, and is called only once the write has succeeded. So
@@ -32,7 +8,8 @@ a failed write leaves no trace here, and its retry does not count as a duplicate
 
 **Room.** The table is bounded, and an active producer never makes room for another. A leader
 refuses *new* producers instead: above the bound, and above a rate, so that no client fills the
-table in a moment. Producer ids are issued by the cluster, and replication refuses others.
+table in a moment. Producer ids are issued by the cluster, and replication refuses others. A
+producer with an open transaction is neither expired nor evicted: its marker ends the transaction.
 
 Time enters as `now_ms`. Use the monotonic clock: only differences count, and a wall clock jumping
 by a day would expire every producer. Snapshots hold ages, which survive a restart.
@@ -41,28 +18,42 @@ by a day would expire every producer. Snapshots hold ages, which survive a resta
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
+from raftlog.record.control import Marker
 from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
     OUT_OF_ORDER_SEQUENCE,
-    PRODUCER_FENCED,
     QUOTA_EXCEEDED,
     LogError,
 )
-from raftlog.record.header import BatchHeader
-from raftlog.record.types import NO_PRODUCER_ID, Offset, ProducerId
+from raftlog.record.header import TRANSACTIONAL_BIT, BatchHeader
+from raftlog.record.types import NO_PRODUCER_ID, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checksummed import Damaged, unwrap, wrap
+from raftlog.storage.producer_entry import (
+    APPEND,
+    NO_TIME,
+    Duplicate,
+    MayBegin,
+    Outcome,
+    Producer,
+    after,
+    below,
+    judge,
+    judge_marker,
+    may_not_begin,
+)
+from raftlog.storage.transactions import AbortedEntry, UnstableTransactions
 
 KIND: Final = b"RLPS"
-VERSION: Final = 1
-BATCHES_REMEMBERED_MAX: Final = 5
+VERSION: Final = 2
+VERSION_BEFORE_TRANSACTIONS: Final = 1
+"""Still read: no transaction was open then."""
 PRODUCERS_MAX: Final = 100_000
 """Producers remembered for one partition. Only one silent for EXPIRATION_MS makes room for a new
 one: a retry of a forgotten producer would be written twice."""
@@ -71,65 +62,14 @@ NEW_PRODUCERS_MAX: Final = 1000
 """New producers of one partition admitted at once, and so by one request."""
 NEW_PRODUCERS_PER_S: Final = 100
 """New producers of one partition admitted per second: the table must not fill in a moment."""
-SEQUENCES: Final = 2**31
-"""Sequences run from 0 to 2^31 - 1 and then begin again at 0."""
-NO_TIME: Final = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """The batch is new: write it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """The batch was written before, or precedes in the same request: do not write it again.
-
-    Answer with these offsets, and wait for their durability just as for a new batch.
-    """
-
-    base_offset: Offset
-    last_offset: Offset
-    log_append_time_ms: int
-    """The broker's timestamp; -1 if the records carry their own timestamps."""
-
-
-Outcome: TypeAlias = Append | Duplicate
-APPEND: Final = Append()
-
-
-class _Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    base_sequence: int
-    count: int
-    """Number of its sequences, and offsets."""
-    base_offset: int
-    log_append_time_ms: int
-
-    @property
-    def last_offset(self) -> int:
-        return self.base_offset + self.count - 1
-
-
-class _Producer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """State of one producer id. Replaced, never changed, so that a plan can hold the next state."""
-
-    producer_id: int
-    epoch: int
-    next_sequence: int
-    written_run: int
-    """How many sequences before the next one are known to have been written without a gap."""
-    last_offset: int
-    """Of its newest batch, markers included."""
-    seen_ms: int
-    """Time of its last batch."""
-    batches: tuple[_Batch, ...]
-    """The newest of this epoch, oldest first; none if the epoch began with a marker."""
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     now_ms: int
-    producers: list[_Producer]
+    producers: list[Producer]
+    ended: list[tuple[int, int]] = []
+    """Ended transactions with a marker that may not have been committed: first offset, marker's."""
 
 
 _SNAPSHOTS: Final = msgspec.msgpack.Decoder(_Snapshot)
@@ -143,10 +83,11 @@ class AppendPlan:
 
     outcomes: Sequence[Outcome]
     """One for each batch, in order."""
-    updates: tuple[_Producer, ...]
+    updates: tuple[Producer, ...]
     revision: int
     new_producers: int
     seen_ms: int
+    marker: Marker | None = None
 
 
 class Truncation(StrEnum):
@@ -169,13 +110,15 @@ class ProducerStates:
         "_producers_max",
         "_revision",
         "_time_shift_ms",
+        "_transactions",
     )
 
     def __init__(
         self, *, producers_max: int = PRODUCERS_MAX, expiration_ms: int = EXPIRATION_MS
     ) -> None:
         assert producers_max > 0
-        self._producers: OrderedDict[int, _Producer] = OrderedDict()
+        self._producers: OrderedDict[int, Producer] = OrderedDict()
+        self._transactions = UnstableTransactions()
         self._producers_max = producers_max
         self._expiration_ms = expiration_ms
         self._revision = 0
@@ -198,19 +141,25 @@ class ProducerStates:
         *,
         now_ms: int,
         log_append_time_ms: int = NO_TIME,
+        is_coordinator: bool = False,
+        may_begin: MayBegin = may_not_begin,
     ) -> AppendPlan:
-        """Decide about the batches of one request; change nothing.
+        """Decide about the batches of one request, none of them a marker; change nothing.
 
         `base_offset` is the log end offset: new batches are written there, one after the other.
         `log_append_time_ms` is the broker's time if the topic stamps with it. The plan is valid as
         long as nothing else is applied or updated in between.
 
-        Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE;
-        QUOTA_EXCEEDED, if there is no room for its new producers; or DUPLICATE_SEQUENCE, if all
-        batches were written before, but not all are remembered.
+        `is_coordinator`: batches without sequences are a coordinator's own. `may_begin` is asked
+        about each transaction that the request would open.
+
+        Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
+        TRANSACTION_NOT_VERIFIED, INVALID_TXN_STATE; QUOTA_EXCEEDED, if there is no room for
+        its new producers; or DUPLICATE_SEQUENCE, if all batches were written before, but not all
+        are remembered.
         """
         outcomes: list[Outcome] = []
-        pending: dict[int, _Producer] = {}
+        pending: dict[int, Producer] = {}
         forgotten: LogError | None = None
         next_offset: int = base_offset
         for header in headers:
@@ -220,14 +169,23 @@ class ProducerStates:
                 next_offset += header.last_offset_delta + 1
                 continue
             known = pending.get(producer_id) or self._producers.get(producer_id)
-            outcome = _judge(known, header)
+            outcome: Outcome | LogError = APPEND
+            # One test for the common case, in which `judge` would say the same.
+            if (
+                known is None
+                or header.base_sequence != known.next_sequence
+                or header.producer_epoch != known.epoch
+                or known.transaction_start is not None
+                or header.attributes & TRANSACTIONAL_BIT
+            ):
+                outcome = judge(known, header, is_coordinator=is_coordinator, may_begin=may_begin)
             if isinstance(outcome, LogError):
                 if outcome.entry is not DUPLICATE_SEQUENCE:
                     raise outcome
                 forgotten = outcome
                 continue
             if outcome is APPEND:
-                pending[producer_id] = _after(
+                pending[producer_id] = after(
                     known, header, next_offset, now_ms + self._time_shift_ms, log_append_time_ms
                 )
                 next_offset += header.last_offset_delta + 1
@@ -247,66 +205,134 @@ class ProducerStates:
             self._require_room(new_producers, seen_ms)
         return AppendPlan(outcomes, tuple(pending.values()), self._revision, new_producers, seen_ms)
 
+    def prepare_marker(
+        self, header: BatchHeader, marker: Marker, base_offset: Offset, *, now_ms: int
+    ) -> AppendPlan:
+        """Decide about a marker at `base_offset`, like `prepare`.
+
+        Raises LogError: COORDINATOR_FENCED, PRODUCER_FENCED.
+        """
+        producer_id, seen_ms = header.producer_id, now_ms + self._time_shift_ms
+        known = self._producers.get(producer_id)
+        outcome = judge_marker(known, producer_id, header.producer_epoch, marker)
+        if isinstance(outcome, LogError):
+            raise outcome
+        if known is None and self._lacks_room(1, seen_ms):
+            # No transaction is open, and its end must not wait for room: the epoch remains
+            # unfenced here, but no batch of the transaction is verified any more.
+            outcome = Duplicate(Offset(base_offset - 1), Offset(base_offset - 1), NO_TIME)
+        updates: tuple[Producer, ...] = ()
+        if outcome is APPEND:
+            updates = (after(known, header, base_offset, seen_ms, NO_TIME, marker=marker),)
+        new_producers = 1 if updates and known is None else 0
+        return AppendPlan((outcome,), updates, self._revision, new_producers, seen_ms, marker)
+
     def _require_room(self, new_producers: int, now_ms: int) -> None:
+        refusal = self._lacks_room(new_producers, now_ms)
+        if refusal is not None:
+            raise refusal
+
+    def _lacks_room(self, new_producers: int, now_ms: int) -> LogError | None:
+        """Why new producers cannot be admitted; None if they can."""
         if self._admitted_by(now_ms) + new_producers > NEW_PRODUCERS_MAX:
-            raise LogError(
+            return LogError(
                 QUOTA_EXCEEDED,
                 f"Too many new producer ids: a partition admits {NEW_PRODUCERS_MAX} at once, and "
                 f"{NEW_PRODUCERS_PER_S} per second. Nothing was written; try again later.",
             )
         missing = len(self._producers) + new_producers - self._producers_max
-        for producer in islice(self._producers.values(), max(missing, 0)):
-            if now_ms - producer.seen_ms < self._expiration_ms:
-                raise LogError(
-                    QUOTA_EXCEEDED,
-                    f"The partition remembers {len(self._producers)} producers, all active within "
-                    f"{self._expiration_ms / 3_600_000:g} h: no room for a new producer id. "
-                    "Nothing was written; try again later.",
-                )
+        if missing > 0 and len(self._expired(now_ms, missing)) < missing:
+            return LogError(
+                QUOTA_EXCEEDED,
+                f"The partition remembers {len(self._producers)} producers, all active within "
+                f"{self._expiration_ms / 3_600_000:g} h: no room for a new producer id. "
+                "Nothing was written; try again later.",
+            )
+        return None
+
+    def _expired(self, now_ms: int, count_max: int) -> list[int]:
+        """Producers silent for the expiry time, without an open transaction; the oldest first."""
+        found: list[int] = []
+        for producer in self._producers.values():
+            if len(found) >= count_max or now_ms - producer.seen_ms < self._expiration_ms:
+                break
+            if producer.transaction_start is None:
+                found.append(producer.producer_id)
+        return found
 
     def _admitted_by(self, now_ms: int) -> float:
         elapsed_s = (now_ms - self._admitted_at_ms) / 1000
         return max(self._admitted - NEW_PRODUCERS_PER_S * elapsed_s, 0.0)
 
-    def apply(self, plan: AppendPlan) -> None:
-        """Remember the batches of `plan`. Call it after the write succeeded, else drop the plan."""
+    def apply(self, plan: AppendPlan) -> AbortedEntry | None:
+        """Remember the batches of `plan`. Call it after the write succeeded, else drop the plan.
+
+        Returns the aborted transaction, if the plan is that of an abort marker that ended one.
+        """
         if not plan.updates:
-            return
+            return None
         assert plan.revision == self._revision, "producers changed between prepare and apply"
         if plan.new_producers:
             self._admitted = self._admitted_by(plan.seen_ms) + plan.new_producers
             self._admitted_at_ms = plan.seen_ms
+        aborted: AbortedEntry | None = None
         for producer in plan.updates:
-            self._remember(producer)
+            aborted = self._remember(producer, plan.marker)
+        return aborted
 
-    def update(self, header: BatchHeader, *, now_ms: int) -> None:
-        """Remember a batch in the log: replay, replication, markers. Checks nothing.
+    def update(
+        self, header: BatchHeader, *, now_ms: int, marker: Marker | None = None
+    ) -> AbortedEntry | None:
+        """Remember a batch in the log: replay, replication. Checks nothing.
 
-        The header's base offset is real. A known batch changes nothing, so that a scan may begin
-        below the snapshot's offset. Gaps in the sequence are accepted: compaction leaves gaps. The
-        leader has judged whether there is room: the last PRODUCERS_MAX to write include all that it
-        remembers.
+        The header's base offset is real; `marker` is `parse_marker` of a control batch. A known
+        batch changes nothing, so that a scan may begin below the snapshot's offset. Gaps in the
+        sequence are accepted: compaction leaves gaps. The leader has judged whether there is room:
+        the last PRODUCERS_MAX to write include all that it remembers. Returns the aborted
+        transaction, if the batch is an abort marker that ended one.
         """
         if header.producer_id == NO_PRODUCER_ID:
-            return
+            return None
         known = self._producers.get(header.producer_id)
         if known is not None and header.last_offset <= known.last_offset:
-            return
+            return None
         log_append_time_ms = header.max_timestamp_ms if header.is_log_append_time else NO_TIME
         seen_ms = now_ms + self._time_shift_ms
-        self._remember(_after(known, header, header.base_offset, seen_ms, log_append_time_ms))
+        producer = after(
+            known, header, header.base_offset, seen_ms, log_append_time_ms, marker=marker
+        )
+        return self._remember(producer, marker)
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers silent for the expiry time; return how many."""
-        expired = 0
-        while self._producers:
-            producer = next(iter(self._producers.values()))
-            if now_ms + self._time_shift_ms - producer.seen_ms < self._expiration_ms:
-                break
-            del self._producers[producer.producer_id]
-            expired += 1
-        self._revision += expired > 0
-        return expired
+        """Forget producers silent for the expiry time, without open transactions; return how many.
+
+        A coordinator ends those after their timeout.
+        """
+        expired = self._expired(now_ms + self._time_shift_ms, len(self._producers))
+        for producer_id in expired:
+            del self._producers[producer_id]
+        self._revision += len(expired) > 0
+        return len(expired)
+
+    # Transactions
+
+    @property
+    def has_unstable(self) -> bool:
+        """Whether a transaction is open, or its marker was not committed at the last look."""
+        return bool(self._transactions)
+
+    def first_unstable(self, high_watermark: Offset) -> Offset | None:
+        """First offset of the earliest transaction without a marker below `high_watermark`.
+
+        None if there is none. The high watermark must not be lower than at the last call, but for
+        a truncation between.
+        """
+        return self._transactions.first_unstable(high_watermark)
+
+    def is_in_transaction(self, producer_id: ProducerId, epoch: ProducerEpoch) -> bool:
+        """Whether the producer has an open transaction here, in this epoch."""
+        known = self._producers.get(producer_id)
+        return known is not None and known.is_in_transaction and known.epoch == epoch
 
     def truncate_to(self, offset: Offset) -> Truncation:
         """The log now ends at `offset`.
@@ -316,9 +342,12 @@ class ProducerStates:
         refusal is safe, a wrong result is not) and the caller must rebuild: `from_bytes` of the
         newest snapshot at or below `offset`, then `update` for every batch from there on.
         """
-        if all(producer.last_offset < offset for producer in self._producers.values()):
+        if all(
+            producer.last_offset < offset for producer in self._producers.values()
+        ) and not self._transactions.has_ended_from(offset):
             return Truncation.EXACT
         self._producers.clear()
+        self._transactions = UnstableTransactions()
         self._revision += 1
         return Truncation.REBUILD
 
@@ -328,16 +357,19 @@ class ProducerStates:
         For a log that begins at `offset`: later batches follow in the log itself, and must not be
         counted before. A producer with no more batches in flight than are remembered here gets the
         same results as from a log with all records; only a much older repetition gets
-        OUT_OF_ORDER_SEQUENCE where the other log might answer DUPLICATE_SEQUENCE.
+        OUT_OF_ORDER_SEQUENCE where the other log might answer DUPLICATE_SEQUENCE. Open transactions
+        that began below are known, and only these: of one ended since, the records from `offset` on
+        begin it again, until the marker that follows in the log, too.
         """
         states = ProducerStates(
             producers_max=self._producers_max, expiration_ms=self._expiration_ms
         )
         states._time_shift_ms = self._time_shift_ms
         for producer_id, producer in self._producers.items():
-            known = producer if producer.last_offset < offset else _below(producer, offset)
+            known = producer if producer.last_offset < offset else below(producer, offset)
             if known is not None:
                 states._producers[producer_id] = known
+        states._restore_transactions(one for one in self._transactions.ended if one[1] < offset)
         return states
 
     def last_offsets(self) -> dict[ProducerId, Offset]:
@@ -355,7 +387,12 @@ class ProducerStates:
 
     def to_bytes(self, offset: Offset, *, now_ms: int) -> bytes:
         """A snapshot: the state after every batch below `offset`, and none above."""
-        snapshot = _Snapshot(offset, now_ms + self._time_shift_ms, list(self._producers.values()))
+        snapshot = _Snapshot(
+            offset,
+            now_ms + self._time_shift_ms,
+            list(self._producers.values()),
+            self._transactions.ended,
+        )
         return wrap(KIND, VERSION, msgspec.msgpack.encode(snapshot))
 
     @classmethod
@@ -370,11 +407,15 @@ class ProducerStates:
     ) -> ProducerStates | Damaged:
         """Read the snapshot of `offset` back. Damaged: use an older one, or scan the whole log.
 
-        The time the node was down does not count towards expiry.
+        The time the node was down does not count towards expiry. A snapshot of version 1 knows of
+        no transaction: none was written by the versions that took it.
         """
         content = unwrap(KIND, VERSION, data)
         if isinstance(content, Damaged):
-            return content
+            older = unwrap(KIND, VERSION_BEFORE_TRANSACTIONS, data)
+            if isinstance(older, Damaged):
+                return content
+            content = older
         try:
             snapshot = _SNAPSHOTS.decode(content)
         except msgspec.DecodeError as error:
@@ -385,125 +426,49 @@ class ProducerStates:
             return Damaged(f"it includes records at or after offset {offset}")
         states = cls(producers_max=producers_max, expiration_ms=expiration_ms)
         states._time_shift_ms = snapshot.now_ms - now_ms
-        newest = snapshot.producers[-producers_max:]
-        states._producers = OrderedDict((producer.producer_id, producer) for producer in newest)
+        states._producers = OrderedDict(
+            (producer.producer_id, producer) for producer in snapshot.producers
+        )
+        while len(states._producers) > producers_max and states._evict():
+            pass
+        states._restore_transactions(snapshot.ended)
         return states
 
-    def _remember(self, producer: _Producer) -> None:
+    def _restore_transactions(self, ended: Iterable[tuple[int, int]]) -> None:
+        opened = (
+            (producer.producer_id, producer.transaction_start)
+            for producer in self._producers.values()
+            if producer.transaction_start is not None
+        )
+        self._transactions = UnstableTransactions(opened, ended)
+
+    def _remember(self, producer: Producer, marker: Marker | None) -> AbortedEntry | None:
+        """Take over a producer's next state; return the transaction that the marker aborted."""
         producers = self._producers
-        producers[producer.producer_id] = producer
-        producers.move_to_end(producer.producer_id)
+        producer_id = producer.producer_id
+        before = producers.get(producer_id)
+        producers[producer_id] = producer
+        producers.move_to_end(producer_id)
         if len(producers) > self._producers_max:
-            producers.popitem(last=False)
+            self._evict()
         self._revision += 1
+        start = None if before is None else before.transaction_start
+        if start == producer.transaction_start:
+            return None
+        if producer.transaction_start is not None:
+            self._transactions.begin(producer_id, producer.transaction_start)
+            return None
+        assert start is not None
+        last_offset = Offset(producer.last_offset)
+        stable_offset = self._transactions.end(producer_id, last_offset)
+        if marker is None or marker.commit:
+            return None
+        return AbortedEntry(ProducerId(producer_id), Offset(start), last_offset, stable_offset)
 
-
-def _judge(known: _Producer | None, header: BatchHeader) -> Outcome | LogError:
-    """The table at the top of this module."""
-    epoch, sequence = header.producer_epoch, header.base_sequence
-    if known is not None and epoch == known.epoch:
-        if sequence == known.next_sequence or header.is_control:
-            return APPEND
-        return _judge_repeated(known, header)
-    if known is not None and epoch < known.epoch:
-        return LogError(
-            PRODUCER_FENCED,
-            f"Producer {header.producer_id} has epoch {epoch}; epoch {known.epoch} has written "
-            "since.",
-        )
-    if sequence == 0 or header.is_control:
-        return APPEND
-    if known is None:
-        return LogError(
-            OUT_OF_ORDER_SEQUENCE,
-            f"Producer {header.producer_id} is not known here and begins with sequence "
-            f"{sequence}. If it was silent for long, it must begin again at sequence 0 with the "
-            "next epoch or another producer id.",
-        )
-    return LogError(
-        OUT_OF_ORDER_SEQUENCE,
-        f"Producer {header.producer_id} begins epoch {epoch} with sequence {sequence}, not 0.",
-    )
-
-
-def _judge_repeated(known: _Producer, header: BatchHeader) -> Outcome | LogError:
-    """Judge a batch of the known epoch with another than the next sequence."""
-    sequence = header.base_sequence
-    count = header.last_offset_delta + 1
-    for batch in known.batches:
-        if batch.base_sequence == sequence and batch.count == count:
-            return Duplicate(
-                Offset(batch.base_offset), Offset(batch.last_offset), batch.log_append_time_ms
-            )
-    if known.batches:
-        # Distances back from the next sequence, so that the wrap to 0 needs no thought.
-        begins_back = (known.next_sequence - sequence) % SEQUENCES
-        ends_back = begins_back - count
-        oldest_back = (known.next_sequence - known.batches[0].base_sequence) % SEQUENCES
-        if begins_back <= known.written_run and ends_back >= oldest_back:
-            return LogError(
-                DUPLICATE_SEQUENCE,
-                f"Producer {header.producer_id} wrote the {count} records from sequence {sequence} "
-                "on so long ago that their offsets are no longer known.",
-            )
-    return LogError(
-        OUT_OF_ORDER_SEQUENCE,
-        f"Producer {header.producer_id} sent sequence {sequence}; {known.next_sequence} is next.",
-    )
-
-
-def _below(producer: _Producer, offset: Offset) -> _Producer | None:
-    """The state before the batches at or above `offset`, of which there is one at least.
-
-    None if that sequence is unknown: the epoch began later, or with a marker.
-    """
-    kept = tuple(batch for batch in producer.batches if batch.last_offset < offset)
-    later = producer.batches[len(kept) :]
-    run = producer.written_run - sum(batch.count for batch in later)
-    next_sequence = later[0].base_sequence if later else producer.next_sequence
-    if kept:
-        newest = kept[-1]
-        next_sequence = (newest.base_sequence + newest.count) % SEQUENCES
-        run = run if run > 0 else newest.count
-    elif run <= 0:
-        return None
-    return _Producer(
-        producer.producer_id,
-        producer.epoch,
-        next_sequence,
-        run,
-        offset - 1,
-        producer.seen_ms,
-        kept,
-    )
-
-
-def _after(
-    known: _Producer | None,
-    header: BatchHeader,
-    base_offset: int,
-    seen_ms: int,
-    log_append_time_ms: int,
-) -> _Producer:
-    """The producer's state once `header` is written at `base_offset`."""
-    last_offset = base_offset + header.last_offset_delta
-    epoch = header.producer_epoch
-    if known is not None and epoch < known.epoch:
-        # Only a log not checked by this table contains such a batch. The fence must stand.
-        return msgspec.structs.replace(known, last_offset=last_offset, seen_ms=seen_ms)
-    same_epoch = known is not None and epoch == known.epoch
-    if header.is_control:
-        if known is not None and same_epoch:
-            return msgspec.structs.replace(known, last_offset=last_offset, seen_ms=seen_ms)
-        return _Producer(header.producer_id, epoch, 0, 0, last_offset, seen_ms, ())
-    count = header.last_offset_delta + 1
-    next_sequence = (header.base_sequence + count) % SEQUENCES
-    batch = _Batch(header.base_sequence, count, base_offset, log_append_time_ms)
-    run = count
-    batches: tuple[_Batch, ...] = (batch,)
-    if known is not None and same_epoch:
-        batches = (*known.batches[1 - BATCHES_REMEMBERED_MAX :], batch)
-        if header.base_sequence == known.next_sequence:
-            # Half the circle at most: beyond it "before" and "after" cannot be told apart.
-            run = min(known.written_run + count, SEQUENCES // 2)
-    return _Producer(header.producer_id, epoch, next_sequence, run, last_offset, seen_ms, batches)
+    def _evict(self) -> bool:
+        """Forget the longest silent producer without an open transaction; whether there is one."""
+        for producer_id, producer in self._producers.items():
+            if producer.transaction_start is None:
+                del self._producers[producer_id]
+                return True
+        return False

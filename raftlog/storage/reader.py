@@ -26,10 +26,12 @@ from raftlog.record.codec import iterate_records
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.record.header import CRC_START, HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
+from raftlog.storage.aborted_index import Wanted
+from raftlog.storage.aborted_lookup import find_aborted
 from raftlog.storage.index import OffsetEntry
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.segments import Segment, header_at, walk
-from raftlog.storage.types import DamagedRange, ReadResult
+from raftlog.storage.types import AbortedTransaction, DamagedRange, ReadResult
 from raftlog.world import Buffer, DiskError
 
 _T = TypeVar("_T")
@@ -116,6 +118,33 @@ class LogReader:
             # Retention may have been faster.
             self._check_range(start)
         return result
+
+    async def read_committed(
+        self, start: Offset, *, end: Offset, max_bytes: int
+    ) -> tuple[ReadResult, tuple[AbortedTransaction, ...]]:
+        """Like `read`, for an `end` up to the last stable offset.
+
+        Also returns the aborted transactions with offsets in the result, by their first offsets.
+        """
+        segments = self._segments
+        for _ in range(ATTEMPTS_MAX):
+            generation = segments.generation
+            result = await self.read(start, end=end, max_bytes=max_bytes)
+            if not result.data:
+                return result, ()
+            try:
+                found = await find_aborted(self._core, Wanted(start, result.next_offset))
+            except DiskError as error:
+                if generation == segments.generation:
+                    raise self._unreadable(start, error) from error
+                continue
+            if generation == segments.generation:
+                found.sort(key=lambda one: one.first_offset)
+                return result, tuple(
+                    AbortedTransaction(one.producer_id, one.first_offset) for one in found
+                )
+            # A marker may have been removed with its segment since the records were read.
+        raise LogError(OVERLOADED, f"{self._core.directory}: its files kept changing.")
 
     async def offset_for_timestamp(
         self, timestamp_ms: int, *, end: Offset

@@ -1,4 +1,4 @@
-"""One segment of a log: a file of record batches, and its two indexes.
+"""One segment of a log: a file of record batches, and its indexes.
 
 Files are named by the offset of their first record, in 20 digits, so that names sort as offsets do.
 A segment is changed by the event loop only; disk threads read the numbers passed to them.
@@ -28,6 +28,7 @@ from typing import Final
 from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
+from raftlog.storage.aborted_index import AbortedIndex
 from raftlog.storage.checkpoints import FirstAppend
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.index import (
@@ -38,13 +39,20 @@ from raftlog.storage.index import (
     offset_index,
     time_index,
 )
+from raftlog.storage.transactions import AbortedEntry
 from raftlog.storage.types import NO_TIMESTAMP
 from raftlog.world import Disk, DiskError, DiskFullError, File
 
 LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
-SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+ABORTED_INDEX_SUFFIX: Final = ".txnindex"
+SEGMENT_SUFFIXES: Final = (
+    LOG_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    ABORTED_INDEX_SUFFIX,
+)
 DELETED_SUFFIX: Final = ".deleted"
 CLEANED_SUFFIX: Final = ".cleaned"
 OFFSET_DIGITS: Final = 20
@@ -71,6 +79,10 @@ class IndexTails:
     offset_entries: tuple[tuple[int, int], ...]
     time_saved: int
     time_entries: tuple[tuple[int, int], ...]
+    aborted_saved: int
+    aborted_entries: tuple[AbortedEntry, ...]
+    is_finished: bool
+    """Whether the segment takes no more appends: then its aborted index is sealed."""
 
 
 class Segment:
@@ -106,6 +118,9 @@ class Segment:
             base_offset,
             time_entries,
         )
+        self.aborted = AbortedIndex(
+            files, directory, segment_name(base_offset, ABORTED_INDEX_SUFFIX), base_offset
+        )
         self._bytes_since_entry = 0
         self._last_time_entry: TimeEntry | None = None
         self._lease: Lease | None = None
@@ -122,9 +137,9 @@ class Segment:
         return self._lease.file
 
     @property
-    def paths(self) -> tuple[str, str, str]:
-        """Its files: the log first."""
-        return self.path, self.offset_index.path, self.time_index.path
+    def paths(self) -> tuple[str, ...]:
+        """Its files, whether there or not: the log first."""
+        return self.path, self.offset_index.path, self.time_index.path, self.aborted.path
 
     def hold(self, lease: Lease) -> None:
         """Become the active segment: the file stays open."""
@@ -180,7 +195,7 @@ class Segment:
             self._last_time_entry = entry
             self.time_index.add((entry.timestamp_ms, entry.last_offset - self.base_offset))
 
-    def index_tails(self) -> IndexTails:
+    def index_tails(self, *, is_finished: bool) -> IndexTails:
         """Entries that `save_indexes` has to write for all present batches."""
         self.note_time()
         return IndexTails(
@@ -188,17 +203,28 @@ class Segment:
             tuple(self.offset_index.unsaved),
             self.time_index.saved,
             tuple(self.time_index.unsaved),
+            self.aborted.saved,
+            tuple(self.aborted.unsaved),
+            is_finished,
         )
 
     def save_indexes(self, tails: IndexTails) -> None:
         """Make index entries durable. Blocks. Raises DiskError."""
+        self.aborted.save(tails.aborted_saved, tails.aborted_entries)
         self.offset_index.save(tails.offset_saved, tails.offset_entries)
-        self.time_index.save(tails.time_saved, tails.time_entries)
+        seal: tuple[tuple[int, int], int] | None = None
+        if tails.is_finished:
+            crc = self.aborted.seal(tails.aborted_saved + len(tails.aborted_entries))
+            if crc is not None:
+                last = (self.max_timestamp_ms, self.next_offset - 1 - self.base_offset)
+                seal = last, crc
+        self.time_index.save(tails.time_saved, tails.time_entries, seal=seal)
 
     def confirm_indexes(self, tails: IndexTails) -> None:
         """`save_indexes` succeeded."""
         self.offset_index.confirm(len(tails.offset_entries))
         self.time_index.confirm(len(tails.time_entries))
+        self.aborted.confirm(len(tails.aborted_entries))
 
     def thin_indexes(self) -> None:
         """`save_indexes` found no room."""
@@ -211,6 +237,7 @@ class Segment:
         size_bytes: int,
         offset_entries: int,
         last_time: tuple[int, TimeEntry | None],
+        aborted_entries: int,
     ) -> None:
         """The records from `next_offset` on are gone."""
         entries, entry = last_time
@@ -220,6 +247,7 @@ class Segment:
             self.first_append_ms = None
         self.offset_index.keep(offset_entries)
         self.time_index.keep(entries)
+        self.aborted.keep(aborted_entries)
         self._last_time_entry = entry
         self._bytes_since_entry = 0
 
@@ -310,6 +338,8 @@ class Segments:
         """Grows whenever files are cut, swapped or removed: bytes read across a change are
         suspect."""
         self._segments = segments
+        self.has_aborted = any(len(segment.aborted) for segment in segments)
+        """Whether there has been an aborted transaction: without one, no reader looks for them."""
         self._bases = [segment.base_offset for segment in segments]
         self._positions: OrderedDict[Offset, tuple[Segment, int]] = OrderedDict()
 
@@ -325,6 +355,11 @@ class Segments:
     def end_offset(self) -> Offset:
         """Log end offset."""
         return self._segments[-1].next_offset
+
+    def add_aborted(self, entry: AbortedEntry) -> None:
+        """The active segment has the marker of this aborted transaction."""
+        self.active.aborted.add(entry)
+        self.has_aborted = True
 
     def clamp(self, high_watermark: Offset) -> Offset:
         """A high watermark of a checkpoint, limited to the log as found.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.types import LeaderEpoch, Offset, ProducerId
 
 UNLIMITED = -1
 """Value of a retention setting without a limit."""
@@ -92,6 +93,17 @@ class ReadResult:
 
     data: bytes | memoryview
     next_offset: Offset
+
+
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction in a range of offsets.
+
+    The producer's transactional records from `first_offset` on, up to its next marker, are to be
+    skipped.
+    """
+
+    producer_id: ProducerId
+    first_offset: Offset
 
 
 class LogState(StrEnum):

@@ -20,6 +20,7 @@ from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, Top
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
+from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import Listeners
@@ -67,6 +68,7 @@ class MemoryLog:
         leader_epoch: LeaderEpoch,
         *,
         guard: Callable[[], None] | None = None,
+        terms: Terms = NO_TRANSACTIONS,
     ) -> list[AppendResult]:
         if self.append_error is not None:
             raise self.append_error
@@ -80,6 +82,9 @@ class MemoryLog:
         if not self.hold_flush:
             asyncio.get_running_loop().call_soon(self.flush_now)
         return results
+
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
+        return high_watermark
 
     def _append(self, batch: RecordBatch, leader_epoch: LeaderEpoch) -> AppendResult:
         header = batch.header

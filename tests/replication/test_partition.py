@@ -34,6 +34,7 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
+from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log_core import Listeners
 from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
@@ -57,6 +58,9 @@ class ManualLog:
         self.listeners = Listeners()
         self.appender = self.reader = self.operations = self
 
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
+        return high_watermark
+
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
         self.leader_epochs.assign(leader_epoch, self.log_end_offset)
 
@@ -66,6 +70,7 @@ class ManualLog:
         leader_epoch: LeaderEpoch,
         *,
         guard: Callable[[], None],
+        terms: Terms = NO_TRANSACTIONS,
     ) -> list[AppendResult]:
         guard()
         start = self.log_end_offset
@@ -288,6 +293,7 @@ async def test_a_writer_whose_log_fails_behind_its_append_is_told_at_once() -> N
             leader_epoch: LeaderEpoch,
             *,
             guard: Callable[[], None],
+            terms: Terms = NO_TRANSACTIONS,
         ) -> list[AppendResult]:
             results = await super().append(batches, leader_epoch, guard=guard)
             self.sync_fails()

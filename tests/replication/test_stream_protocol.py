@@ -40,7 +40,8 @@ from raftlog.replication.stream_protocol import (
     encode_data,
     is_data,
 )
-from raftlog.storage.producer_state import BATCHES_REMEMBERED_MAX, PRODUCERS_MAX, ProducerStates
+from raftlog.storage.producer_entry import BATCHES_REMEMBERED_MAX
+from raftlog.storage.producer_state import PRODUCERS_MAX, ProducerStates
 from raftlog.world.network import RejectedError
 from tests.storage.test_producer_state import header
 

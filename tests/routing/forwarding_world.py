@@ -13,6 +13,7 @@ from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, T
 from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
+from raftlog.record.control import Marker
 from raftlog.record.errors import NO_LEADER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import (
@@ -26,12 +27,12 @@ from raftlog.record.types import (
     ProducerId,
     TopicId,
 )
-from raftlog.replication.partition import Acks, Fetched, Partition
+from raftlog.replication.partition import Acks, Fetched, Isolation, Partition
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.router import PartitionRouter
-from raftlog.storage.types import AppendResult, LogConfig
+from raftlog.storage.types import AbortedTransaction, AppendResult, LogConfig
 from tests.simulation.world import Process, World, run
 
 T = TypeVar("T")
@@ -102,6 +103,9 @@ class FakePartition:
         self.known_end: int | None = None
         """As a follower: its records, all committed."""
         self.waiters: dict[int, tuple[int, Callable[[], None]]] = {}
+        self.stable = Offset(2**62)
+        """First offset of an open transaction."""
+        self.aborted: tuple[AbortedTransaction, ...] = ()
 
     @property
     def records(self) -> Records:
@@ -128,9 +132,17 @@ class FakePartition:
 
     may_be_led_elsewhere = True
 
-    async def end_offset(self) -> Offset:
+    async def end_offset(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Offset:
         await self.confirm()
-        return self.known_end_offset()
+        return self.readable_end(isolation)
+
+    @property
+    def last_stable_offset(self) -> Offset:
+        return min(self.stable, self.high_watermark)
+
+    def readable_end(self, isolation: Isolation) -> Offset:
+        committed = isolation is Isolation.READ_COMMITTED
+        return self.last_stable_offset if committed else self.high_watermark
 
     @property
     def is_leader(self) -> bool:
@@ -161,27 +173,50 @@ class FakePartition:
         max_bytes: int,
         end_offset: Offset | None = None,
         any_replica: bool = False,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
-        await self._begin(f"read {offset} {max_bytes} {end_offset}{' any' * any_replica}")
+        committed = " committed" * (isolation is Isolation.READ_COMMITTED)
+        await self._begin(
+            f"read {offset} {max_bytes} {end_offset}{' any' * any_replica}{committed}"
+        )
         if offset > self.high_watermark:
             raise LogError(OFFSET_OUT_OF_RANGE, "out of range")
         data = b""
         following = offset
         for result, content in zip(self.records.results, self.records.batches, strict=True):
-            is_known = result.last_offset < self.high_watermark
+            is_known = result.last_offset < self.readable_end(isolation)
             if result.last_offset >= offset and is_known and (not data or len(data) < max_bytes):
                 data += content
                 following = Offset(result.last_offset + 1)
-        return Fetched(data, following, self.high_watermark, self.log_start_offset)
+        return Fetched(
+            data,
+            following,
+            self.high_watermark,
+            self.log_start_offset,
+            self.last_stable_offset,
+            self.aborted if committed else (),
+        )
 
-    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
-        return (await self.known_offset_for_timestamp(timestamp_ms))[0]
+    async def write_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
+        await self._begin(f"marker {producer_id} {producer_epoch} {marker} {timeout_s:.1f}")
+
+    async def offset_for_timestamp(
+        self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> tuple[Offset, int] | None:
+        return (await self.known_offset_for_timestamp(timestamp_ms, isolation))[0]
 
     async def known_offset_for_timestamp(
-        self, timestamp_ms: int
+        self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[tuple[Offset, int] | None, Offset]:
         await self._begin(f"time {timestamp_ms}")
-        end = self.high_watermark
+        end = self.readable_end(isolation)
         return (None if timestamp_ms > 100 else (Offset(7), 99)), end
 
     async def delete_records(self, before: Offset) -> Offset:
@@ -212,10 +247,15 @@ class FakeReplicas:
         return cast(Partition, self.mine) if self.has_replica else None
 
     async def wait_for_data(
-        self, wants: Sequence[tuple[Partition, Offset]], *, min_bytes: int, timeout_s: float
+        self,
+        wants: Sequence[tuple[Partition, Offset]],
+        *,
+        min_bytes: int,
+        timeout_s: float,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> None:
         self.waits.append(timeout_s)
-        if any(partition.high_watermark > offset for partition, offset in wants):
+        if any(partition.readable_end(isolation) > offset for partition, offset in wants):
             return
         try:
             async with asyncio.timeout(timeout_s):

@@ -120,7 +120,7 @@ def test_a_connection_that_breaks_leaves_appends_in_doubt_and_reads_undone() -> 
         assert told.entry is NOT_READY
         assert MAYBE_WRITTEN not in told.message
         leader.mine.gate.set()
-        assert (await ask(node, BOUNDS)).outcome == Marks(0, 1, 0), "what had begun was finished"
+        assert (await ask(node, BOUNDS)).outcome == Marks(0, 1, 0, 1), "what had begun was finished"
         await settled(cluster)
 
     simulate(test)
@@ -440,7 +440,7 @@ def test_what_is_not_understood_ends_the_connection() -> None:
 def test_offsets_are_asked_without_reading() -> None:
     async def test(cluster: Cluster) -> None:
         await cluster.nodes[1].append(batch(b"a"))
-        assert (await ask(cluster.nodes[2], BOUNDS)).outcome == Marks(0, 1, 0)
+        assert (await ask(cluster.nodes[2], BOUNDS)).outcome == Marks(0, 1, 0, 1)
         assert await cluster.nodes[2].run(cluster.nodes[2].find().bounds()) == (Offset(0), 1)
 
     simulate(test)

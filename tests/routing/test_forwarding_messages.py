@@ -27,6 +27,7 @@ from raftlog.routing.forwarding_messages import (
     FindTimeInMany,
     FoundTime,
     FoundTimes,
+    MarkerWritten,
     Marks,
     MarksOfMany,
     Message,
@@ -36,6 +37,7 @@ from raftlog.routing.forwarding_messages import (
     Request,
     Wait,
     Waited,
+    WriteMarker,
     check_hello,
     decode,
     encode,
@@ -46,6 +48,7 @@ from raftlog.world.network import MESSAGE_BYTES_MAX, RejectedError
 numbers = st.integers(0, 2**63 - 1)
 partitions = st.integers(0, 2**31 - 1)
 topic_ids = st.text("0123456789abcdef", min_size=32, max_size=32)
+isolations = st.integers(0, 1)
 places = {"topic_id": topic_ids, "partition": partitions}
 operations = st.one_of(
     st.builds(Append, **places, acks=st.integers(-1, 1)),
@@ -55,6 +58,7 @@ operations = st.one_of(
         offset=numbers,
         max_bytes=st.integers(0, messages.BODY_BYTES_MAX),
         end_offset=st.none() | numbers,
+        isolation=isolations,
     ),
     st.builds(
         ReadReplica,
@@ -68,7 +72,15 @@ operations = st.one_of(
         Wait,
         st.lists(st.tuples(topic_ids, partitions, numbers), min_size=1, max_size=5).map(tuple),
     ),
-    st.builds(FindTime, **places, timestamp_ms=numbers),
+    st.builds(FindTime, **places, timestamp_ms=numbers, isolation=isolations),
+    st.builds(
+        WriteMarker,
+        **places,
+        producer_id=numbers,
+        producer_epoch=st.integers(0, 2**15 - 1),
+        coordinator_epoch=st.integers(0, 2**31 - 1),
+        commit=st.booleans(),
+    ),
     st.builds(Delete, **places, before=st.integers(-1, 2**63 - 1)),
     st.builds(
         BoundsOfMany, st.lists(st.tuples(topic_ids, partitions), min_size=1, max_size=5).map(tuple)
@@ -84,7 +96,8 @@ outcomes = st.one_of(
         Appended,
         st.lists(st.tuples(numbers, numbers, st.integers(-1, 2**62), st.booleans())).map(tuple),
     ),
-    st.builds(Marks, numbers, numbers, numbers),
+    st.builds(Marks, numbers, numbers, numbers, numbers, st.integers(0, messages.ABORTED_MAX)),
+    st.just(MarkerWritten()),
     st.just(Waited()),
     st.builds(FoundTime, st.none() | st.tuples(numbers, numbers)),
     st.builds(Failure, st.integers(0, 99_999), st.text(max_size=200)),
@@ -118,7 +131,7 @@ def test_a_body_in_pieces_comes_back_whole(parts: list[bytes], piece_bytes: int)
     whole = b"".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(messages, "PIECE_BYTES", piece_bytes)
-        head = Answer(7, Marks(1, 2, 3), len(whole))
+        head = Answer(7, Marks(1, 2, 3, 2), len(whole))
         encoded = list(encode(head, parts))
     first, part = decode(encoded[0])
     assert first == head
@@ -136,7 +149,7 @@ def test_a_body_in_pieces_comes_back_whole(parts: list[bytes], piece_bytes: int)
 
 def test_no_message_is_longer_than_the_network_takes() -> None:
     body = bytes(3 * messages.PIECE_BYTES + 1)
-    encoded = list(encode(Answer(1, Marks(0, 0, 0), len(body)), [body]))
+    encoded = list(encode(Answer(1, Marks(0, 0, 0, 0), len(body)), [body]))
     assert len(encoded) == 4
     assert max(map(len, encoded)) <= MESSAGE_BYTES_MAX
 
@@ -182,7 +195,7 @@ def test_a_head_that_is_too_long_is_refused() -> None:
 
 
 def test_a_body_is_neither_longer_than_announced_nor_endless() -> None:
-    head = Answer(1, Marks(0, 0, 0), 5)
+    head = Answer(1, Marks(0, 0, 0, 0), 5)
     assembly = Assembly(head)
     assert assembly.take(memoryview(b"123")) is None
     with pytest.raises(ProtocolError, match="longer"):

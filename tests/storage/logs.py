@@ -93,6 +93,11 @@ async def read_all(log: Log, *, max_bytes: int = 1 << 20) -> list[bytes | None]:
     while offset < log.log_end_offset:
         result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=max_bytes)
         for found in iterate_batches(result.data):
+            if found.header.is_control:
+                # A marker takes an offset.
+                assert found.header.base_offset == expected
+                expected = found.header.next_offset
+                values.append(None)
             for record in decode(found, decompressed_bytes_max=BATCH_BYTES_MAX):
                 if record.offset >= offset:
                     assert record.offset == expected

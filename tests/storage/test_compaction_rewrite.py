@@ -27,13 +27,13 @@ from raftlog.record.types import (
 )
 from raftlog.storage.compaction_plan import CompactionHistory
 from raftlog.storage.compaction_rewrite import (
-    AbortedTransaction,
     CompactionPass,
     Stop,
     refuse_keyless,
 )
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
+from raftlog.storage.transactions import AbortedEntry
 
 NOW = 1_700_000_000_000
 RETENTION = 1000
@@ -49,7 +49,7 @@ class Log:
         self.batches: list[RecordBatch] = []
         self.producers = ProducerStates()
         self.history = CompactionHistory()
-        self.aborted: list[AbortedTransaction] = []
+        self.aborted: list[AbortedEntry] = []
         self.kept_epoch_starts: set[Offset] = set()
 
     @property
@@ -363,7 +363,7 @@ def test_aborted_records_supersede_nothing_and_go(log: Log) -> None:
     log.marker(2, commit=True)
     log.append((b"c", b"2"), producer=1, sequence=1, attributes=TRANSACTIONAL_BIT)
     log.marker(1, commit=True)
-    log.aborted = [AbortedTransaction(ProducerId(1), Offset(1), Offset(3))]
+    log.aborted = [AbortedEntry(ProducerId(1), Offset(1), Offset(3), Offset(2))]
     log.compact()
     assert log.rows() == [(0, b"a", b"1"), (2, b"b", b"1"), (5, b"c", b"2")]
 

@@ -2,7 +2,8 @@
 
 The model knows the record appended at each offset, and the flushed offset. After every start:
 flushed records are there, unchanged; the rest is a prefix of the appended records; nothing counts
-as damaged; and indexes, times and producers give right results.
+as damaged; indexes, times and producers give right results; and readers of committed records get
+those of committed transactions, up to the first that is open, and no others.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, read_all
+from tests.storage.transactional import Transactions, append, end, read_committed, transactional
 
 CONFIG = LogConfig(segment_bytes=1500, index_interval_bytes=150, retention_ms=-1)
 SETTINGS = StorageSettings(recovery_bytes_max=600, recovery_age_max_ms=3000)
+MARKER_TIME = -10
+"""No lookup by time finds a marker."""
 STOPPED = (MachineStoppedError, LogError, DiskError)
 
 
@@ -38,8 +42,8 @@ STOPPED = (MachineStoppedError, LogError, DiskError)
 class Model:
     """Appended records, and the promises about these."""
 
-    values: list[bytes] = field(default_factory=list)
-    """By offset, from 0. The newest may never have arrived."""
+    values: list[bytes | None] = field(default_factory=list)
+    """By offset, from 0; None for markers. The newest may never have arrived."""
     times: list[int] = field(default_factory=list)
     batches: list[tuple[int, RecordBatch]] = field(default_factory=list)
     """Base offset and batch, each of one idempotent producer's, in order."""
@@ -49,6 +53,7 @@ class Model:
     start_wanted: int = 0
     cut_wanted: int | None = None
     """An interrupted truncation."""
+    transactions: Transactions = field(default_factory=Transactions)
 
     def cut(self, end: int) -> None:
         del self.values[end:]
@@ -56,6 +61,7 @@ class Model:
         while self.batches and self.batches[-1][0] >= end:
             self.batches.pop()
         self.flushed = min(self.flushed, end)
+        self.transactions.cut(end)
 
 
 class CheckedManager(LogManager):
@@ -147,11 +153,13 @@ class Run:
         assert len(model.values) == log.log_end_offset
         expected = model.values[log.log_start_offset :]
         assert await read_all(log, max_bytes=self.random.choice((1, 300, 5000))) == expected
+        await self.check_committed()
         if expected:
             start = self.random.randrange(log.log_start_offset, log.log_end_offset)
             result = await log.reader.read(Offset(start), end=log.log_end_offset, max_bytes=1)
             assert result.next_offset > start
-            time_ms = self.random.choice(model.times) + self.random.randint(-1, 1)
+            times = [time_ms for time_ms in model.times if time_ms != MARKER_TIME] or [0]
+            time_ms = self.random.choice(times) + self.random.randint(-1, 1)
             wanted = next(
                 (
                     (offset, found)
@@ -161,6 +169,51 @@ class Run:
                 None,
             )
             assert await log.reader.offset_for_timestamp(time_ms, end=log.log_end_offset) == wanted
+
+    async def check_committed(self) -> None:
+        log, model = self.log, self.model
+        assert log is not None
+        end = log.high_watermark
+        stable = log.last_stable_offset(end)
+        if log.log_start_offset == 0:
+            assert stable == model.transactions.stable(end)
+        # A truncation below the high watermark may forget open transactions without a record left.
+        assert stable >= model.transactions.stable(end, log.log_start_offset)
+        assert stable <= model.transactions.first_readable(end, log.log_start_offset)
+        start = self.random.randint(log.log_start_offset, max(log.log_start_offset, stable))
+        gone = model.transactions.aborted_offsets()
+        expected = [
+            (offset, model.values[offset])
+            for offset in range(start, stable)
+            if model.values[offset] is not None and offset not in gone
+        ]
+        limit = self.random.choice((1, 300, 5000))
+        assert await read_committed(log, start=Offset(start), max_bytes=limit) == expected
+
+    async def transact(self) -> None:
+        """A batch of a transaction, or its end."""
+        log, model = self.log, self.model
+        assert log is not None
+        transactions = model.transactions
+        end_offset = len(model.values)
+        producer = self.random.choice((2, 3))
+        known = log.producers._producers.get(producer)
+        epoch = 0 if known is None else known.epoch
+        if producer in transactions.opened and self.random.random() < 0.5:
+            commit = self.random.random() < 0.4
+            bump = self.random.randint(0, 1)
+            model.values.append(None)
+            model.times.append(MARKER_TIME)
+            transactions.end(producer, end_offset, commit=commit)
+            assert await end(log, producer, commit=commit, epoch=epoch + bump) == end_offset
+            return
+        sequence = 0 if known is None else known.next_sequence
+        values = [b"t%d" % end_offset + b"x" * self.random.randint(0, 60)]
+        model.values += values
+        model.times.append(0)
+        transactions.append(producer, end_offset, 1)
+        new = transactional(values, producer, sequence, epoch=epoch, timestamp_ms=0)
+        assert await append(log, new) == end_offset
 
     async def append(self) -> None:
         log, model = self.log, self.model
@@ -245,6 +298,8 @@ class Run:
 OPERATIONS = (
     "append",
     "append",
+    "transact",
+    "transact",
     "append_concurrently",
     "flush",
     "check_content",

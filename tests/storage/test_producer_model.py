@@ -18,14 +18,8 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import BatchHeader
 from raftlog.record.types import Offset
-from raftlog.storage.producer_state import (
-    BATCHES_REMEMBERED_MAX,
-    SEQUENCES,
-    Append,
-    Duplicate,
-    ProducerStates,
-    Truncation,
-)
+from raftlog.storage.producer_entry import BATCHES_REMEMBERED_MAX, SEQUENCES, Append, Duplicate
+from raftlog.storage.producer_state import ProducerStates, Truncation
 from tests.storage.producers import header
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftlog.record.control import Marker
 from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
     OUT_OF_ORDER_SEQUENCE,
@@ -17,16 +18,16 @@ from raftlog.record.errors import (
 from raftlog.record.header import CONTROL_BIT, LOG_APPEND_TIME_BIT, BatchHeader
 from raftlog.record.types import Offset
 from raftlog.storage.checksummed import Damaged
+from raftlog.storage.producer_entry import SEQUENCES, Append, Duplicate
 from raftlog.storage.producer_state import (
     NEW_PRODUCERS_MAX,
     NEW_PRODUCERS_PER_S,
-    SEQUENCES,
-    Append,
-    Duplicate,
     ProducerStates,
     Truncation,
 )
 from tests.storage.producers import header
+
+COMMIT = Marker(True, 0)
 
 
 class Partition:
@@ -34,15 +35,21 @@ class Partition:
 
     def __init__(self, **settings_: int) -> None:
         self.states = ProducerStates(**settings_)
-        self.end = 0
+        self.end_offset = 0
         self.now_ms = 0
 
     def send(self, *headers: BatchHeader, fails: bool = False) -> list[Append | Duplicate]:
-        plan = self.states.prepare(headers, Offset(self.end), now_ms=self.now_ms)
+        plan = self.states.prepare(headers, Offset(self.end_offset), now_ms=self.now_ms)
         if not fails:
             self.states.apply(plan)
             for sent, outcome in zip(headers, plan.outcomes, strict=True):
-                self.end += sent.last_offset_delta + 1 if isinstance(outcome, Append) else 0
+                self.end_offset += sent.last_offset_delta + 1 if isinstance(outcome, Append) else 0
+        return list(plan.outcomes)
+
+    def end(self, sent: BatchHeader, marker: Marker = COMMIT) -> list[Append | Duplicate]:
+        plan = self.states.prepare_marker(sent, marker, Offset(self.end_offset), now_ms=self.now_ms)
+        self.states.apply(plan)
+        self.end_offset += len(plan.updates)
         return list(plan.outcomes)
 
     def refusal(self, *headers: BatchHeader) -> ErrorEntry:
@@ -73,7 +80,7 @@ def test_a_duplicate_gets_the_offsets_of_the_first_append(partition: Partition) 
     partition.send(header(1, 0, 3))
     partition.send(header(1, 3, 2))
     assert partition.send(header(1, 0, 3)) == [Duplicate(Offset(10), Offset(12), -1)]
-    assert partition.end == 15
+    assert partition.end_offset == 15
 
 
 def test_each_of_the_last_five_batches_can_be_repeated_and_older_ones_are_known_as_written(
@@ -131,7 +138,7 @@ def test_an_unknown_producer_begins_at_sequence_0(partition: Partition) -> None:
 
 def test_sequences_begin_again_at_0_after_the_largest(partition: Partition) -> None:
     partition.states.update(header(1, SEQUENCES - 3, 2), now_ms=0)
-    partition.end = 2
+    partition.end_offset = 2
     assert partition.send(header(1, SEQUENCES - 1, 3)) == [Append()]
     assert partition.send(header(1, 2)) == [Append()]
     assert partition.send(header(1, SEQUENCES - 1, 3)) == [Duplicate(Offset(2), Offset(4), -1)]
@@ -205,11 +212,14 @@ def test_a_duplicate_gets_the_time_stamped_by_the_broker(partition: Partition) -
 
 def test_markers_have_no_sequence_but_an_epoch(partition: Partition) -> None:
     marker = header(1, -1, epoch=1, attributes=CONTROL_BIT)
+    newer = header(1, -1, epoch=2, attributes=CONTROL_BIT)
     partition.send(header(1, 0, 3, epoch=1))
-    assert partition.send(marker) == [Append()]
+    assert partition.end(marker) == [Append()]
     assert partition.send(header(1, 3, epoch=1)) == [Append()]
-    assert partition.send(header(1, -1, epoch=2, attributes=CONTROL_BIT)) == [Append()]
-    assert partition.refusal(marker) is PRODUCER_FENCED
+    assert partition.end(newer) == [Append()]
+    with pytest.raises(LogError) as caught:
+        partition.end(marker)
+    assert caught.value.entry is PRODUCER_FENCED
     assert partition.refusal(header(1, 4, epoch=1)) is PRODUCER_FENCED
     assert partition.refusal(header(1, 4, epoch=2)) is OUT_OF_ORDER_SEQUENCE
     assert partition.send(header(1, 0, epoch=2)) == [Append()]
@@ -286,7 +296,7 @@ def test_replaying_what_is_known_changes_nothing(partition: Partition) -> None:
 def test_a_replay_takes_the_gaps_that_compaction_left(partition: Partition) -> None:
     partition.states.update(header(1, 0, 5, base_offset=0), now_ms=0)
     partition.states.update(header(1, 40, 2, base_offset=90), now_ms=0)
-    partition.end = 92
+    partition.end_offset = 92
     assert partition.send(header(1, 40, 2)) == [Duplicate(Offset(90), Offset(91), -1)]
     assert partition.send(header(1, 42)) == [Append()]
 
@@ -311,15 +321,15 @@ def test_truncation_of_a_new_epoch_cannot_be_exact(partition: Partition) -> None
     partition.send(header(1, 0, epoch=1))
     assert partition.states.truncate_to(Offset(4)) is Truncation.REBUILD
     partition.states.update(header(1, 0, 4), now_ms=0)
-    partition.end = 4
+    partition.end_offset = 4
     assert partition.send(header(1, 4)) == [Append()]
 
 
 def test_last_offsets_name_the_batches_that_compaction_must_leave(partition: Partition) -> None:
     partition.send(header(1, 0, 4))
-    partition.send(header(1, -1, attributes=CONTROL_BIT))
+    partition.end(header(1, -1, attributes=CONTROL_BIT))
     partition.send(header(2, 0, 2))
-    partition.send(header(3, -1, epoch=1, attributes=CONTROL_BIT))
+    partition.end(header(3, -1, epoch=1, attributes=CONTROL_BIT))
     assert partition.states.last_offsets() == {1: 3, 2: 6, 3: 7}
 
 
@@ -361,7 +371,7 @@ def test_what_is_below_an_offset_counts_nothing_from_there_on(partition: Partiti
     partition.now_ms = 5
     below = partition.states.below(Offset(5))
     assert below.last_offsets() == {1: 1, 2: 2}
-    partition.states, partition.end = below, 5
+    partition.states, partition.end_offset = below, 5
     assert partition.refusal(header(1, 5)) is OUT_OF_ORDER_SEQUENCE
     assert partition.send(header(1, 0, 2)) == [Duplicate(Offset(0), Offset(1), -1)]
     assert partition.send(header(1, 2, 3)) == [Append()]
@@ -380,14 +390,14 @@ def test_a_producer_with_all_that_is_remembered_on_its_way_goes_on_where_it_was(
 def test_a_producer_that_began_later_is_not_known_below(partition: Partition) -> None:
     partition.send(header(9, 0, 3))
     partition.send(header(1, 0))
-    partition.send(header(2, -1, attributes=CONTROL_BIT))
+    partition.end(header(2, -1, attributes=CONTROL_BIT))
     assert partition.states.below(Offset(3)).last_offsets() == {9: 2}
     assert len(partition.states.below(Offset(0))) == 0
 
 
 def test_a_marker_takes_nothing_from_what_is_known_below(partition: Partition) -> None:
     partition.send(header(1, 0, 3))
-    partition.send(header(1, -1, attributes=CONTROL_BIT))
+    partition.end(header(1, -1, attributes=CONTROL_BIT))
     partition.states = partition.states.below(Offset(3))
     assert partition.send(header(1, 0, 3)) == [Duplicate(Offset(0), Offset(2), -1)]
     assert partition.send(header(1, 3)) == [Append()]

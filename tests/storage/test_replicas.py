@@ -2,7 +2,8 @@
 
 The rules of replication are played here by hand: a batch is committed when durable on both; a
 follower truncates by epochs (KIP-101, KIP-279), or restarts at its leader's start. Always, both end
-with the same bytes, epochs and producers, and with all committed records.
+with the same bytes, epochs and producers, with all committed records, and with the same records
+for readers of committed transactions: those that the batches themselves show.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import decode
+from raftlog.record.control import parse_marker
 from raftlog.record.errors import LogError
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.log import Log
@@ -24,7 +28,8 @@ from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
-from tests.storage.logs import PARTITION, TOPIC, batch
+from tests.storage.logs import BATCH_BYTES_MAX, PARTITION, TOPIC, all_bytes, batch
+from tests.storage.transactional import Transactions, append, end, read_committed, transactional
 
 CONFIG = LogConfig(segment_bytes=1200, index_interval_bytes=150, retention_ms=-1)
 SETTINGS = StorageSettings(recovery_bytes_max=500, recovery_age_max_ms=3000, scrub_interval_s=5)
@@ -132,6 +137,27 @@ class Pair:
             sequence=sequence,
         )
         await self.leader.appender.append([new], self.epoch)
+
+    async def transact(self) -> None:
+        """A batch of a transaction, or its end."""
+        producer_id = self.random.choice((3, 4))
+        known = self.leader.producers._producers.get(producer_id)
+        newest = self.producer_epochs.get(producer_id, 0)
+        is_open = known is not None and known.transaction_start is not None
+        if is_open and self.random.random() < 0.5:
+            epoch = self.producer_epochs[producer_id] = newest + self.random.randint(0, 1)
+            commit = self.random.random() < 0.4
+            await end(self.leader, producer_id, commit=commit, epoch=epoch, leader_epoch=self.epoch)
+            return
+        if not is_open and known is not None and known.epoch != newest:
+            newest = self.producer_epochs[producer_id] = newest + 1
+        if is_open and known is not None:
+            newest = known.epoch
+        self.producer_epochs.setdefault(producer_id, newest)
+        sequence = known.next_sequence if known is not None and known.epoch == newest else 0
+        new = transactional([b"t%d" % self.count], producer_id, sequence, epoch=newest)
+        self.count += 1
+        await append(self.leader, new, leader_epoch=self.epoch)
 
     async def push(self) -> None:
         """As appended, from memory."""
@@ -283,8 +309,39 @@ class Pair:
         assert start <= self.deleted_to
         assert producers_of(leader, start) == producers_of(follower, start)
         assert self.sequences_of(leader) == self.sequences_of(follower)
+        await self.check_transactions(Offset(start))
         if not self.deleted_to:
             assert producers_of(leader, 0, whole=True) == producers_of(follower, 0, whole=True)
+
+    async def check_transactions(self, start: Offset) -> None:
+        leader, follower = self.leader, self.follower
+        model = Transactions()
+        values: dict[int, bytes | None] = {}
+        for found in iterate_batches(await all_bytes(leader)):
+            header = found.header
+            marker = parse_marker(header, found.data)
+            if marker is not None:
+                model.end(header.producer_id, header.base_offset, commit=marker.commit)
+                continue
+            if header.is_transactional:
+                count = header.last_offset_delta + 1
+                model.append(header.producer_id, header.base_offset, count)
+            for record in decode(found, decompressed_bytes_max=BATCH_BYTES_MAX):
+                values[record.offset] = record.value
+        gone = model.aborted_offsets()
+        mark = follower.high_watermark
+        for log in (leader, follower):
+            stable = log.last_stable_offset(mark)
+            assert stable <= model.first_readable(mark, log.log_start_offset)
+            expected = [
+                (offset, value)
+                for offset, value in values.items()
+                if start <= offset < stable and offset not in gone
+            ]
+            assert await read_committed(log, start=start, end_offset=stable) == expected
+        if not self.deleted_to:
+            assert leader.last_stable_offset(mark) == follower.last_stable_offset(mark)
+            assert leader.last_stable_offset(mark) == model.stable(mark)
 
     def sequences_of(self, log: Log) -> dict[int, int]:
         """Each producer's next batch, with or without its records in the log.
@@ -294,7 +351,7 @@ class Pair:
         return {
             known.producer_id: known.next_sequence
             for known in log.producers._producers.values()
-            if known.epoch == self.producer_epochs[known.producer_id]
+            if known.epoch == self.producer_epochs[known.producer_id] and known.producer_id < 3
         }
 
 
@@ -309,14 +366,16 @@ def producers_of(log: Log, start: int, *, whole: bool = False) -> dict[int, Any]
             known.written_run if whole else 0,
         )
         for known in log.producers._producers.values()
-        if known.last_offset >= start and (whole or known.batches[-1].base_offset >= start)
+        if known.last_offset >= start
+        and (whole or (known.batches and known.batches[-1].base_offset >= start))
     }
 
 
 OPERATIONS = (
     "append",
     "append",
-    "append",
+    "transact",
+    "transact",
     "push",
     "fetch",
     "fetch",

@@ -38,7 +38,8 @@ from raftlog.storage import log_operations, opening, producer_state
 from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.manager import LogManager
-from raftlog.storage.producer_state import APPEND, ProducerStates, Truncation
+from raftlog.storage.producer_entry import APPEND
+from raftlog.storage.producer_state import ProducerStates, Truncation
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,10 @@ def _with_present_epochs(right: Callable[..., Any]) -> Any:
 
 
 def _without_fencing(right: Callable[..., Any]) -> Any:
-    def judge(known: Any, header: Any) -> Any:
+    def judge(known: Any, header: Any, **options: Any) -> Any:
         if known is not None and header.producer_epoch < known.epoch:
             return APPEND
-        return right(known, header)
+        return right(known, header, **options)
 
     return judge
 
@@ -295,14 +296,20 @@ def _reading_to_the_end(right: Callable[..., Any]) -> Any:
         max_bytes: int,
         end_offset: Any = None,
         any_replica: bool = False,
+        **options: Any,
     ) -> Any:
         start, end = self.log.log_start_offset, self.log.log_end_offset
         if not any_replica or self.is_closed or not start <= offset < end:
             return await right(
-                self, offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=any_replica
+                self,
+                offset,
+                max_bytes=max_bytes,
+                end_offset=end_offset,
+                any_replica=any_replica,
+                **options,
             )
         result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
-        return Fetched(result.data, result.next_offset, end, start)
+        return Fetched(result.data, result.next_offset, end, start, end)
 
     return read
 
@@ -377,7 +384,7 @@ BLIND_SPOTS: Final = (
     BlindSpot(
         "zombie-epoch-not-fenced",
         "A batch of an older producer epoch is appended (KIP-98).",
-        ((producer_state, "_judge", _without_fencing(producer_state._judge)),),
+        ((producer_state, "judge", _without_fencing(producer_state.judge)),),
         0,
         "producer-epochs",
     ),

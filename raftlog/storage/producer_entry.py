@@ -1,0 +1,376 @@
+"""One idempotent producer in one partition: judge a batch or a marker, and remember it. Pure.
+
+Every batch of such a producer carries (producer id, producer epoch, base sequence); sequences count
+records, per partition, and follow each other without a gap (KIP-98). The last five batches of each
+producer are remembered: as many as a client may have in flight, and so may have to repeat.
+
+| a batch arrives with | answer |
+|---|---|
+| the epoch known, and the next sequence | Append |
+| epoch, first and last sequence of one of the last five batches | Duplicate, with its offsets |
+| the epoch known, only sequences written before those five | DUPLICATE_SEQUENCE |
+| the epoch known, any other sequence | OUT_OF_ORDER_SEQUENCE |
+| an older epoch | PRODUCER_FENCED |
+| a newer epoch, or a producer not known, and sequence 0 | Append |
+| a newer epoch, or a producer not known, and another sequence | OUT_OF_ORDER_SEQUENCE |
+
+The last line is KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first sequence", so
+that a producer with expired state could go on. This loses records silently: when the first of two
+pipelined batches is refused for the moment (no leader yet, not enough replicas), the second is
+taken as the beginning, and the retry of the first can never be written (KAFKA-14312, KAFKA-15591,
+KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for partitions never
+written to (KAFKA-15591). Here the rule is strict throughout: a producer silent for longer than the
+expiry time, or evicted, gets OUT_OF_ORDER_SEQUENCE, and begins again at sequence 0 with the next
+epoch or another producer id (the client's half of KIP-360), once the outcome of every batch in
+flight is known.
+
+A coordinator's own batch has no sequence (-1): only its epoch is judged, and sequences stay.
+
+**Transactions.** A batch that would be appended by the table above is judged again:
+
+| open transaction | the batch | answer |
+|---|---|---|
+| none | not transactional | Append |
+| none | transactional, confirmed by the coordinator | Append: opens it |
+| none | transactional otherwise | TRANSACTION_NOT_VERIFIED |
+| of this epoch | transactional | Append: continues it |
+| of this epoch, or an older one | not transactional | INVALID_TXN_STATE |
+| of an older epoch | transactional | TRANSACTION_NOT_VERIFIED: its marker has not come yet |
+
+So all records between a transaction's first offset and its marker that have its producer id are its
+own, and transactional: readers and compaction identify them by that alone.
+
+| a marker arrives with | answer |
+|---|---|
+| an older coordinator epoch than the newest marker's | COORDINATOR_FENCED |
+| an older producer epoch | PRODUCER_FENCED |
+| of an older epoch | transactional | TRANSACTION_NOT_VERIFIED: its marker is still to come |
+| anything else | Append |
+
+Appended, it ends the open transaction and fences older epochs: version 2 of the protocol (KIP-890)
+bumps the epoch with each end, version 1 keeps it. A marker of a newer coordinator is appended even
+where nothing is open: without it in the log, a late marker of the older coordinator would end the
+next transaction of the same epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+
+from raftlog.record.control import Marker
+from raftlog.record.errors import (
+    COORDINATOR_FENCED,
+    DUPLICATE_SEQUENCE,
+    INVALID_TXN_STATE,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_FENCED,
+    TRANSACTION_NOT_VERIFIED,
+    LogError,
+)
+from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
+from raftlog.record.types import NO_SEQUENCE, Offset, ProducerEpoch, ProducerId
+
+BATCHES_REMEMBERED_MAX: Final = 5
+SEQUENCES: Final = 2**31
+"""Sequences run from 0 to 2^31 - 1 and then begin again at 0."""
+
+MayBegin: TypeAlias = Callable[[ProducerId, ProducerEpoch], bool]
+"""Whether the coordinator has confirmed that the producer's transaction includes the partition."""
+
+
+def may_not_begin(_producer_id: ProducerId, _epoch: ProducerEpoch) -> bool:
+    """The answer where no transaction may begin."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """The batch is new: write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The batch was written before, or precedes in the same request: do not write it again.
+
+    Answer with these offsets, and wait for their durability just as for a new batch.
+    """
+
+    base_offset: Offset
+    last_offset: Offset
+    log_append_time_ms: int
+    """The broker's timestamp; -1 if the records carry their own timestamps."""
+
+
+Outcome: TypeAlias = Append | Duplicate
+APPEND: Final = Append()
+NO_TIME: Final = -1
+
+
+class WrittenBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A remembered batch."""
+
+    base_sequence: int
+    count: int
+    """Number of its sequences, and offsets."""
+    base_offset: int
+    log_append_time_ms: int
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of its last record."""
+        return self.base_offset + self.count - 1
+
+
+class Producer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """State of one producer id. Replaced, never changed, so that a plan can hold the next state."""
+
+    producer_id: int
+    epoch: int
+    next_sequence: int
+    written_run: int
+    """How many sequences before the next one are known to have been written without a gap."""
+    last_offset: int
+    """Of its newest batch, markers included."""
+    seen_ms: int
+    """Time of its last batch."""
+    batches: tuple[WrittenBatch, ...]
+    """The newest of this epoch, oldest first; none if the epoch began with a marker."""
+    coordinator_epoch: int = -1
+    """Of the newest marker; -1 before the first one."""
+    transaction_start: int | None = None
+    """First offset of its open transaction; None if none is open."""
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction is open: then it is the producer's present epoch's."""
+        return self.transaction_start is not None
+
+
+def judge(
+    known: Producer | None, header: BatchHeader, *, is_coordinator: bool, may_begin: MayBegin
+) -> Outcome | LogError:
+    """Judge a batch by the first two tables at the top of this module."""
+    outcome: Outcome | LogError
+    if is_coordinator and header.base_sequence == NO_SEQUENCE:
+        outcome = _fenced(known, header.producer_id, header.producer_epoch) or APPEND
+    else:
+        outcome = _judge_sequence(known, header)
+    is_open = known is not None and known.transaction_start is not None
+    if outcome is APPEND and (is_open or header.is_transactional):
+        return _judge_transaction(known, header, may_begin)
+    return outcome
+
+
+def judge_marker(
+    known: Producer | None, producer_id: ProducerId, epoch: ProducerEpoch, marker: Marker
+) -> Outcome | LogError:
+    """Judge a marker by the last table at the top of this module."""
+    if known is None:
+        return APPEND
+    if marker.coordinator_epoch < known.coordinator_epoch:
+        return LogError(
+            COORDINATOR_FENCED,
+            f"Coordinator epoch {marker.coordinator_epoch} is over: a coordinator of epoch "
+            f"{known.coordinator_epoch} has ended a transaction of producer {producer_id} since.",
+        )
+    fenced = _fenced(known, producer_id, epoch)
+    if fenced is not None:
+        return fenced
+    is_repeated = (
+        not known.is_in_transaction
+        and epoch == known.epoch
+        and marker.coordinator_epoch == known.coordinator_epoch
+    )
+    if is_repeated:
+        return Duplicate(Offset(known.last_offset), Offset(known.last_offset), NO_TIME)
+    return APPEND
+
+
+def _fenced(
+    known: Producer | None, producer_id: ProducerId, epoch: ProducerEpoch
+) -> LogError | None:
+    if known is None or epoch >= known.epoch:
+        return None
+    return LogError(
+        PRODUCER_FENCED,
+        f"Producer {producer_id} has epoch {epoch}; epoch {known.epoch} has written since.",
+    )
+
+
+def _judge_sequence(known: Producer | None, header: BatchHeader) -> Outcome | LogError:
+    epoch, sequence = header.producer_epoch, header.base_sequence
+    if known is not None and epoch == known.epoch:
+        if sequence == known.next_sequence:
+            return APPEND
+        return _judge_repeated(known, header)
+    fenced = _fenced(known, header.producer_id, epoch)
+    if fenced is not None:
+        return fenced
+    if sequence == 0:
+        return APPEND
+    if known is None:
+        return LogError(
+            OUT_OF_ORDER_SEQUENCE,
+            f"Producer {header.producer_id} is not known here and begins with sequence "
+            f"{sequence}. If it was silent for long, it must begin again at sequence 0 with the "
+            "next epoch or another producer id.",
+        )
+    return LogError(
+        OUT_OF_ORDER_SEQUENCE,
+        f"Producer {header.producer_id} begins epoch {epoch} with sequence {sequence}, not 0.",
+    )
+
+
+def _judge_transaction(
+    known: Producer | None, header: BatchHeader, may_begin: MayBegin
+) -> Outcome | LogError:
+    """Judge a batch with a right sequence inside, or at the beginning of, a transaction."""
+    producer_id, epoch = header.producer_id, header.producer_epoch
+    if known is None or known.transaction_start is None:
+        if may_begin(producer_id, epoch):
+            return APPEND
+        return LogError(
+            TRANSACTION_NOT_VERIFIED,
+            f"The coordinator has not confirmed that the transaction of producer {producer_id} in "
+            f"epoch {epoch} includes this partition. Nothing was written; try again.",
+        )
+    if not header.is_transactional:
+        return LogError(
+            INVALID_TXN_STATE,
+            f"Producer {producer_id} has an open transaction here since offset "
+            f"{known.transaction_start}: it may not write outside of it.",
+        )
+    if epoch != known.epoch:
+        return LogError(
+            TRANSACTION_NOT_VERIFIED,
+            f"The transaction of producer {producer_id} in epoch {known.epoch} has not ended here "
+            f"yet: epoch {epoch} may not write before. Nothing was written; try again.",
+        )
+    return APPEND
+
+
+def _judge_repeated(known: Producer, header: BatchHeader) -> Outcome | LogError:
+    """Judge a batch of the known epoch with another than the next sequence."""
+    sequence = header.base_sequence
+    count = header.last_offset_delta + 1
+    for batch in known.batches:
+        if batch.base_sequence == sequence and batch.count == count:
+            return Duplicate(
+                Offset(batch.base_offset), Offset(batch.last_offset), batch.log_append_time_ms
+            )
+    if known.batches:
+        # Distances back from the next sequence, so that the wrap to 0 needs no thought.
+        begins_back = (known.next_sequence - sequence) % SEQUENCES
+        ends_back = begins_back - count
+        oldest_back = (known.next_sequence - known.batches[0].base_sequence) % SEQUENCES
+        if begins_back <= known.written_run and ends_back >= oldest_back:
+            return LogError(
+                DUPLICATE_SEQUENCE,
+                f"Producer {header.producer_id} wrote the {count} records from sequence {sequence} "
+                "on so long ago that their offsets are no longer known.",
+            )
+    return LogError(
+        OUT_OF_ORDER_SEQUENCE,
+        f"Producer {header.producer_id} sent sequence {sequence}; {known.next_sequence} is next.",
+    )
+
+
+def below(producer: Producer, offset: Offset) -> Producer | None:
+    """The state before the batches at or above `offset`, of which there is one at least.
+
+    None if that sequence is unknown, as the epoch began later, or with a marker. A transaction
+    that is open, and began below, is known.
+    """
+    start = producer.transaction_start
+    if start is not None and start >= offset:
+        start = None
+    kept = tuple(batch for batch in producer.batches if batch.last_offset < offset)
+    later = producer.batches[len(kept) :]
+    run = producer.written_run - sum(batch.count for batch in later)
+    next_sequence = later[0].base_sequence if later else producer.next_sequence
+    if kept:
+        newest = kept[-1]
+        next_sequence = (newest.base_sequence + newest.count) % SEQUENCES
+        run = run if run > 0 else newest.count
+    elif run <= 0 and start is None:
+        return None
+    return Producer(
+        producer.producer_id,
+        producer.epoch,
+        next_sequence,
+        max(run, 0),
+        offset - 1,
+        producer.seen_ms,
+        kept,
+        producer.coordinator_epoch,
+        start,
+    )
+
+
+def after(
+    known: Producer | None,
+    header: BatchHeader,
+    base_offset: int,
+    seen_ms: int,
+    log_append_time_ms: int,
+    *,
+    marker: Marker | None = None,
+) -> Producer:
+    """The producer's state once `header` is written at `base_offset`.
+
+    `marker` is the content of a marker; None for other batches, and for a marker without content:
+    compaction leaves one only once no record of its transaction is left.
+    """
+    last_offset = base_offset + header.last_offset_delta
+    epoch = header.producer_epoch
+    attributes, base_sequence = header.attributes, header.base_sequence
+    if known is not None and epoch < known.epoch:
+        # Only a log not checked by this table contains such a batch. The fence must stand.
+        return msgspec.structs.replace(known, last_offset=last_offset, seen_ms=seen_ms)
+    start = None if known is None else known.transaction_start
+    coordinator_epoch = -1 if known is None else known.coordinator_epoch
+    if attributes & CONTROL_BIT:
+        if marker is not None:
+            coordinator_epoch = max(coordinator_epoch, marker.coordinator_epoch)
+        if marker is not None or not header.record_count:
+            start = None
+    elif attributes & TRANSACTIONAL_BIT and start is None and header.record_count:
+        # A batch without records is what compaction left of an ended transaction.
+        start = base_offset
+    if base_sequence == NO_SEQUENCE or attributes & CONTROL_BIT:
+        if known is not None and epoch == known.epoch:
+            return msgspec.structs.replace(
+                known,
+                last_offset=last_offset,
+                seen_ms=seen_ms,
+                coordinator_epoch=coordinator_epoch,
+                transaction_start=start,
+            )
+        return Producer(
+            header.producer_id, epoch, 0, 0, last_offset, seen_ms, (), coordinator_epoch, start
+        )
+    count = header.last_offset_delta + 1
+    next_sequence = (base_sequence + count) % SEQUENCES
+    batch = WrittenBatch(base_sequence, count, base_offset, log_append_time_ms)
+    run = count
+    batches: tuple[WrittenBatch, ...] = (batch,)
+    if known is not None and epoch == known.epoch:
+        batches = (*known.batches[1 - BATCHES_REMEMBERED_MAX :], batch)
+        if base_sequence == known.next_sequence:
+            # Half the circle at most: beyond it "before" and "after" cannot be told apart.
+            run = min(known.written_run + count, SEQUENCES // 2)
+    return Producer(
+        header.producer_id,
+        epoch,
+        next_sequence,
+        run,
+        last_offset,
+        seen_ms,
+        batches,
+        coordinator_epoch,
+        start,
+    )
