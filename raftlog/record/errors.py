@@ -147,6 +147,27 @@ FENCED_INSTANCE_ID = ErrorEntry(
 GROUP_NOT_EMPTY = ErrorEntry(
     40925, "GROUP_NOT_EMPTY", "The group has members. Stop all of them first."
 )
+GROUP_FULL = ErrorEntry(
+    40926, "GROUP_FULL", "The group has as many members as it may. Stop one, or use another group."
+)
+ILLEGAL_GENERATION = ErrorEntry(
+    40930, "ILLEGAL_GENERATION", "The group has another generation: join it again."
+)
+REBALANCE_IN_PROGRESS = ErrorEntry(
+    40931, "REBALANCE_IN_PROGRESS", "The group rebalances: join it again."
+)
+MEMBER_ID_REQUIRED = ErrorEntry(
+    40932, "MEMBER_ID_REQUIRED", "Join again with the member id of this answer."
+)
+INCONSISTENT_PROTOCOL = ErrorEntry(
+    40933, "INCONSISTENT_PROTOCOL", "The member shares no protocol with the group."
+)
+UNSTABLE_OFFSET_COMMIT = ErrorEntry(
+    40934,
+    "UNSTABLE_OFFSET_COMMIT",
+    "A transaction with an offset of this partition is not decided yet.",
+    retriable=True,
+)
 CONCURRENT_TRANSACTIONS = ErrorEntry(
     40940,
     "CONCURRENT_TRANSACTIONS",
@@ -192,6 +213,12 @@ INVALID_PARTITIONS = ErrorEntry(
 )
 INVALID_PRODUCER_ID = ErrorEntry(
     42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
+)
+INVALID_SESSION_TIMEOUT = ErrorEntry(
+    42224, "INVALID_SESSION_TIMEOUT", "The session timeout is out of the cluster's bounds."
+)
+OFFSET_METADATA_TOO_LARGE = ErrorEntry(
+    42230, "OFFSET_METADATA_TOO_LARGE", "The metadata of a committed offset is over 4 KiB."
 )
 INVALID_TRANSACTIONAL_ID = ErrorEntry(
     42260, "INVALID_TRANSACTIONAL_ID", "The transactional id or sink id is not valid."
