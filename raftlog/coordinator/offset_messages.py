@@ -25,8 +25,8 @@ class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields in the order of the wire."""
 
 
-class _Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The same, with the name of the class first."""
+class _Body(msgspec.Struct, frozen=True, array_like=True):
+    """The same, with a tag first; `group_messages` has the tags below 20."""
 
 
 class TopicPartition(_Part, frozen=True):
@@ -59,7 +59,7 @@ class Committer(_Part, frozen=True):
     instance_id: str | None = None
 
 
-class CommitOffsets(_Body, frozen=True):
+class CommitOffsets(_Body, frozen=True, tag=20):
     """Commit offsets, at once or with a transaction."""
 
     group_id: str
@@ -68,7 +68,8 @@ class CommitOffsets(_Body, frozen=True):
     producer: Producer | None = None
     """Of the transaction; None: at once."""
     retention_ms: int = -1
-    """Of old clients only: keep these offsets so long; -1: the group's retention."""
+    """Of old clients only: keep these offsets so long, whatever the group does; -1: the group's
+    retention. Excludes leader epochs and topic ids, which are then not stored."""
 
 
 class PartitionOutcome(_Part, frozen=True):
@@ -79,7 +80,7 @@ class PartitionOutcome(_Part, frozen=True):
     error_code: int = 0
 
 
-class FetchOffsets(_Body, frozen=True):
+class FetchOffsets(_Body, frozen=True, tag=21):
     """Read committed offsets."""
 
     group_id: str
@@ -98,49 +99,51 @@ class FetchedOffset(_Part, frozen=True):
     """The next offset to read; -1: none committed."""
     leader_epoch: int = -1
     metadata: str = ""
+    topic_id: TopicId | None = None
+    """As committed."""
     error_code: int = 0
 
 
-class DeleteOffsets(_Body, frozen=True):
+class DeleteOffsets(_Body, frozen=True, tag=22):
     """Delete committed and pending offsets of some partitions."""
 
     group_id: str
     partitions: Annotated[tuple[TopicPartition, ...], Meta(max_length=OFFSETS_MAX)]
 
 
-class ToEarliest(_Body, frozen=True):
+class ToEarliest(_Body, frozen=True, tag=1):
     """Reset to the log start offset."""
 
 
-class ToLatest(_Body, frozen=True):
+class ToLatest(_Body, frozen=True, tag=2):
     """Reset to the end offset."""
 
 
-class ToOffset(_Body, frozen=True):
+class ToOffset(_Body, frozen=True, tag=3):
     """Reset to one offset."""
 
     offset: int
 
 
-class ToTimestamp(_Body, frozen=True):
+class ToTimestamp(_Body, frozen=True, tag=4):
     """Reset to the first record at or after a time."""
 
     timestamp_ms: int
 
 
-class ByDuration(_Body, frozen=True):
+class ByDuration(_Body, frozen=True, tag=5):
     """Reset to the first record of the last `duration_ms`."""
 
     duration_ms: int
 
 
-class ShiftBy(_Body, frozen=True):
+class ShiftBy(_Body, frozen=True, tag=6):
     """Move the committed offset forward, or back if `count` is negative."""
 
     count: int
 
 
-class ToOffsetsOf(_Body, frozen=True):
+class ToOffsetsOf(_Body, frozen=True, tag=7):
     """Reset to the committed offsets of another group."""
 
     group_id: str

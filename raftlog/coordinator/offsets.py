@@ -203,13 +203,15 @@ class OffsetTable:
             code = _refusal(offset)
             outcomes.append(PartitionOutcome(offset.topic, offset.partition, code))
             if not code:
+                # No version of the record has an expiry time and these two.
+                is_newer = expire_ms == NO_TIMESTAMP
                 value = OffsetCommitValue(
                     offset.offset,
-                    offset.leader_epoch,
+                    offset.leader_epoch if is_newer else -1,
                     offset.metadata,
                     now_ms,
                     expire_ms,
-                    offset.topic_id,
+                    offset.topic_id if is_newer else None,
                 )
                 key = OffsetCommitKey(group_id, offset.topic, offset.partition)
                 records.append(CoordinatorRecord(key, value))
@@ -339,7 +341,12 @@ class OffsetTable:
         if None not in (name.topic_id, value.topic_id) and name.topic_id != value.topic_id:
             return FetchedOffset(name.topic, name.partition)
         return FetchedOffset(
-            name.topic, name.partition, value.offset, value.leader_epoch, value.metadata
+            name.topic,
+            name.partition,
+            value.offset,
+            value.leader_epoch,
+            value.metadata,
+            value.topic_id,
         )
 
     def _has_ended(

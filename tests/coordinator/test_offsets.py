@@ -19,6 +19,7 @@ from raftlog.coordinator.offset_messages import (
     TopicPartition,
 )
 from raftlog.coordinator.offsets import METADATA_BYTES_MAX, SWEEP_STEP, OffsetTable
+from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
 from raftlog.coordinator.records import OffsetCommitKey, OffsetCommitValue
 from raftlog.record.errors import (
     INVALID_BODY,
@@ -243,6 +244,14 @@ def test_offsets_expire_after_the_group_became_empty(
     assert shard.sweep(now_ms=expires_ms - 1, empty_since_ms=empty_since_ms) == [0]
     assert shard.sweep(now_ms=expires_ms, empty_since_ms=empty_since_ms) == [1]
     assert len(shard.table) == 0
+
+
+def test_a_commit_with_its_own_retention_has_a_version_of_its_record() -> None:
+    offset = OffsetToCommit("t", 0, 1, leader_epoch=3, topic_id=ID_A)
+    made = OffsetTable().commit("g", [offset], now_ms=NOW_MS, retention_ms=DAY_MS)
+    [record] = made.records
+    assert decode_offsets_record(*encode_record(record)) == record
+    assert record.value == OffsetCommitValue(1, -1, "", NOW_MS, NOW_MS + DAY_MS)
 
 
 def test_a_partition_with_a_pending_offset_does_not_expire() -> None:

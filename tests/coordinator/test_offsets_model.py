@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from raftlog.coordinator.decision import CoordinatorRecord, Producer
 from raftlog.coordinator.offset_messages import FetchedOffset, OffsetToCommit, TopicPartition
 from raftlog.coordinator.offsets import OffsetTable
+from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
 from raftlog.coordinator.records import OffsetCommitKey, OffsetCommitValue
 from raftlog.record.errors import UNSTABLE_OFFSET_COMMIT
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
@@ -93,6 +94,7 @@ class OffsetsAgainstModel(RuleBasedStateMachine):
         self, records: tuple[CoordinatorRecord, ...], producer: Producer | None = None
     ) -> None:
         for record in records:
+            assert decode_offsets_record(*encode_record(record)) == record
             self.position += 1
             entry = Entry(self.position, record.key, record.value, producer)
             self.log.append(entry)
@@ -160,7 +162,8 @@ class OffsetsAgainstModel(RuleBasedStateMachine):
         self.ids[topic] = TopicId(f"{self.made:032x}")
         for group in GROUPS:
             wanted = [TopicPartition(topic, partition, self.ids[topic]) for partition in range(3)]
-            assert all(each.offset == -1 for each in self.table.fetch(group, wanted))
+            fetched = self.table.fetch(group, wanted)
+            assert all(each.offset == -1 or each.topic_id is None for each in fetched)
 
     @rule(group=groups, is_empty=st.booleans(), passed_ms=st.sampled_from([1, 5, 50, 100]))
     def pass_time(self, group: str, is_empty: bool, passed_ms: int) -> None:
@@ -178,14 +181,14 @@ class OffsetsAgainstModel(RuleBasedStateMachine):
             now_ms=self.now_ms,
             retention_ms=RETENTION_MS,
             empty_since_ms=self.empty_since.__getitem__,
-            is_deleted=lambda topic, topic_id: self.ids[topic] != topic_id,
+            is_deleted=lambda topic, topic_id: topic_id not in (None, self.ids[topic]),
         ):
             self.apply(step)
         for group, (found, pending) in before.items():
             kept = {
                 name: value
                 for name, value in found.items()
-                if value.topic_id == self.ids[name.topic]
+                if value.topic_id in (None, self.ids[name.topic])
                 and not (name not in pending and self.has_expired(value, self.empty_since[group]))
             }
             assert self.expected(group)[0] == kept
@@ -238,7 +241,14 @@ class OffsetsAgainstModel(RuleBasedStateMachine):
             all_names = found.keys() | pending
             assert self.table.has_offsets(group) == bool(all_names)
             answers = {
-                name: FetchedOffset(name.topic, name.partition, value.offset, 1, value.metadata)
+                name: FetchedOffset(
+                    name.topic,
+                    name.partition,
+                    value.offset,
+                    value.leader_epoch,
+                    value.metadata,
+                    value.topic_id,
+                )
                 for name, value in found.items()
             }
             assert by_name(self.table.fetch(group, None)) == answers
