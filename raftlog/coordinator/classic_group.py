@@ -30,8 +30,8 @@ members recover as Kafka's clients do:
 **Held requests.** A member holds at most one join or one sync; while it does its session has no
 deadline. A join is held until the rebalance deadline at most, a sync until the sync deadline: the
 longest rebalance timeout each, which the members choose, and again after a time in which the
-partition took no writes. A newer request of the member, its
-removal or a rebalance releases the ticket with an error.
+partition took no writes. A newer request of the member, its removal or a rebalance releases the
+ticket with an error.
 
 Errors are raised before anything changes (but a session's deadline may be set).
 

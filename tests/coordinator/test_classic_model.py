@@ -418,6 +418,8 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
                 if isinstance(each, Joined) and each.generation == group.generation
             }
             assert group.leader in answered, "a leader that was absent cannot assign"
+            dynamic = (each for each in group.describe().members if each.instance_id is None)
+            assert {each.member_id for each in dynamic} <= answered
         if group.state is ClassicState.STABLE:
             assert not self.stage.waiting
             value = self.stage.log[-1]
