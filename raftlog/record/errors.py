@@ -81,6 +81,13 @@ UNKNOWN_TOPIC_ID = ErrorEntry(
     refresh_metadata=True,
 )
 UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
+UNKNOWN_GROUP = ErrorEntry(40421, "UNKNOWN_GROUP", "Group not found.")
+UNKNOWN_MEMBER = ErrorEntry(
+    40422,
+    "UNKNOWN_MEMBER",
+    "The group has no such member: its session ended, or it left. Give up all partitions and join "
+    "again, with epoch 0.",
+)
 METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
 UNSUPPORTED_FORMAT = ErrorEntry(
     40601, "UNSUPPORTED_FORMAT", "The record cannot be given in the requested format."
@@ -102,6 +109,37 @@ DUPLICATE_SEQUENCE = ErrorEntry(
     40907,
     "DUPLICATE_SEQUENCE",
     "The batch repeats one written so long ago that its offset is no longer known.",
+)
+FENCED_MEMBER_EPOCH = ErrorEntry(
+    40921,
+    "FENCED_MEMBER_EPOCH",
+    "The member epoch is not the present one. Give up all partitions and join again, with epoch 0.",
+)
+STALE_MEMBER_EPOCH = ErrorEntry(
+    40922,
+    "STALE_MEMBER_EPOCH",
+    "The member has another epoch by now. Try again with the epoch of its last heartbeat's answer.",
+)
+UNRELEASED_INSTANCE_ID = ErrorEntry(
+    40923,
+    "UNRELEASED_INSTANCE_ID",
+    "The instance id belongs to a live member. Stop that member, or wait for its session to end.",
+)
+FENCED_INSTANCE_ID = ErrorEntry(
+    40924,
+    "FENCED_INSTANCE_ID",
+    "Another member has taken over the instance id. Stop one of them: two have the same id.",
+)
+GROUP_NOT_EMPTY = ErrorEntry(
+    40925, "GROUP_NOT_EMPTY", "The group has members. Stop all of them first."
+)
+GROUP_FULL = ErrorEntry(
+    40926, "GROUP_FULL", "The group has as many members as it may. Stop one, or use another group."
+)
+TOO_MANY_GROUPS = ErrorEntry(
+    40927,
+    "TOO_MANY_GROUPS",
+    "The coordinator has as many groups as it may. Delete groups no longer used.",
 )
 BODY_TOO_LARGE = ErrorEntry(41301, "BODY_TOO_LARGE", "The request body is too large.")
 RECORD_TOO_LARGE = ErrorEntry(
@@ -126,6 +164,18 @@ INVALID_PARTITIONS = ErrorEntry(
 )
 INVALID_PRODUCER_ID = ErrorEntry(
     42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
+)
+INVALID_GROUP = ErrorEntry(
+    42221, "INVALID_GROUP", "The group id is not valid: use 1 to 255 characters."
+)
+INVALID_PATTERN = ErrorEntry(
+    42222, "INVALID_PATTERN", "The topic pattern is not valid: use RE2's syntax."
+)
+UNSUPPORTED_ASSIGNOR = ErrorEntry(
+    42223, "UNSUPPORTED_ASSIGNOR", "There is no such assignor: use 'uniform' or 'range'."
+)
+INVALID_SESSION_TIMEOUT = ErrorEntry(
+    42224, "INVALID_SESSION_TIMEOUT", "The session timeout is out of the cluster's bounds."
 )
 QUOTA_EXCEEDED = ErrorEntry(42901, "QUOTA_EXCEEDED", "Too many requests.", retriable=True)
 HEADERS_TOO_LARGE = ErrorEntry(43101, "HEADERS_TOO_LARGE", "The request headers are too large.")
@@ -154,6 +204,19 @@ NO_CONTROLLER = ErrorEntry(
     "NO_CONTROLLER",
     "The cluster has no active controller at the moment; nothing was changed.",
     retriable=True,
+)
+COORDINATOR_LOADING = ErrorEntry(
+    50307,
+    "COORDINATOR_LOADING",
+    "The coordinator is loading its state; try again soon.",
+    retriable=True,
+)
+NOT_COORDINATOR = ErrorEntry(
+    50308,
+    "NOT_COORDINATOR",
+    "This node does not coordinate the group or transactional id; find the coordinator again.",
+    retriable=True,
+    refresh_metadata=True,
 )
 DISK_FULL = ErrorEntry(
     50701,
