@@ -136,6 +136,8 @@ class ConsumerGroupMemberMetadataValue(_Struct, frozen=True):
     subscribed_topic_regex: str | None
     rebalance_timeout_ms: int
     server_assignor: str | None
+    session_timeout_ms: int = 0
+    """Ours: a tagged field, which Kafka's tools pass over. 0: the default."""
 
 
 class ConsumerGroupTargetAssignmentMetadataKey(_Struct, frozen=True):
