@@ -22,7 +22,7 @@ from raftlog.coordinator.assignors import (
     pairs,
     preferred_assignor,
 )
-from raftlog.coordinator.consumer_group import ConsumerGroup
+from raftlog.coordinator.consumer_group import ConsumerGroup, held_pairs
 from raftlog.coordinator.decision import CoordinatorRecord, Decision, Timers
 from raftlog.coordinator.group_messages import (
     JOIN_EPOCH,
@@ -151,15 +151,15 @@ class ConsumerDecisions:
             predecessor = self._predecessor(group, request)
         else:
             _check_known(group, request)
-        source = predecessor or member_id
-        before = group.members.get(source)
-        current = group.current.get(source, UNASSIGNED)
-        owned: Assignment | None = ()
+        before = group.members.get(predecessor or member_id)
+        # A member that joins owns nothing, whatever it had.
+        current, owned = (
+            UNASSIGNED,
+            None if request.owned is None else assignment_of(pairs(request.owned)),
+        )
         if not is_joining:
-            owned = None if request.owned is None else assignment_of(pairs(request.owned))
+            current = group.known(member_id)
             _check_epoch(group, request, current, owned)
-        elif current.member_epoch == STATIC_LEAVE_EPOCH:
-            current = replace(current, member_epoch=JOIN_EPOCH)
         after = _updated(before, request)
 
         records: list[CoordinatorRecord] = []
@@ -187,7 +187,7 @@ class ConsumerDecisions:
             target.assignments.get(member_id, ()),
             target.epoch,
             shown_epoch=request.member_epoch,
-            owned=owned,
+            owned=() if is_joining else owned,
             is_free=lambda pair: group.holder(pair) in (None, member_id, predecessor),
         )
         if step != group.current.get(member_id):
@@ -288,13 +288,11 @@ class ConsumerDecisions:
         response = ConsumerHeartbeatResponse(member_id, STATIC_LEAVE_EPOCH, 0)
         if current.member_epoch == STATIC_LEAVE_EPOCH:
             return Decision(response)
-        absent = ConsumerGroupCurrentMemberAssignmentValue(
+        # The target keeps its partitions for it; nothing holds up others that get some of them.
+        absent = replace(
+            UNASSIGNED,
             member_epoch=STATIC_LEAVE_EPOCH,
             previous_member_epoch=current.member_epoch,
-            state=MemberState.STABLE,
-            assigned_partitions=current.assigned_partitions,
-            # The member has stopped, so all of these are given up.
-            partitions_pending_revocation=(),
         )
         self._set_timers(group, member_id, member, absent, now_ms, is_new=True)
         key = ConsumerGroupCurrentMemberAssignmentKey(group.group_id, member_id)
@@ -397,12 +395,12 @@ def _check_epoch(
     shown, known = request.member_epoch, current.member_epoch
     if shown == known:
         return
-    # The answer with the newer epoch was lost. Harmless, while the member owns nothing else.
+    # The answer with the newer epoch was lost: harmless, while the member has nothing else.
     if (
         shown == current.previous_member_epoch
         and shown < known
         and owned is not None
-        and set(pairs(owned)) <= set(pairs(current.assigned_partitions))
+        and set(pairs(owned)) <= set(held_pairs(current))
     ):
         return
     raise LogError(

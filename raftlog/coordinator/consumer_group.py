@@ -190,7 +190,7 @@ class ConsumerGroup:
             member_epoch=current.member_epoch,
             subscribed_names=member.subscribed_topic_names,
             subscribed_pattern=member.subscribed_topic_regex,
-            assignment=assignment_of(_held(current)),
+            assignment=assignment_of(held_pairs(current)),
             target=self.targets.get(member_id, ()),
         )
 
@@ -270,7 +270,7 @@ class ConsumerGroup:
     ) -> None:
         before = self.current.pop(member_id, None)
         if before is not None:
-            for topic_id, partition in _held(before):
+            for topic_id, partition in held_pairs(before):
                 holders = self._holders.get(topic_id, {})
                 if holders.get(partition) == member_id:
                     del holders[partition]
@@ -278,11 +278,11 @@ class ConsumerGroup:
                         del self._holders[topic_id]
         if current is not None:
             self.current[member_id] = current
-            for topic_id, partition in _held(current):
+            for topic_id, partition in held_pairs(current):
                 self._holders.setdefault(topic_id, {})[partition] = member_id
 
 
-def _held(current: ConsumerGroupCurrentMemberAssignmentValue) -> Iterator[Pair]:
+def held_pairs(current: ConsumerGroupCurrentMemberAssignmentValue) -> Iterator[Pair]:
     """Partitions the member may own: until acknowledged, those to be given up are among them."""
     yield from pairs(current.assigned_partitions)
     yield from pairs(current.partitions_pending_revocation)

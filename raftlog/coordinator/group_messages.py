@@ -28,9 +28,9 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
     """A member is alive; a change of its subscription; an acknowledgement (KIP-848).
 
-    None leaves a value as the coordinator knows it. A member sends `owned` when joining, when its
-    owned partitions have changed, and after a heartbeat without an answer: only then can the
-    coordinator repeat a lost one.
+    None leaves a value as the coordinator knows it. A member sends `owned` when joining, once it
+    has followed an assignment (the acknowledgement, also without any change), and after a heartbeat
+    without an answer: only then can the coordinator repeat a lost assignment.
     """
 
     group: str

@@ -19,7 +19,7 @@ from raftlog.coordinator.group_messages import (
 from raftlog.coordinator.group_shard import GroupShard
 from raftlog.coordinator.records import Key
 from raftlog.metadata.image import MetadataImage
-from raftlog.record.errors import FENCED_MEMBER_EPOCH, UNKNOWN_MEMBER, LogError
+from raftlog.record.errors import UNKNOWN_MEMBER, LogError
 from tests.coordinator.images import image_of
 
 GROUP = "group"
@@ -45,7 +45,10 @@ class ShardHarness:
         return group
 
     def decide(self, request: GroupRequest) -> GroupResponse:
-        return self.append(self.shard.decide(request, self.image, self.now_ms, self.now_ms))
+        before = repr(self.state())
+        decision = self.shard.decide(request, self.image, self.now_ms, self.now_ms)
+        assert repr(self.state()) == before, "only replay changes the state"
+        return self.append(decision)
 
     def heartbeat(self, **fields: Any) -> ConsumerHeartbeatResponse:
         response = self.decide(ConsumerHeartbeatRequest(GROUP, **fields))
@@ -120,7 +123,8 @@ class Member:
         self.assigned: set[Pair] = set()
         """Of the newest answer."""
         self.must_send = True
-        """Whether the next heartbeat has `owned`: a change, or an answer lost."""
+        """Whether the next heartbeat has `owned`: an assignment followed, or an answer lost."""
+        self.has_followed = True
 
     def request(self) -> ConsumerHeartbeatRequest:
         is_joining = self.epoch == JOIN_EPOCH
@@ -134,11 +138,14 @@ class Member:
         )
 
     def beat(self, *, is_lost: bool = False) -> None:
-        """One heartbeat; a fenced member gives up everything, and joins by its next one."""
+        """One heartbeat. A removed member gives up everything, and joins by its next one.
+
+        A member that follows the protocol is never fenced, however many answers are lost.
+        """
         try:
             response = self.harness.decide(self.request())
         except LogError as error:
-            assert error.entry in (FENCED_MEMBER_EPOCH, UNKNOWN_MEMBER), error
+            assert error.entry is UNKNOWN_MEMBER, error
             if not is_lost:
                 self.forget()
             return
@@ -146,14 +153,19 @@ class Member:
             self.must_send = True
             return
         assert isinstance(response, ConsumerHeartbeatResponse)
-        self.epoch = response.member_epoch
         self.must_send = False
+        self.adopt(response)
+
+    def adopt(self, response: ConsumerHeartbeatResponse) -> None:
+        self.epoch = response.member_epoch
         if response.assignment is not None:
             self.assigned = set(pairs(response.assignment))
+            self.has_followed = False
 
     def work(self) -> None:
         """Give up and take over partitions as the newest assignment says."""
-        self.must_send = self.must_send or self.owned != self.assigned
+        self.must_send = self.must_send or not self.has_followed
+        self.has_followed = True
         self.owned = set(self.assigned)
 
     def forget(self) -> None:
@@ -176,9 +188,7 @@ class Member:
             owned=assignment_of(self.owned),
             **subscription,
         )
-        self.epoch = response.member_epoch
-        if response.assignment is not None:
-            self.assigned = set(pairs(response.assignment))
+        self.adopt(response)
 
     @property
     def may_commit(self) -> bool:

@@ -189,12 +189,15 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def converge(self) -> None:
-        """Members gone without a word are removed; the others reach the target soon."""
+        """Members gone without a leave are removed; the others reach the target soon."""
         for _ in range(4):
             for member in self.members:
                 member.beat()
                 member.work()
+            self.harness.expired.clear()
             self.harness.advance(SESSION_MS // 3)
+            alive = {member.member_id for member in self.members}
+            assert alive.isdisjoint(self.harness.expired), "heartbeats keep the session"
         settle(self.members)
         if not self.members:
             assert GROUP not in self.harness.state() or not self.harness.group.members
@@ -236,6 +239,8 @@ class GroupMachine(RuleBasedStateMachine):
         assigned: dict[str, set[Pair]] = {}
         for member_id, current in group.current.items() if group is not None else ():
             assert group is not None
+            if current.member_epoch == STATIC_LEAVE_EPOCH:
+                continue
             assigned[member_id] = set(pairs(current.assigned_partitions))
             target = set(pairs(group.targets.get(member_id, ())))
             kept = self.assigned.get(member_id, set()) & target
