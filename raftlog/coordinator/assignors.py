@@ -74,7 +74,12 @@ def uniform(
         _balance_by_quota(kept, unowned)
     else:
         _balance_by_paths(subscribers, kept, unowned)
-    return {member_id: assignment_of(owned) for member_id, owned in kept.items()}
+    assigned: dict[str, Assignment] = {}
+    for member_id, owned in kept.items():
+        before = previous.get(member_id, ())
+        # Most members of a large group keep all: to sort and build these again takes longest.
+        assigned[member_id] = before if pairs(before) == owned else assignment_of(owned)
+    return assigned
 
 
 def by_range(
