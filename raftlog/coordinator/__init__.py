@@ -4,7 +4,7 @@ Purpose: group and transaction state, each led by the leader of its internal par
 data path replicates the state.
 
 Rules: state machines are plain synchronous code. A decision reads the state and returns records and
-a response; only the replay of records changes the state. `shard` is the one module with I/O.
+a response; only the replay of records changes the state. Only `shard`, `load`, `service` do I/O.
 
 Must not know: routes, JSON, content types, API keys.
 """

@@ -3,7 +3,7 @@
 A state machine has methods that decide about a request, and `replay`. To decide is to read the
 state and return a `Decision`; nothing but `replay` changes the state. The shard appends a
 decision's records and replays them at once, before the next decision, and sends the response once
-they are committed. After an append that fails, or whose outcome is unknown, the shard drops the
+they are committed. After an append with a failed or unknown outcome, the shard drops the
 state and loads the log again from its start.
 
 Timers are soft state: they are in no record, a decision sets and cancels them directly, and a load

@@ -2,7 +2,7 @@
 
 Keys and values have Kafka's fields, numbers and versions (coordinator records of Kafka 4), so that
 Kafka's own tools read these topics: a key and a value begin with a version (int16); a key's version
-is the number of its type.
+is the number of its type. `record_codec` encodes and decodes.
 
 | key | number | value |
 |---|---|---|
@@ -19,17 +19,23 @@ is the number of its type.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Annotated, ClassVar, Final, TypeAlias
 
 import msgspec
 
-from raftlog.record.types import TopicId
+from raftlog.schema.fields import Field, Int8, Int16, Int32, Int64, OptionalUuid, Uuid, Versions
 
 NO_TIMESTAMP: Final = -1
 
 
 class _Struct(msgspec.Struct, frozen=True, gc=False):
     """Fields in the order of the wire."""
+
+
+class _Key(_Struct, frozen=True, gc=False):
+    """A key; all are simple, and have one form."""
+
+    VERSIONS: ClassVar = Versions(0, 0)
 
 
 class _Nested(msgspec.Struct, frozen=True):
@@ -39,39 +45,41 @@ class _Nested(msgspec.Struct, frozen=True):
 class TopicPartitions(_Nested, frozen=True):
     """Partitions of one topic, by its id."""
 
-    topic_id: TopicId
-    partitions: tuple[int, ...]
+    topic_id: Uuid
+    partitions: tuple[Int32, ...]
 
 
 # Offsets
 
 
-class OffsetCommitKey(_Struct, frozen=True):
+class OffsetCommitKey(_Key, frozen=True):
     """A group's offset of one partition."""
 
     group: str
     topic: str
-    partition: int
+    partition: Int32
 
 
 class OffsetCommitValue(_Struct, frozen=True):
     """The next offset to read, with the committer's leader epoch and metadata."""
 
-    offset: int
-    leader_epoch: int
+    VERSIONS: ClassVar = Versions(0, 4, flexible=4)
+
+    offset: Int64
+    leader_epoch: Annotated[Int32, Field(since=3, default=-1)]
     """-1: unknown."""
     metadata: str
-    commit_timestamp_ms: int
-    expire_timestamp_ms: int = NO_TIMESTAMP
+    commit_timestamp_ms: Int64
+    expire_timestamp_ms: Annotated[Int64, Field(since=1, until=1)] = NO_TIMESTAMP
     """Of old clients only; -1: by the group's retention."""
-    topic_id: TopicId | None = None
+    topic_id: Annotated[OptionalUuid, Field(since=4, tag=0)] = None
     """None: the committer named the topic only (Kafka's zero uuid)."""
 
 
 # Classic groups
 
 
-class GroupMetadataKey(_Struct, frozen=True):
+class GroupMetadataKey(_Key, frozen=True):
     """A classic group."""
 
     group: str
@@ -81,11 +89,11 @@ class ClassicMember(_Struct, frozen=True):
     """A member of a classic group."""
 
     member_id: str
-    group_instance_id: str | None
+    group_instance_id: Annotated[str | None, Field(since=3, default=None)]
     client_id: str
     client_host: str
-    rebalance_timeout_ms: int
-    session_timeout_ms: int
+    rebalance_timeout_ms: Annotated[Int32, Field(since=1, default=0)]
+    session_timeout_ms: Int32
     subscription: bytes
     assignment: bytes
 
@@ -93,18 +101,20 @@ class ClassicMember(_Struct, frozen=True):
 class GroupMetadataValue(_Nested, frozen=True):
     """A classic group's stable generation."""
 
+    VERSIONS: ClassVar = Versions(0, 4, flexible=4)
+
     protocol_type: str
-    generation: int
+    generation: Int32
     protocol: str | None
     leader: str | None
-    current_state_timestamp_ms: int
+    current_state_timestamp_ms: Annotated[Int64, Field(since=2, default=NO_TIMESTAMP)]
     members: tuple[ClassicMember, ...]
 
 
 # Consumer groups (KIP-848)
 
 
-class ConsumerGroupMetadataKey(_Struct, frozen=True):
+class ConsumerGroupMetadataKey(_Key, frozen=True):
     """A consumer group."""
 
     group: str
@@ -113,12 +123,14 @@ class ConsumerGroupMetadataKey(_Struct, frozen=True):
 class ConsumerGroupMetadataValue(_Struct, frozen=True):
     """The group epoch: it counts changes of members, subscriptions and their topics."""
 
-    epoch: int
-    metadata_hash: int = 0
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
+    epoch: Int32
+    metadata_hash: Annotated[Int64, Field(tag=0)] = 0
     """Of the partitions of all subscribed topics; 0: none."""
 
 
-class ConsumerGroupMemberMetadataKey(_Struct, frozen=True):
+class ConsumerGroupMemberMetadataKey(_Key, frozen=True):
     """A member's own properties."""
 
     group: str
@@ -128,19 +140,21 @@ class ConsumerGroupMemberMetadataKey(_Struct, frozen=True):
 class ConsumerGroupMemberMetadataValue(_Struct, frozen=True):
     """A member's subscription and identity."""
 
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
     instance_id: str | None
     rack_id: str | None
     client_id: str
     client_host: str
     subscribed_topic_names: tuple[str, ...]
     subscribed_topic_regex: str | None
-    rebalance_timeout_ms: int
+    rebalance_timeout_ms: Int32
     server_assignor: str | None
     session_timeout_ms: int = 0
     """Ours: a tagged field, which Kafka's tools pass over. 0: the default."""
 
 
-class ConsumerGroupTargetAssignmentMetadataKey(_Struct, frozen=True):
+class ConsumerGroupTargetAssignmentMetadataKey(_Key, frozen=True):
     """A group's target assignment."""
 
     group: str
@@ -149,10 +163,12 @@ class ConsumerGroupTargetAssignmentMetadataKey(_Struct, frozen=True):
 class ConsumerGroupTargetAssignmentMetadataValue(_Struct, frozen=True):
     """The group epoch for which the target assignment was computed."""
 
-    assignment_epoch: int
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
+    assignment_epoch: Int32
 
 
-class ConsumerGroupTargetAssignmentMemberKey(_Struct, frozen=True):
+class ConsumerGroupTargetAssignmentMemberKey(_Key, frozen=True):
     """A member's part of the target assignment."""
 
     group: str
@@ -162,10 +178,12 @@ class ConsumerGroupTargetAssignmentMemberKey(_Struct, frozen=True):
 class ConsumerGroupTargetAssignmentMemberValue(_Nested, frozen=True):
     """Partitions assigned to the member."""
 
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
     topic_partitions: tuple[TopicPartitions, ...]
 
 
-class ConsumerGroupCurrentMemberAssignmentKey(_Struct, frozen=True):
+class ConsumerGroupCurrentMemberAssignmentKey(_Key, frozen=True):
     """A member's present assignment."""
 
     group: str
@@ -175,15 +193,17 @@ class ConsumerGroupCurrentMemberAssignmentKey(_Struct, frozen=True):
 class ConsumerGroupCurrentMemberAssignmentValue(_Nested, frozen=True):
     """Owned partitions, and partitions under revocation."""
 
-    member_epoch: int
-    previous_member_epoch: int
-    state: int
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
+    member_epoch: Int32
+    previous_member_epoch: Int32
+    state: Int8
     """0 stable, 1 unrevoked partitions, 2 unreleased partitions."""
     assigned_partitions: tuple[TopicPartitions, ...]
     partitions_pending_revocation: tuple[TopicPartitions, ...]
 
 
-class ConsumerGroupRegularExpressionKey(_Struct, frozen=True):
+class ConsumerGroupRegularExpressionKey(_Key, frozen=True):
     """A subscribed pattern."""
 
     group: str
@@ -193,16 +213,18 @@ class ConsumerGroupRegularExpressionKey(_Struct, frozen=True):
 class ConsumerGroupRegularExpressionValue(_Struct, frozen=True):
     """Topics matched at the last resolution."""
 
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
     topics: tuple[str, ...]
-    version: int
+    version: Int64
     """Of the metadata: the last index applied at the resolution."""
-    timestamp_ms: int
+    timestamp_ms: Int64
 
 
 # Transactions
 
 
-class TransactionLogKey(_Struct, frozen=True):
+class TransactionLogKey(_Key, frozen=True):
     """A transactional id."""
 
     transactional_id: str
@@ -212,25 +234,27 @@ class TransactionPartitions(_Struct, frozen=True):
     """Partitions of one topic in a transaction."""
 
     topic: str
-    partitions: tuple[int, ...]
+    partitions: tuple[Int32, ...]
 
 
 class TransactionLogValue(_Nested, frozen=True):
     """The state of a transactional id after one transition (KIP-98, 890, 939)."""
 
-    producer_id: int
-    previous_producer_id: int
-    next_producer_id: int
-    producer_epoch: int
-    next_producer_epoch: int
-    transaction_timeout_ms: int
-    transaction_status: int
+    VERSIONS: ClassVar = Versions(0, 1, flexible=1)
+
+    producer_id: Int64
+    previous_producer_id: Annotated[Int64, Field(tag=0, default=-1)]
+    next_producer_id: Annotated[Int64, Field(tag=1, default=-1)]
+    producer_epoch: Int16
+    next_producer_epoch: Annotated[Int16, Field(tag=3, default=-1)]
+    transaction_timeout_ms: Int32
+    transaction_status: Int8
     """0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort,
     6 Dead, 7 PrepareEpochFence; 8 Prepared (two-phase; ours)."""
     transaction_partitions: tuple[TransactionPartitions, ...] | None
-    transaction_last_update_timestamp_ms: int
-    transaction_start_timestamp_ms: int
-    client_transaction_version: int
+    transaction_last_update_timestamp_ms: Int64
+    transaction_start_timestamp_ms: Int64
+    client_transaction_version: Annotated[Int16, Field(tag=2, default=0)]
 
 
 OffsetsKey: TypeAlias = (

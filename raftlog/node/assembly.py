@@ -15,6 +15,7 @@ from typing import Final
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
 from raftlog.controller.service import ControllerService
+from raftlog.coordinator.service import AnyKind, Coordinators
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -40,6 +41,8 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
 
+COORDINATOR_KINDS: Final[tuple[AnyKind, ...]] = ()
+"""The kinds of coordinators that nodes run."""
 LEAVE_TIMEOUT_S: Final = 2.0
 """How long a stopping node waits for others to take over."""
 
@@ -103,6 +106,16 @@ class NodeCore:
             network=network,
             on_fatal=on_fatal,
         )
+        self.coordinators = Coordinators(
+            COORDINATOR_KINDS,
+            replicas=self.data.replicas,
+            router=self.data.partitions,
+            metadata=self.data.metadata,
+            clock=clock,
+            on_fatal=on_fatal,
+        )
+        self.data.on_lead_begun = self.coordinators.lead_begun
+        self.data.forwarding.on_coordinate = self.coordinators.serve
         self.services = NodeServices(
             replicas=self.data.replicas,
             partitions=self.data.partitions,
@@ -256,6 +269,7 @@ class NodeCore:
         """Stop cleanly: acknowledged records are durable, and the next start need not scan."""
         self.not_ready = "The node is stopping."
         await self._tasks.close()
+        await self.coordinators.close()
         await self.data.close()
         await self.services.logs.close()
         await self.controller.close()

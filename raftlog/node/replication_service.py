@@ -59,6 +59,8 @@ class ReplicationService:
         self._state_machine = state_machine
         self._broker_id = broker_id
         self._tasks = TaskGroup(on_fatal)
+        self.on_lead_begun: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
+        """Called when a partition begins to be led here."""
 
         def broker(broker_id: BrokerId) -> BrokerImage | None:
             return state_machine.image.brokers.get(broker_id)
@@ -86,6 +88,7 @@ class ReplicationService:
                 brokers=lambda: state_machine.image.brokers,
                 may_act=may_act,
                 on_isr_change_due=self._propose_isr,
+                on_lead_begun=self._lead_begun,
                 confirm=quorum.read_barrier,
                 next_producer_id=lambda: state_machine.image.next_producer_id,
             ),
@@ -138,7 +141,7 @@ class ReplicationService:
             on_fatal=on_fatal,
         )
         self.replicas.on_fatal = on_fatal
-        self._forwarding = ForwardingServer(
+        self.forwarding = ForwardingServer(
             self.replicas,
             network=network,
             clock=clock,
@@ -163,7 +166,7 @@ class ReplicationService:
         """Report possible losses to the metadata, and begin replication."""
         await self.repairs.report_losses()
         self.feeds.start()
-        self._forwarding.start()
+        self.forwarding.start()
         self._tasks.spawn(self.isr.run(), "isr-keeper")
 
     async def close(self) -> None:
@@ -173,7 +176,7 @@ class ReplicationService:
         await self.repairs.close()
         self._forwarder.close()
         await self.replicas.close()
-        await self._forwarding.close()
+        await self.forwarding.close()
         await self.feeds.close()
         await self.streams.close()
 
@@ -197,13 +200,16 @@ class ReplicationService:
             repairs=self.repairs.under_way,
             repairs_postponed=self.repairs.postponed,
             requests_forwarded=self._forwarder.requests,
-            requests_taken=self._forwarding.requests,
+            requests_taken=self.forwarding.requests,
         )
 
     def _propose_isr(self, topic_id: TopicId, number: PartitionId) -> None:
         partition = self.replicas.replica(topic_id, number)
         if partition is not None:
             self.isr.maybe_propose(partition)
+
+    def _lead_begun(self, topic_id: TopicId, number: PartitionId) -> None:
+        self.on_lead_begun(topic_id, number)
 
     def _applied(self, delta: MetadataDelta) -> None:
         for broker_id in (*delta.brokers, *delta.brokers_gone):

@@ -255,6 +255,10 @@ MAYBE_DELETED: Final = (
     "offset is safe."
 )
 
+MAYBE_CHANGED: Final = (
+    "The outcome is unknown: the group or transaction may or may not have changed."
+)
+
 
 def outcome_unknown_error(error: LogError, words: str = MAYBE_WRITTEN) -> LogError:
     """The error for a begun change whose outcome is unknown because of `error`.

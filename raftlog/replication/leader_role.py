@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from raftlog.metadata.image import PartitionImage
@@ -83,6 +84,8 @@ class LeaderRole:
         self.waiting_producers: ArrivalOrder[ProducerId] = ArrivalOrder()
         """Producers with appends that wait until their producer id is known to be issued."""
         self._start_waiters: list[tuple[Offset, asyncio.Future[None]]] = []
+        self.end_listeners: list[Callable[[LogError], None]] = []
+        """Called once, with the reason, when this leader epoch ends. Must not raise."""
         self.state = LeaderState(
             replica.host.broker_id,
             row,
@@ -119,6 +122,8 @@ class LeaderRole:
         for _, future in awaited:
             if not future.done():
                 future.set_exception(outcome_unknown_error(error, MAYBE_DELETED))
+        for listener in self.end_listeners:
+            listener(error)
 
     def known_end_offset(self) -> Offset:
         """The end offset by the metadata that this node has applied.
@@ -154,13 +159,24 @@ class LeaderRole:
 
     # Writers
 
+    def require_appendable(self) -> None:
+        """Raise the LogError that an `acks=all` append would raise now, before the write."""
+        self._require_lead()
+        self._require_enough_in_sync()
+
     async def append(
-        self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
+        self,
+        batches: Sequence[RecordBatch],
+        *,
+        acks: Acks,
+        timeout_s: float,
+        guard: Callable[[], None] | None = None,
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
         Appends of one producer, and those without one, take their places in the log in the order of
-        the calls. Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
+        the calls. `guard` is called right before each attempt to write, and may refuse with a
+        LogError. Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
         OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID, QUOTA_EXCEEDED and the like mean that nothing
         was written; RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the
         outcome is unknown.
@@ -174,7 +190,11 @@ class LeaderRole:
             self._commits.require_room()
         try:
             results = await self._log.appender.append(
-                batches, self.state.row.leader_epoch, guard=self._require_lead
+                batches,
+                self.state.row.leader_epoch,
+                guard=self._require_lead
+                if guard is None
+                else partial(self._require_lead_and, guard),
             )
         except LogError as error:
             if error.entry is OUT_OF_ORDER_SEQUENCE and self._replica.may_be_led_elsewhere:
@@ -248,6 +268,10 @@ class LeaderRole:
                 f"{self._replica.name}: this node's lease has expired: no answer from "
                 "the controller.",
             )
+
+    def _require_lead_and(self, guard: Callable[[], None]) -> None:
+        self._require_lead()
+        guard()
 
     async def _confirm_lead(self) -> None:
         """Raise LogError if another node leads by now, or if the quorum does not confirm the lead.

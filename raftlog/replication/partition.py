@@ -161,6 +161,7 @@ class Partition(Replica):
     def _begin_leading(self) -> None:
         try:
             self.leader_role = LeaderRole(self)
+            self.host.on_lead_begun(self.topic_id, self.partition)
         except LogError as error:
             if error.entry is NO_LEADER:
                 # A start without the newest metadata knows less than its own log.
@@ -232,19 +233,33 @@ class Partition(Replica):
         if self.leader_role is not None:
             self.leader_role.advance()
 
+    def require_appendable(self) -> None:
+        """Raise the LogError that an `acks=all` append would raise now, before the write."""
+        self._require_taking_writes().require_appendable()
+
+    def _require_taking_writes(self) -> LeaderRole:
+        role = self.require_leader()
+        if self.write_refusal is not None:
+            raise LogError(self.write_refusal.entry, self.write_refusal.message)
+        return role
+
     async def append(
-        self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
+        self,
+        batches: Sequence[RecordBatch],
+        *,
+        acks: Acks,
+        timeout_s: float,
+        guard: Callable[[], None] | None = None,
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
+        `guard` is called right before each attempt to write, and may refuse with a LogError.
         Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
         OUT_OF_ORDER_SEQUENCE and the like mean that nothing was written; RETRIABLE (not committed
         within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
         """
-        role = self.require_leader()
-        if self.write_refusal is not None:
-            raise LogError(self.write_refusal.entry, self.write_refusal.message)
-        return await role.append(batches, acks=acks, timeout_s=timeout_s)
+        role = self._require_taking_writes()
+        return await role.append(batches, acks=acks, timeout_s=timeout_s, guard=guard)
 
     async def end_offset(self) -> Offset:
         """The offset behind the last committed record, which never moves back.

@@ -59,6 +59,8 @@ class Host:
     """Whether this node may act as a leader at the moment of the call: the lease."""
     on_isr_change_due: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
     """Called when a partition led here may need another ISR: see `LeaderRole.desired_isr`."""
+    on_lead_begun: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
+    """Called when a partition begins to be led here, before its next append. Must not raise."""
     confirm: Callable[[], Awaitable[object]] = _no_barrier
     """Returns once this node has applied all metadata that was committed before the call. Raises
     LogError."""

@@ -4,7 +4,7 @@ One connection goes to each called node, dialled on demand, closed after IDLE_S.
 so none waits for another. Promises:
 
 - A future fails with NOT_READY if the request was certainly not carried out, or only reads; with
-  RETRIABLE if an append or a deletion may have been. Errors of the other side pass unchanged.
+  RETRIABLE if an append or another change may have been. Errors of the other side pass unchanged.
 - A future is settled within its timeout and ANSWER_SLACK_S. If the caller settles it before (by
   cancellation), the other side gets a `Cancel`.
 - Requests above the bounds are refused (OVERLOADED), never queued.
@@ -47,10 +47,10 @@ from raftlog.routing.forwarding_messages import (
     Read,
     ReadReplica,
     Request,
-    Wait,
     check_hello,
     decode,
     encode,
+    is_held,
     outcome_unknown_if_changing,
     own_hello,
 )
@@ -233,7 +233,7 @@ class _Link(Session):
                 f"{body_bytes} bytes are too many to be passed on: {BODY_BYTES_MAX} may be. Send "
                 f"them to the partition's leader, node {self.broker_id}, or send less at once.",
             )
-        is_wait = isinstance(operation, Wait)
+        is_wait = is_held(operation)
         size_bytes = body_bytes
         if isinstance(operation, Read | ReadReplica):
             size_bytes = operation.max_bytes
@@ -342,7 +342,7 @@ class _Link(Session):
         pending = self._in_flight.pop(number)
         pending.timer.cancel()
         self._bytes -= pending.size_bytes
-        self._waits -= isinstance(pending.operation, Wait)
+        self._waits -= is_held(pending.operation)
         self._unsent.pop(number, None)
         if self.is_ended:
             return

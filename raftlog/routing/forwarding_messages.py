@@ -19,12 +19,12 @@ from msgspec import Meta
 
 from raftlog.peer.channel import PieceBuffer
 from raftlog.peer.hello import Hello, ProtocolError, check_peer, decode_hello
-from raftlog.record.errors import MAYBE_DELETED, LogError, outcome_unknown_error
+from raftlog.record.errors import MAYBE_CHANGED, MAYBE_DELETED, LogError, outcome_unknown_error
 from raftlog.record.types import Buffer
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Of these messages and the hello. Nodes of different protocols do not talk."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 256 * 1024
@@ -128,8 +128,28 @@ class ReadReplica(_Base, frozen=True, tag=9):
     max_bytes: Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
 
 
+class Coordinate(_Base, frozen=True, tag=10):
+    """Carry out the body's request at the coordinator that leads the partition."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    may_change: bool
+    """Whether the outcome is unknown if the answer is lost."""
+    is_held: bool
+    """Whether the coordinator may hold the request open: counts as a wait."""
+
+
 Operation: TypeAlias = (
-    Append | Read | Bounds | Wait | FindTime | Delete | BoundsOfMany | FindTimeInMany | ReadReplica
+    Append
+    | Read
+    | Bounds
+    | Wait
+    | FindTime
+    | Delete
+    | BoundsOfMany
+    | FindTimeInMany
+    | ReadReplica
+    | Coordinate
 )
 
 
@@ -180,7 +200,13 @@ class FoundTimes(_Base, frozen=True, tag=7):
     rows: Annotated[tuple[tuple[_Number, int] | int | None, ...], Meta(max_length=WANTS_MAX)]
 
 
-Outcome: TypeAlias = Appended | Marks | Waited | FoundTime | Failure | MarksOfMany | FoundTimes
+class Coordinated(_Base, frozen=True, tag=8):
+    """The body is the coordinator's response."""
+
+
+Outcome: TypeAlias = (
+    Appended | Marks | Waited | FoundTime | Failure | MarksOfMany | FoundTimes | Coordinated
+)
 
 
 class Request(_Base, frozen=True, tag=1):
@@ -302,10 +328,17 @@ def check_hello(content: bytes, own: Hello) -> Hello:
 
 
 def outcome_unknown_if_changing(operation: Operation, error: LogError) -> LogError:
-    """`error` for reads; for an append or a deletion, `outcome_unknown_error(error)`."""
+    """`error` for reads; for anything that changes, `outcome_unknown_error(error)`."""
     match operation:
         case Append():
             return outcome_unknown_error(error)
         case Delete():
             return outcome_unknown_error(error, MAYBE_DELETED)
+        case Coordinate(may_change=True):
+            return outcome_unknown_error(error, MAYBE_CHANGED)
     return error
+
+
+def is_held(operation: Operation) -> bool:
+    """Whether the operation waits for an event, and counts among the waits."""
+    return isinstance(operation, Wait) or (isinstance(operation, Coordinate) and operation.is_held)

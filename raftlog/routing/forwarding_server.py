@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from raftlog.peer.channel import Channel, ChannelSettings, Session
 from raftlog.peer.hello import Hello, ProtocolError
@@ -44,6 +44,8 @@ from raftlog.routing.forwarding_messages import (
     Bounds,
     BoundsOfMany,
     Cancel,
+    Coordinate,
+    Coordinated,
     Delete,
     Failure,
     FindTime,
@@ -63,6 +65,7 @@ from raftlog.routing.forwarding_messages import (
     check_hello,
     decode,
     encode,
+    is_held,
     own_hello,
 )
 from raftlog.routing.many import coded, local_bounds, local_times
@@ -76,6 +79,8 @@ UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
 connection at 64 MiB."""
 SILENT_S_MAX: Final = 180.0
 """A caller closes a connection idle for 60 s; a caller silent for longer is gone."""
+OnCoordinate: TypeAlias = Callable[[Partition, memoryview, float], Awaitable[Buffer]]
+"""Carries out a coordinator's request at a partition led here, within a timeout in seconds."""
 SETTINGS: Final = ChannelSettings(ping_s=SILENT_S_MAX / 4, silent_pings_max=3)
 """The fourth interval is the one of the caller's last message."""
 
@@ -111,6 +116,8 @@ class ForwardingServer:
         )
         self._requests = 0
         """Of ended sessions."""
+        self.on_coordinate: OnCoordinate = _no_coordinators
+        """Carries out the requests to coordinators. Raises LogError."""
 
     @property
     def requests(self) -> int:
@@ -144,7 +151,9 @@ class ForwardingServer:
 
     def opened(self, connection: Connection, theirs: Hello) -> _Session:
         """Take a caller's connection."""
-        return _Session(theirs.node_id, self._replicas, self._on_fatal, self._forget)
+        return _Session(
+            theirs.node_id, self._replicas, self.on_coordinate, self._on_fatal, self._forget
+        )
 
     def _forget(self, session: _Session) -> None:
         self._requests += session.requests
@@ -164,6 +173,7 @@ class _Session(Session):
         self,
         node_id: int,
         replicas: ReplicaManager,
+        on_coordinate: OnCoordinate,
         on_fatal: Callable[[str], None],
         on_end: Callable[[_Session], None],
     ) -> None:
@@ -171,6 +181,7 @@ class _Session(Session):
         self.requests = 0
         """Requests begun for the caller."""
         self._replicas = replicas
+        self._on_coordinate = on_coordinate
         self._on_fatal = on_fatal
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -247,7 +258,7 @@ class _Session(Session):
                 assert_never(head)
 
     def _begin(self, request: Request, body: memoryview) -> None:
-        is_wait = isinstance(request.operation, Wait)
+        is_wait = is_held(request.operation)
         others = len(self._running) - self._waits
         if (self._waits >= WAITS_MAX) if is_wait else (others >= REQUESTS_MAX):
             self._body_bytes -= request.body_bytes
@@ -261,7 +272,7 @@ class _Session(Session):
 
     def _ended(self, number: int) -> None:
         running = self._running.pop(number)
-        self._waits -= isinstance(running.operation, Wait)
+        self._waits -= is_held(running.operation)
         self._body_bytes -= running.body_bytes
 
     async def _run(self, request: Request, body: memoryview) -> None:
@@ -301,6 +312,8 @@ class _Session(Session):
         if isinstance(operation, ReadReplica):
             return await self._read_replica(operation)
         found = self._led(operation.topic_id, operation.partition)
+        if isinstance(operation, Coordinate):
+            return Coordinated(), (await self._on_coordinate(found, body, timeout_s),)
         return await self._at_leader(found, operation, body, timeout_s)
 
     async def _at_leader(
@@ -382,6 +395,10 @@ class _Session(Session):
                 raise LogError(UNKNOWN_TOPIC)
             raise LogError(NOT_READY, "The leader does not know the topic yet.")
         return self._replicas.partition(topic.name, partition)
+
+
+async def _no_coordinators(_found: Partition, _request: memoryview, _timeout_s: float) -> Buffer:
+    raise LogError(NOT_READY, "This node's coordinators are not running.")
 
 
 def _cancel_unless_changing(running: _Running) -> None:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import (
+    COORDINATOR_LOADING,
     DUPLICATE_SEQUENCE,
     NO_LEADER,
+    NOT_COORDINATOR,
     NOT_READY,
     RETRIABLE,
     STORAGE_FAILED,
@@ -41,6 +43,8 @@ from raftlog.routing.forwarding_messages import (
     Append,
     Appended,
     Bounds,
+    Coordinate,
+    Coordinated,
     Delete,
     FindTime,
     FoundTime,
@@ -259,6 +263,31 @@ class PartitionHandle:
         assert isinstance(outcome, int)
         return Offset(outcome)
 
+    async def coordinate(
+        self,
+        request: Buffer,
+        *,
+        local: Callable[[Partition, float], Awaitable[Buffer]],
+        timeout_s: float,
+        may_change: bool,
+        may_repeat: bool,
+        is_held: bool,
+    ) -> Buffer:
+        """Have the leader's coordinator carry out a request; `local` does so on this node.
+
+        `may_repeat`: repeated also after an unknown outcome. Raises LogError.
+        """
+        operation = Coordinate(self.topic_id, self.partition, may_change, is_held)
+        outcome, body = await self._routed(
+            operation,
+            (request,),
+            local=local,
+            timeout_s=timeout_s,
+            may_repeat=may_repeat,
+            refusal=None,
+        )
+        return body if isinstance(outcome, Coordinated) else cast(Buffer, outcome)
+
     async def _routed(
         self,
         operation: Operation,
@@ -314,7 +343,7 @@ class PartitionHandle:
 
     def _may_retry(self, error: LogError, *, may_repeat: bool) -> bool:
         """Whether a retry may succeed, and does no harm."""
-        if error.entry in {NO_LEADER, NOT_READY}:
+        if error.entry in {NO_LEADER, NOT_READY, NOT_COORDINATOR, COORDINATOR_LOADING}:
             return True
         if not may_repeat or error.entry not in {RETRIABLE, STORAGE_FAILED}:
             return False

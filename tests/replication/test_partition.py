@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import (
+    DISK_FULL,
     MAYBE_WRITTEN,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
@@ -158,6 +160,59 @@ async def test_an_append_is_refused_once_the_node_may_not_act_as_a_leader(acks: 
         await partition.append(batch_of(1), acks=acks, timeout_s=60)
     assert caught.value.entry is NO_LEADER
     assert log.log_end_offset == 1
+
+
+async def test_a_writers_guard_refuses_right_before_the_write() -> None:
+    log, calls = ManualLog(), 0
+
+    def guard() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise LogError(NOT_READY, "an earlier append failed")
+
+    partition = partition_over(log)
+    await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60, guard=guard)
+    with pytest.raises(LogError, match="earlier append"):
+        await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60, guard=guard)
+    assert log.log_end_offset == 1
+
+
+def test_listeners_learn_of_begin_and_end_of_a_leader_epoch_at_once() -> None:
+    begun: list[tuple[TopicId, PartitionId]] = []
+    ended: list[LogError] = []
+    partition = Partition(
+        topic="t",
+        topic_id=TopicId("0" * 32),
+        log=ManualLog(),  # type: ignore[arg-type]  # the part of Log's surface in use
+        image=image(),
+        min_insync_replicas=1,
+        host=dataclasses.replace(host(), on_lead_begun=lambda *key: begun.append(key)),
+    )
+    partition.require_leader().end_listeners.append(ended.append)
+    partition.update(image(epoch=4), 1)
+    assert len(ended) == 1
+    assert begun == [(partition.topic_id, partition.partition)] * 2
+    partition.require_leader().end_listeners.append(ended.append)
+    partition.close(LogError(NOT_READY, "stopping"))
+    assert ended[1].entry is NOT_READY
+
+
+def test_what_an_append_would_be_refused_for_is_known_before() -> None:
+    partition = partition_over(ManualLog())
+    partition.require_appendable()
+    partition.min_insync_replicas = 2
+    with pytest.raises(LogError) as refused:
+        partition.require_appendable()
+    assert refused.value.entry is NOT_ENOUGH_REPLICAS
+    partition.write_refusal = LogError(DISK_FULL, "full")
+    with pytest.raises(LogError) as refused:
+        partition.require_appendable()
+    assert refused.value.entry is DISK_FULL
+    partition.close(LogError(NOT_READY, "stopping"))
+    with pytest.raises(LogError) as refused:
+        partition.require_appendable()
+    assert refused.value.entry is NOT_READY
 
 
 async def test_acks_leader_is_answered_before_the_sync_but_readers_see_nothing_yet() -> None:

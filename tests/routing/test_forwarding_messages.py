@@ -19,6 +19,8 @@ from raftlog.routing.forwarding_messages import (
     Bounds,
     BoundsOfMany,
     Cancel,
+    Coordinate,
+    Coordinated,
     Delete,
     Failure,
     FindTime,
@@ -61,6 +63,7 @@ operations = st.one_of(
         max_bytes=st.integers(0, messages.BODY_BYTES_MAX),
     ),
     st.builds(Bounds, **places),
+    st.builds(Coordinate, **places, may_change=st.booleans(), is_held=st.booleans()),
     st.builds(
         Wait,
         st.lists(st.tuples(topic_ids, partitions, numbers), min_size=1, max_size=5).map(tuple),
@@ -76,6 +79,7 @@ operations = st.one_of(
     ),
 )
 outcomes = st.one_of(
+    st.builds(Coordinated),
     st.builds(
         Appended,
         st.lists(st.tuples(numbers, numbers, st.integers(-1, 2**62), st.booleans())).map(tuple),

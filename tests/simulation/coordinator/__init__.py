@@ -1,0 +1,1 @@
+"""Histories of coordinators on whole nodes."""

@@ -1,0 +1,459 @@
+"""One random history of registers (tests/coordinator/registers.py) on whole nodes, made of a seed.
+
+Clients increment and read through any node while leaders are killed, cut off, paused and moved, and
+machines lose power. Run by tests/simulation/runner.py:
+`python -m tests.simulation.coordinator.histories 486`, or `0:20000`.
+
+Judged: an acknowledged increment is in the log once, at its value; values count from 1 without a
+gap; operations and reads of a register that do not overlap in time have values in that order; a
+response leaves after the commit of all that it depends on; the state of the last leaders equals the
+replay of the log; silent clients expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from unittest import mock
+
+from raftlog.coordinator import service
+from raftlog.coordinator.load import replay as replay_log
+from raftlog.coordinator.service import AnyShard
+from raftlog.coordinator.shard import Shard
+from raftlog.node import assembly
+from raftlog.node.assembly import NodeCore
+from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import decode
+from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, RETRIABLE, LogError
+from raftlog.record.types import Offset
+from tests.coordinator import registers
+from tests.coordinator.registers import (
+    KEPT,
+    KIND,
+    NAME,
+    SESSION_MS,
+    TOPIC,
+    Await,
+    Get,
+    Increment,
+    Registers,
+    Request,
+    Response,
+)
+from tests.simulation import runner
+from tests.simulation.faults import FaultRates, Nemesis
+from tests.simulation.life import NodeDiedError
+from tests.simulation.node_world import NodeWorld
+from tests.simulation.world import World, run
+
+FAULTS_S: Final = 15.0
+PATIENCE_S: Final = 3.0
+"""Time limit of a client's request."""
+CALL_S: Final = 2.0
+"""The timeout given to the node."""
+ATTEMPTS_MAX: Final = 8
+"""Of one operation; then its outcome stays unknown."""
+PAUSE_S_MEAN: Final = 0.05
+MOVE_S_MEAN: Final = 1.5
+STOP_S_MEAN: Final = 6.0
+STOP_S_MAX: Final = 3.0
+"""A node that has not stopped by then is killed."""
+ALONE_S_MEAN: Final = 4.0
+ALONE_S_MAX: Final = 3.0
+APPEND_FAULTS: Final = 0.01
+"""Share of appends that are refused; as many are written with an unknown outcome, as many late."""
+LATE_S_MAX: Final = 0.05
+PARTITIONS: Final = 3
+REGISTERS: Final = tuple(f"r{number}" for number in range(5))
+CLIENTS: Final = 6
+SERVE_S_MAX: Final = 15.0
+"""From the last fault until every partition has a shard that serves."""
+READ_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A known response: of an increment with its operation, or of a read."""
+
+    register: str
+    operation: str | None
+    value: int
+    begun: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Result of a history."""
+
+    seed: int
+    digest: str
+    steps: int
+    acknowledged: int
+    unknown: int
+    reads: int
+    loads: int
+    """Shards that were loaded."""
+    heal_s: float
+    """From the last fault until every partition has a shard that serves."""
+
+
+@dataclass
+class History:
+    """One run."""
+
+    world: World
+    nodes: NodeWorld
+    answers: list[Answer] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    loads: int = 0
+    heal_s: float = 0.0
+    has_faults: bool = True
+    _clock: int = 0
+
+    def step(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    async def play(self) -> None:
+        world, nodes = self.world, self.nodes
+        rates = FaultRates.draw(world.random("rates"))
+        nemesis = Nemesis(world, nodes.node_ids, nodes.start, rates, focus=self._leader)
+        nemesis.start()
+        nodes.start_all()
+        end_s = world.loop.now + FAULTS_S
+        loop = world.loop
+        faults = [
+            loop.create_task(fault())
+            for fault in (self._move_leads, self._isolate, self._stop_nodes)
+        ]
+        await asyncio.gather(*(self._client(number, end_s) for number in range(CLIENTS)))
+        for fault in faults:
+            fault.cancel()
+        self.has_faults = False
+        nemesis.heal_all()
+        healed_s = world.loop.now
+        supervisor = loop.create_task(self._supervise())
+        try:
+            await nodes.until(self._serving, 60.0)
+            self.heal_s = world.loop.now - healed_s
+            await asyncio.sleep(2 * SESSION_MS / 1000)
+            await nodes.until(self._serving, 60.0)
+            await self._judge()
+        finally:
+            supervisor.cancel()
+
+    async def _supervise(self) -> None:
+        while True:
+            for node_id in self.nodes.node_ids:
+                if not self.world.is_up(node_id):
+                    self.nodes.start(node_id)
+            await asyncio.sleep(0.1)
+
+    # Faults
+
+    def _leader(self) -> int | None:
+        """The leader of some partition."""
+        number = self.world.random(f"focus {self.step()}").randrange(PARTITIONS)
+        try:
+            return self.nodes.leader(TOPIC, number)
+        except LogError:
+            return None
+
+    async def _move_leads(self) -> None:
+        chance = self.world.random("moves")
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / MOVE_S_MEAN))
+            number, node_id = chance.randrange(PARTITIONS), chance.choice(self.nodes.node_ids)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self.nodes.call(node_id, _Move(number))
+            except (LogError, NodeDiedError, TimeoutError):
+                pass
+
+    async def _isolate(self) -> None:
+        """Cut a leader off from all other nodes, not from its clients."""
+        chance, network = self.world.random("isolation"), self.world.network
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / ALONE_S_MEAN))
+            leader = self._leader()
+            if leader is not None:
+                self.nodes.cut_off(leader)
+                await asyncio.sleep(chance.uniform(0.2, ALONE_S_MAX))
+                for other in self.nodes.others(leader):
+                    network.unblock(leader, other)
+                    network.unblock(other, leader)
+
+    async def _stop_nodes(self) -> None:
+        """Stop a node like SIGTERM; the nemesis starts it again."""
+        chance = self.world.random("stops")
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / STOP_S_MEAN))
+            node_id = chance.choice(self.nodes.node_ids)
+            if not self.nodes.is_ready(node_id):
+                continue
+            process = self.world.processes[node_id]
+            try:
+                async with asyncio.timeout(STOP_S_MAX):
+                    await self.nodes.stop(node_id)
+            except (NodeDiedError, TimeoutError):
+                pass
+            finally:
+                process.kill()
+
+    def flaky(self, append: Any) -> Any:
+        """`Shard._append` that fails, or lets later appends overtake it."""
+        chance = self.world.random("appends")
+
+        async def fail(shard: AnyShard, *arguments: Any) -> None:
+            kind = int(chance.random() / APPEND_FAULTS) if self.has_faults else -1
+            if kind in {0, 1}:
+                await asyncio.sleep(chance.uniform(0.0, LATE_S_MAX))
+            if kind == 0:
+                raise LogError(DISK_FULL, "The disk is full for once.")
+            await append(shard, *arguments)
+            if kind == 2:
+                raise LogError(RETRIABLE, "The outcome is unknown for once.")
+
+        return fail
+
+    # Clients
+
+    async def _client(self, number: int, end_s: float) -> None:
+        chance = self.world.random(f"client {number}")
+        count = 0
+        while self.world.loop.now < end_s:
+            await asyncio.sleep(chance.expovariate(1 / PAUSE_S_MEAN))
+            register = chance.choice(REGISTERS)
+            kind = chance.random()
+            if kind < 0.6:
+                count += 1
+                name = f"{KEPT}-{number}"
+                await self._ask(chance, Increment(register, name, f"{name}/{count}"))
+            elif kind < 0.7:
+                count += 1
+                name = f"once-{number}-{count}"
+                await self._ask(chance, Increment(register, name, f"{name}/1"), attempts=1)
+            elif kind < 0.9:
+                await self._ask(chance, Get(register), attempts=1)
+            else:
+                known = max((each.value for each in self.answers), default=0)
+                await self._ask(chance, Await(register, known + 1, 0.5), attempts=1)
+
+    async def _ask(
+        self, chance: random.Random, request: Request, attempts: int = ATTEMPTS_MAX
+    ) -> None:
+        """Repeat a request until its outcome is known; note the response."""
+        begun = self.step()
+        operation = request.operation if isinstance(request, Increment) else None
+        outcome = "refused"
+        for _ in range(attempts):
+            core_id = chance.choice(self.nodes.node_ids)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    response = await self.nodes.call(core_id, _Call(request))
+            except LogError as error:
+                if error.entry is ILLEGAL_STATE:
+                    self.violations.append(f"{request}: {error.message}")
+                if error.entry.outcome_unknown:
+                    outcome = "unknown"
+            except (TimeoutError, NodeDiedError):
+                outcome = "unknown"
+            else:
+                answer = Answer(request.register, operation, response.value, begun, self.step())
+                self.answers.append(answer)
+                outcome = "read" if operation is None else "acknowledged"
+                break
+            await asyncio.sleep(chance.uniform(0.0, 0.3))
+        self.outcomes[outcome] += 1
+        self.world.trace(request, outcome)
+
+    # Coordinators
+
+    async def handle(self, shard: Shard[Registers, str], body: memoryview) -> bytes:
+        """The kind's handler, with a check of each response."""
+        encoded = await registers.handle(shard, body)
+        request = registers.decode_request(body)
+        position = registers.decode_response(encoded).position
+        if isinstance(request, Increment):
+            position = max(position, shard.state.placed[request.operation])
+        if shard.partition.high_watermark <= position:
+            self.violations.append(f"{request} was answered before its commit")
+        return encoded
+
+    def create(self, on_changed: Any) -> Registers:
+        self.loads += 1
+        return Registers(on_changed)
+
+    def _serving(self) -> list[AnyShard] | None:
+        """The shards of all partitions, each at its leader."""
+        found = []
+        for number in range(PARTITIONS):
+            try:
+                leader = self.nodes.leader(TOPIC, number)
+            except LogError:
+                return None
+            core = self.nodes.cores.get(leader or 0)
+            if core is None:
+                return None
+            here = [
+                shard
+                for shard in core.coordinators.shards()
+                if shard.partition.partition == number and shard.ended is None
+            ]
+            if len(here) != 1 or not here[0].partition.is_leader:
+                return None
+            found.append(here[0])
+        return found
+
+    # The judgement
+
+    async def _judge(self) -> None:
+        values: dict[str, list[str]] = {register: [] for register in REGISTERS}
+        shards = self._serving()
+        assert shards is not None
+        for shard in shards:
+            await self._judge_shard(shard, values)
+        for register, operations in values.items():
+            repeated = [name for name, count in Counter(operations).items() if count > 1]
+            if repeated:
+                self.violations.append(f"{register}: {repeated} more than once")
+            for answer in self.answers:
+                if answer.register == register:
+                    self._judge_answer(answer, operations)
+            self._judge_order(register)
+        assert not self.violations, self.violations[:10]
+
+    async def _judge_shard(self, shard: AnyShard, values: dict[str, list[str]]) -> None:
+        name = shard.partition.name
+        data = await self.nodes.call(
+            int(shard.partition.host.broker_id), _ReadLog(shard.partition.partition)
+        )
+        state = Registers()
+        await replay_log(KIND, state, data)
+        if state.content() != shard.state.content():
+            self.violations.append(f"{name}: the state differs from the replay of its log")
+        if any(not client.startswith(KEPT) for client in shard.state.clients):
+            self.violations.append(f"{name}: silent clients were not forgotten")
+        for batch in iterate_batches(data):
+            for record in decode(batch, decompressed_bytes_max=READ_BYTES):
+                decoded: Any = registers.decode_record(record.key or b"", record.value)
+                if decoded.key.partition != registers.REGISTER:
+                    continue
+                operations = values[decoded.key.group]
+                operations.append(decoded.value.metadata)
+                if decoded.value.offset != len(operations):
+                    self.violations.append(f"{name}: {decoded} is number {len(operations)}")
+
+    def _judge_answer(self, answer: Answer, operations: list[str]) -> None:
+        if answer.value > len(operations):
+            self.violations.append(f"{answer} is lost: {len(operations)} are left")
+        elif answer.operation is not None and operations[answer.value - 1] != answer.operation:
+            self.violations.append(f"{answer} has the place of {operations[answer.value - 1]}")
+
+    def _judge_order(self, register: str) -> None:
+        """Each response follows the ones that were there before its request."""
+        answers = [each for each in self.answers if each.register == register]
+        ended = sorted(answers, key=lambda each: each.ended)
+        highest, index = 0, 0
+        for answer in sorted(answers, key=lambda each: each.begun):
+            while index < len(ended) and ended[index].ended < answer.begun:
+                highest = max(highest, ended[index].value)
+                index += 1
+            if answer.value < highest + (answer.operation is not None):
+                self.violations.append(f"{answer} does not follow {highest}")
+
+
+@dataclass
+class _Call:
+    """A client's request to a node."""
+
+    request: Request
+
+    async def __call__(self, core: NodeCore) -> Response:
+        is_change = isinstance(self.request, Increment)
+        encoded = await core.coordinators.call(
+            NAME,
+            self.request.register,
+            registers.encode(self.request),
+            timeout_s=CALL_S,
+            may_change=is_change,
+            may_repeat=True,
+            is_held=isinstance(self.request, Await),
+        )
+        return registers.decode_response(encoded)
+
+
+@dataclass
+class _Move:
+    """An operator's request to move the lead of a partition."""
+
+    number: int
+
+    async def __call__(self, core: NodeCore) -> None:
+        await core.services.metadata.operations.transfer_leader(TOPIC, self.number, None)
+
+
+@dataclass
+class _ReadLog:
+    """All committed batches, at the leader."""
+
+    number: int
+
+    async def __call__(self, core: NodeCore) -> bytes:
+        partition = core.services.replicas.partition(TOPIC, self.number)
+        parts, offset = [], partition.log_start_offset
+        while offset < partition.high_watermark:
+            fetched = await partition.read(offset, max_bytes=READ_BYTES)
+            parts.append(bytes(fetched.data))
+            offset = Offset(fetched.next_offset)
+        return b"".join(parts)
+
+
+def replay(seed: int) -> Report:
+    """Run one seed's history. Raises AssertionError after a violation."""
+    chance = random.Random(f"coordinator cast {seed}")
+    count, voters = chance.choice(((3, 3), (3, 3), (4, 3), (1, 1)))
+
+    async def main(world: World) -> History:
+        history = History(world, NodeWorld(world, node_count=count, voter_count=voters))
+        kind = replace(KIND, handle=history.handle, create=history.create)
+        with (
+            mock.patch.object(assembly, "COORDINATOR_KINDS", (kind,)),
+            mock.patch.object(service, "PARTITIONS", PARTITIONS),
+            mock.patch.object(Shard, "_append", history.flaky(Shard._append)),
+        ):
+            await history.play()
+        return history
+
+    history = run(seed, main)
+    return Report(
+        seed,
+        history.world.digest(),
+        history.world.loop.steps,
+        history.outcomes["acknowledged"],
+        history.outcomes["unknown"],
+        history.outcomes["read"],
+        history.loads,
+        history.heal_s,
+    )
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """The results of many histories."""
+    return (
+        f"{sum(each.acknowledged for each in reports)} increments acknowledged, "
+        f"{sum(each.unknown for each in reports)} unknown, {sum(each.reads for each in reports)} "
+        f"reads, {sum(each.loads for each in reports)} loads, served again within "
+        f"{max((each.heal_s for each in reports), default=0):.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(runner.main(replay, summary, sys.argv[1:]))

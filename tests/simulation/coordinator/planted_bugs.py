@@ -1,0 +1,79 @@
+"""Mistakes of the shell, planted one at a time: the histories must find each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest import mock
+
+from raftlog.coordinator.shard import Shard
+from raftlog.record.errors import LogError
+from raftlog.replication.partition import Acks, Partition
+
+
+async def _answered_before_commit(shard: Any, _batch: Any, *, has_records: bool) -> None:
+    shard._timers_changed()
+    await asyncio.sleep(0)
+
+
+async def _not_waited(shard: Any) -> None:
+    shard._timers_changed()
+
+
+def _going_on(end: Any) -> Any:
+    def go_on(shard: Any, error: LogError) -> None:
+        """Fail what waits, and serve on with the same state."""
+        if shard.partition.leader_role is not shard.role:
+            end(shard, error)
+            return
+        batches = (*shard._in_flight, *shard._unwritten)
+        shard._in_flight.clear()
+        shard._unwritten.clear()
+        shard._pending_bytes = shard._pending_records = 0
+        for batch in batches:
+            for future, _ in batch.waiters:
+                if not future.done():
+                    future.set_exception(shard._not_coordinator(error))
+        shard._next = shard.partition.log_end_offset
+
+    return go_on
+
+
+async def _unguarded(shard: Any, batches: Any, _guard: Any) -> None:
+    await shard.partition.append(batches, acks=Acks.ALL, timeout_s=30.0)
+
+
+async def _unconfirmed(_partition: Any) -> None:
+    """Trust the applied metadata."""
+
+
+async def _committed_by_leader(shard: Any, batches: Any, guard: Any) -> None:
+    await shard.partition.append(batches, acks=Acks.LEADER, timeout_s=30.0, guard=guard)
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One planted mistake."""
+
+    name: str
+    owner: Any
+    attribute: str
+    wrong: Any
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with mock.patch.object(self.owner, self.attribute, self.wrong):
+            yield
+
+
+MISTAKES: Final = (
+    Mistake("answers before the commit", Shard, "_waited", _answered_before_commit),
+    Mistake("answers without records do not wait", Shard, "_committed", _not_waited),
+    Mistake("keeps the state after a failed append", Shard, "end", _going_on(Shard.end)),
+    Mistake("appends with acks=1", Shard, "_append", _committed_by_leader),
+    Mistake("reads without a confirmed lead", Partition, "confirm", _unconfirmed),
+    Mistake("writes wherever the log ends", Shard, "_append", _unguarded),
+)
