@@ -150,8 +150,8 @@ class ConsumerGroupMemberMetadataValue(_Struct, frozen=True):
     subscribed_topic_regex: str | None
     rebalance_timeout_ms: Int32
     server_assignor: str | None
-    session_timeout_ms: int = 0
-    """Ours: a tagged field, which Kafka's tools pass over. 0: the default."""
+    session_timeout_ms: Annotated[Int32, Field(tag=1_000)] = 0
+    """Ours: Kafka's tools skip the unknown tag. 0: the default."""
 
 
 class ConsumerGroupTargetAssignmentMetadataKey(_Key, frozen=True):

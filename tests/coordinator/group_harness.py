@@ -17,6 +17,7 @@ from raftlog.coordinator.group_messages import (
     GroupResponse,
 )
 from raftlog.coordinator.group_shard import GroupShard
+from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
 from raftlog.coordinator.records import Key
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import UNKNOWN_MEMBER, LogError
@@ -89,7 +90,9 @@ class ShardHarness:
         ]
         self.shard = GroupShard(self.settings)
         for record in self.log:
-            self.shard.replay(record)
+            decoded = decode_offsets_record(*encode_record(record))
+            assert decoded == record
+            self.shard.replay(decoded)
         self.shard.loaded(self.now_ms)
         self.topics_changed(None)
 

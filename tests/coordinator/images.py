@@ -9,7 +9,7 @@ LEADER = BrokerId(1)
 
 
 def image_of(**partition_counts: int) -> MetadataImage:
-    """An image with these topics, each with the id `id-NAME`."""
+    """An image with these topics, each with the id `id_of(NAME)`."""
     image = MetadataImage()
     for name, count in partition_counts.items():
         put_topic(image, name, count)
@@ -47,4 +47,4 @@ def remove_topic(image: MetadataImage, name: str) -> None:
 
 
 def id_of(name: str) -> TopicId:
-    return TopicId(f"id-{name}")
+    return TopicId(name.encode().hex().zfill(32))
