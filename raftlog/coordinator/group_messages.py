@@ -55,6 +55,8 @@ class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
     session_timeout_ms: int | None = None
     """Silence after which the member is removed."""
     owned: tuple[TopicPartitions, ...] | None = None
+    """Partitions the member has, and those of its newest assignment that it is about to take over:
+    the coordinator gives any other one to the next owner at once."""
 
 
 class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from raftlog.coordinator.assignors import Pair, assignment_of, pairs
+from raftlog.coordinator.assignors import Assignment, Pair, assignment_of, pairs
 from raftlog.coordinator.consumer_decisions import GroupSettings
 from raftlog.coordinator.consumer_group import ConsumerGroup
 from raftlog.coordinator.decision import CoordinatorRecord, Decision
@@ -136,9 +136,13 @@ class Member:
             self.member_id,
             self.epoch,
             instance_id=self.instance_id,
-            owned=assignment_of(self.owned) if self.must_send and not is_joining else None,
+            owned=self.claimed() if self.must_send and not is_joining else None,
             **(self.subscription if is_joining else {}),
         )
+
+    def claimed(self) -> Assignment:
+        """Partitions the member has, or takes over next: none may go to another member yet."""
+        return assignment_of(self.owned | self.assigned)
 
     def beat(self, *, is_lost: bool = False) -> None:
         """One heartbeat. A removed member gives up everything, and joins by its next one.
@@ -188,7 +192,7 @@ class Member:
             member_id=self.member_id,
             member_epoch=self.epoch,
             instance_id=self.instance_id,
-            owned=assignment_of(self.owned),
+            owned=self.claimed(),
             **subscription,
         )
         self.adopt(response)
