@@ -151,6 +151,8 @@ class ConsumerGroupMemberMetadataValue(_Struct, frozen=True):
     subscribed_topic_regex: str | None
     rebalance_timeout_ms: Int32
     server_assignor: str | None
+    session_timeout_ms: Annotated[Int32, Field(tag=1_000)] = 0
+    """Ours: Kafka's tools skip the unknown tag. 0: the default."""
 
 
 class ConsumerGroupTargetAssignmentMetadataKey(_Key, frozen=True):

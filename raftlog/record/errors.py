@@ -150,6 +150,11 @@ GROUP_NOT_EMPTY = ErrorEntry(
 GROUP_FULL = ErrorEntry(
     40926, "GROUP_FULL", "The group has as many members as it may. Stop one, or use another group."
 )
+TOO_MANY_GROUPS = ErrorEntry(
+    40927,
+    "TOO_MANY_GROUPS",
+    "The coordinator has as many groups as it may. Delete groups no longer used.",
+)
 ILLEGAL_GENERATION = ErrorEntry(
     40930, "ILLEGAL_GENERATION", "The group has another generation: join it again."
 )
@@ -213,6 +218,15 @@ INVALID_PARTITIONS = ErrorEntry(
 )
 INVALID_PRODUCER_ID = ErrorEntry(
     42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
+)
+INVALID_GROUP = ErrorEntry(
+    42221, "INVALID_GROUP", "The group id is not valid: use 1 to 255 characters."
+)
+INVALID_PATTERN = ErrorEntry(
+    42222, "INVALID_PATTERN", "The topic pattern is not valid: use RE2's syntax."
+)
+UNSUPPORTED_ASSIGNOR = ErrorEntry(
+    42223, "UNSUPPORTED_ASSIGNOR", "There is no such assignor: use 'uniform' or 'range'."
 )
 INVALID_SESSION_TIMEOUT = ErrorEntry(
     42224, "INVALID_SESSION_TIMEOUT", "The session timeout is out of the cluster's bounds."

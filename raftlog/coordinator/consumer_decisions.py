@@ -1,0 +1,525 @@
+"""Decisions about consumer groups (KIP-848): heartbeats, leaves, timers, changes of topics. Pure.
+
+Every change of members, subscriptions or their topics raises the group epoch, and the same
+decision computes the target assignment of the new epoch. Each member then moves to it by its own
+heartbeats (`reconciliation`). See DESIGN.md for the table of heartbeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from raftlog.coordinator.assignors import (
+    ASSIGNORS,
+    Assignment,
+    assignment_of,
+    assignor_name,
+    pairs,
+    preferred_assignor,
+)
+from raftlog.coordinator.consumer_group import ConsumerGroup, held_pairs
+from raftlog.coordinator.decision import CoordinatorRecord, Decision, Timers
+from raftlog.coordinator.group_messages import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
+)
+from raftlog.coordinator.reconciliation import UNASSIGNED, MemberState, reconcile
+from raftlog.coordinator.records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+)
+from raftlog.coordinator.subscriptions import (
+    Members,
+    Patterns,
+    check_pattern,
+    metadata_hash,
+    partition_counts,
+    resolve,
+    resolved_again,
+    subscribed_names,
+    subscribers,
+)
+from raftlog.metadata.image import MetadataImage
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    FENCED_INSTANCE_ID,
+    FENCED_MEMBER_EPOCH,
+    GROUP_FULL,
+    GROUP_NOT_EMPTY,
+    UNKNOWN_MEMBER,
+    UNRELEASED_INSTANCE_ID,
+    LogError,
+    counted,
+    quoted,
+)
+
+T = TypeVar("T")
+
+REBALANCE_TIMEOUT_MS: Final = 5 * 60 * 1000
+"""Of a member that names none: Kafka's `max.poll.interval.ms`."""
+HEARTBEATS_PER_SESSION: Final = 3
+"""Losing one heartbeat, or two, must not end a session."""
+HEARTBEAT_INTERVAL_MS_MAX: Final = 5_000
+"""A member learns of its new assignment by a heartbeat, however long its session is."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Bounds of the groups of one shard."""
+
+    session_timeout_ms: int = 45_000
+    """Of a member that names none."""
+    session_timeout_ms_min: int = 1_000
+    session_timeout_ms_max: int = 300_000
+    members_max: int = 1_000
+    """Of one group: a rebalance writes a record for each member with a new target."""
+    groups_max: int = 10_000
+    """Of one shard."""
+
+
+class TimerKind(StrEnum):
+    """The timers of a member."""
+
+    SESSION = "session"
+    """From the last heartbeat: the member is gone."""
+    REBALANCE = "rebalance"
+    """From the request to give up partitions: the member is stuck."""
+
+
+class MemberTimer(NamedTuple):
+    """A member's timer."""
+
+    kind: TimerKind
+    group: str
+    member_id: str
+
+
+class _Target(NamedTuple):
+    """A target assignment, as decided."""
+
+    epoch: int
+    assignments: Mapping[str, Assignment]
+
+
+class ConsumerDecisions:
+    """Decides for all consumer groups of a shard. `time_ms` is wall time, `now_ms` monotonic.
+
+    A decision that raises has changed no timer.
+    """
+
+    def __init__(self, settings: GroupSettings, timers: Timers[MemberTimer]) -> None:
+        self._settings = settings
+        self._timers = timers
+
+    def heartbeat(
+        self,
+        group: ConsumerGroup,
+        request: ConsumerHeartbeatRequest,
+        image: MetadataImage,
+        now_ms: int,
+        time_ms: int,
+    ) -> Decision[ConsumerHeartbeatResponse]:
+        """Decide about a heartbeat. Raises LogError as in the table of DESIGN.md."""
+        match request.member_epoch:
+            case epoch if epoch == LEAVE_EPOCH:
+                _check_known(group, request)
+                return self._leave(group, request, image, time_ms)
+            case epoch if epoch == STATIC_LEAVE_EPOCH:
+                _check_known(group, request)
+                return self._leave_for_restart(group, request, now_ms)
+        member_id = request.member_id
+        is_joining = request.member_epoch == JOIN_EPOCH
+        predecessor = None
+        if is_joining:
+            predecessor = self._predecessor(group, request)
+        else:
+            _check_known(group, request)
+        before = group.members.get(predecessor or member_id)
+        # A member that joins owns nothing, whatever it had.
+        current, owned = (
+            UNASSIGNED,
+            None if request.owned is None else assignment_of(pairs(request.owned)),
+        )
+        if not is_joining:
+            current = group.known(member_id)
+            _check_epoch(group, request, current, owned)
+        after = _updated(before, request)
+
+        records: list[CoordinatorRecord] = []
+        members: Members = group.members
+        targets: Mapping[str, Assignment] = group.targets
+        if predecessor is not None:
+            records += group.member_tombstones(predecessor)
+            members = _without(group.members, predecessor)
+            targets = _without(group.targets, predecessor)
+            targets[member_id] = group.targets.get(predecessor, ())
+            self._cancel(group, predecessor)
+        if after != before or predecessor is not None:
+            member_key = ConsumerGroupMemberMetadataKey(group.group_id, member_id)
+            records.append(CoordinatorRecord(member_key, after))
+        if before is None or _subscription(before) != _subscription(after):
+            members = {**members, member_id: after}
+            target = _rebalance(records, group, members, targets, image=image, time_ms=time_ms)
+        else:
+            target = _Target(group.assignment_epoch, targets)
+            if predecessor is not None:
+                records.append(_target_record(group, member_id, targets[member_id]))
+
+        step = reconcile(
+            current,
+            target.assignments.get(member_id, ()),
+            target.epoch,
+            shown_epoch=request.member_epoch,
+            owned=() if is_joining else owned,
+            is_free=lambda pair: group.holder(pair) in (None, member_id, predecessor),
+        )
+        if step != group.current.get(member_id):
+            step_key = ConsumerGroupCurrentMemberAssignmentKey(group.group_id, member_id)
+            records.append(CoordinatorRecord(step_key, step))
+        self._set_timers(group, member_id, after, step, now_ms, is_new=step is not current)
+        must_answer = (
+            is_joining
+            or step.assigned_partitions != current.assigned_partitions
+            # The answer to an earlier heartbeat was lost, or the member has not followed it yet.
+            or request.member_epoch != current.member_epoch
+            or (owned is not None and owned != step.assigned_partitions)
+        )
+        response = ConsumerHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=step.member_epoch,
+            heartbeat_interval_ms=self._heartbeat_interval_ms(after),
+            assignment=step.assigned_partitions if must_answer else None,
+        )
+        return Decision(response, tuple(records))
+
+    def expire(
+        self, group: ConsumerGroup, member_id: str, image: MetadataImage, time_ms: int
+    ) -> Decision[None]:
+        """Remove a member that a timer found gone or stuck."""
+        return Decision(None, self._removal(group, member_id, image, time_ms))
+
+    def delete(self, group: ConsumerGroup) -> Decision[None]:
+        """End the group. Raises LogError(GROUP_NOT_EMPTY)."""
+        if group.members:
+            raise LogError(
+                GROUP_NOT_EMPTY,
+                f"Group {quoted(group.group_id)} has {counted(len(group.members), 'member')}: stop "
+                "all of them first.",
+            )
+        return Decision(None, tuple(group.tombstones()))
+
+    def is_stale(
+        self, group: ConsumerGroup, image: MetadataImage, changed: Collection[str] | None
+    ) -> bool:
+        """Whether `refresh` would raise the epoch."""
+        new_patterns = resolved_again(group.patterns, image, changed, 0)
+        names = subscribed_names(group.members, {**group.patterns, **new_patterns})
+        if not new_patterns and changed is not None and names.isdisjoint(changed):
+            return False
+        return bool(new_patterns) or _hash(image, names) != group.metadata_hash
+
+    def refresh(
+        self,
+        group: ConsumerGroup,
+        image: MetadataImage,
+        changed: Collection[str] | None,
+        time_ms: int,
+    ) -> Decision[None]:
+        """Follow new partitions, and topics created or deleted.
+
+        `changed` names the topics of the change; None, after a load, stands for any.
+        """
+        new_patterns = resolved_again(group.patterns, image, changed, time_ms)
+        patterns = {**group.patterns, **new_patterns}
+        names = subscribed_names(group.members, patterns)
+        if not new_patterns and _hash(image, names) == group.metadata_hash:
+            return Decision(None)
+        records = [
+            CoordinatorRecord(ConsumerGroupRegularExpressionKey(group.group_id, pattern), value)
+            for pattern, value in new_patterns.items()
+        ]
+        _retarget(records, group, group.members, patterns, group.targets, image=image)
+        return Decision(None, tuple(records))
+
+    def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
+        """Set the timers of all members, with their full length."""
+        for member_id, member in group.members.items():
+            current = group.current.get(member_id, UNASSIGNED)
+            self._set_timers(group, member_id, member, current, now_ms, is_new=True)
+
+    def _leave(
+        self,
+        group: ConsumerGroup,
+        request: ConsumerHeartbeatRequest,
+        image: MetadataImage,
+        time_ms: int,
+    ) -> Decision[ConsumerHeartbeatResponse]:
+        records = self._removal(group, request.member_id, image, time_ms)
+        return Decision(ConsumerHeartbeatResponse(request.member_id, LEAVE_EPOCH, 0), records)
+
+    def _leave_for_restart(
+        self, group: ConsumerGroup, request: ConsumerHeartbeatRequest, now_ms: int
+    ) -> Decision[ConsumerHeartbeatResponse]:
+        member_id = request.member_id
+        member, current = group.members[member_id], group.known(member_id)
+        if member.instance_id is None:
+            raise LogError(
+                BAD_REQUEST,
+                f"Member {quoted(member_id)} has no instance id: only a static member leaves with "
+                f"epoch {STATIC_LEAVE_EPOCH}. Leave with epoch {LEAVE_EPOCH}.",
+            )
+        response = ConsumerHeartbeatResponse(member_id, STATIC_LEAVE_EPOCH, 0)
+        if current.member_epoch == STATIC_LEAVE_EPOCH:
+            return Decision(response)
+        # The target keeps its partitions for it; nothing holds up others that get some of them.
+        absent = replace(
+            UNASSIGNED,
+            member_epoch=STATIC_LEAVE_EPOCH,
+            previous_member_epoch=current.member_epoch,
+        )
+        self._set_timers(group, member_id, member, absent, now_ms, is_new=True)
+        key = ConsumerGroupCurrentMemberAssignmentKey(group.group_id, member_id)
+        return Decision(response, (CoordinatorRecord(key, absent),))
+
+    def _removal(
+        self, group: ConsumerGroup, member_id: str, image: MetadataImage, time_ms: int
+    ) -> tuple[CoordinatorRecord, ...]:
+        """End a member: the targets of the others include its partitions, which are free."""
+        records = group.member_tombstones(member_id)
+        members = _without(group.members, member_id)
+        targets = _without(group.targets, member_id)
+        _rebalance(records, group, members, targets, image=image, time_ms=time_ms)
+        self._cancel(group, member_id)
+        return tuple(records)
+
+    def _predecessor(self, group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> str | None:
+        """The static member that the joining one replaces, if any. Raises LogError."""
+        member_id, instance_id = request.member_id, request.instance_id
+        if request.owned:
+            raise LogError(
+                BAD_REQUEST, "A member that joins owns nothing: send no owned partitions."
+            )
+        holder = None if instance_id is None else group.instances.get(instance_id)
+        if holder is None or holder == member_id:
+            if member_id not in group.members and len(group.members) >= self._settings.members_max:
+                raise LogError(
+                    GROUP_FULL,
+                    f"Group {quoted(group.group_id)} has {counted(len(group.members), 'member')}, "
+                    "the most it may have: stop one, or use another group.",
+                )
+            return None
+        if group.known(holder).member_epoch != STATIC_LEAVE_EPOCH:
+            raise LogError(
+                UNRELEASED_INSTANCE_ID,
+                f"Instance id {quoted(str(instance_id))} of group {quoted(group.group_id)} belongs "
+                f"to the live member {quoted(holder)}: stop that member, or wait for its session "
+                "to end.",
+            )
+        return holder
+
+    def _session_timeout_ms(self, member: ConsumerGroupMemberMetadataValue) -> int:
+        return member.session_timeout_ms or self._settings.session_timeout_ms
+
+    def _heartbeat_interval_ms(self, member: ConsumerGroupMemberMetadataValue) -> int:
+        third_ms = self._session_timeout_ms(member) // HEARTBEATS_PER_SESSION
+        return min(third_ms, HEARTBEAT_INTERVAL_MS_MAX)
+
+    def _set_timers(
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        member: ConsumerGroupMemberMetadataValue,
+        current: ConsumerGroupCurrentMemberAssignmentValue,
+        now_ms: int,
+        *,
+        is_new: bool,
+    ) -> None:
+        """Start the session again; start, keep or end the rebalance."""
+        session = MemberTimer(TimerKind.SESSION, group.group_id, member_id)
+        self._timers.set(session, now_ms + self._session_timeout_ms(member))
+        rebalance = MemberTimer(TimerKind.REBALANCE, group.group_id, member_id)
+        if current.state != MemberState.UNREVOKED_PARTITIONS:
+            self._timers.cancel(rebalance)
+        elif is_new:
+            self._timers.set(rebalance, now_ms + member.rebalance_timeout_ms)
+
+    def _cancel(self, group: ConsumerGroup, member_id: str) -> None:
+        for kind in TimerKind:
+            self._timers.cancel(MemberTimer(kind, group.group_id, member_id))
+
+
+def _check_known(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> None:
+    """Raise LogError unless the member exists, and has the instance id if the request has one."""
+    group.known(request.member_id)
+    if request.instance_id is None:
+        return
+    holder = group.instances.get(request.instance_id)
+    if holder is None:
+        raise LogError(
+            UNKNOWN_MEMBER,
+            f"Group {quoted(group.group_id)} has no member with instance id "
+            f"{quoted(request.instance_id)}: give up all partitions and join again, with epoch 0.",
+        )
+    if holder != request.member_id:
+        raise LogError(
+            FENCED_INSTANCE_ID,
+            f"Instance id {quoted(request.instance_id)} of group {quoted(group.group_id)} belongs "
+            f"to member {quoted(holder)} by now. Stop one of the two: both have the same id.",
+        )
+
+
+def _check_epoch(
+    group: ConsumerGroup,
+    request: ConsumerHeartbeatRequest,
+    current: ConsumerGroupCurrentMemberAssignmentValue,
+    owned: Assignment | None,
+) -> None:
+    """Raise LogError(FENCED_MEMBER_EPOCH) for a member with another epoch."""
+    shown, known = request.member_epoch, current.member_epoch
+    if shown == known:
+        return
+    # The answer with the newer epoch was lost: harmless, while the member has nothing else.
+    if (
+        shown == current.previous_member_epoch
+        and shown < known
+        and owned is not None
+        and set(pairs(owned)) <= set(held_pairs(current))
+    ):
+        return
+    raise LogError(
+        FENCED_MEMBER_EPOCH,
+        f"Member {quoted(request.member_id)} of group {quoted(group.group_id)} has epoch {known}, "
+        f"not {shown}: give up all partitions and join again, with epoch 0.",
+    )
+
+
+def _updated(
+    before: ConsumerGroupMemberMetadataValue | None, request: ConsumerHeartbeatRequest
+) -> ConsumerGroupMemberMetadataValue:
+    """The member's properties with those of the request. Raises LogError."""
+    if before is None:
+        before = ConsumerGroupMemberMetadataValue(
+            None, None, "", "", (), None, REBALANCE_TIMEOUT_MS, None
+        )
+    names, pattern = request.subscribed_names, request.subscribed_pattern
+    if request.member_epoch == JOIN_EPOCH:
+        names, pattern = names or (), pattern or ""
+    if pattern:
+        check_pattern(pattern)
+    assignor = request.assignor
+    return ConsumerGroupMemberMetadataValue(
+        instance_id=request.instance_id or before.instance_id,
+        rack_id=request.rack_id or before.rack_id,
+        client_id=request.client_id or before.client_id,
+        client_host=request.client_host or before.client_host,
+        subscribed_topic_names=(
+            before.subscribed_topic_names if names is None else tuple(sorted(set(names)))
+        ),
+        subscribed_topic_regex=before.subscribed_topic_regex
+        if pattern is None
+        else pattern or None,
+        rebalance_timeout_ms=request.rebalance_timeout_ms or before.rebalance_timeout_ms,
+        server_assignor=assignor_name(assignor) if assignor else before.server_assignor,
+        session_timeout_ms=request.session_timeout_ms or before.session_timeout_ms,
+    )
+
+
+def _subscription(member: ConsumerGroupMemberMetadataValue) -> tuple[object, ...]:
+    """The properties that the target assignment depends on."""
+    return (
+        member.subscribed_topic_names,
+        member.subscribed_topic_regex,
+        member.server_assignor,
+        member.instance_id,
+    )
+
+
+def _rebalance(
+    records: list[CoordinatorRecord],
+    group: ConsumerGroup,
+    members: Members,
+    targets: Mapping[str, Assignment],
+    *,
+    image: MetadataImage,
+    time_ms: int,
+) -> _Target:
+    """Target these members: new patterns are resolved, unused ones removed. Appends the records."""
+    used = {member.subscribed_topic_regex for member in members.values()}
+    patterns = {one: value for one, value in group.patterns.items() if one in used}
+    for unused in group.patterns.keys() - used:
+        unused_key = ConsumerGroupRegularExpressionKey(group.group_id, unused)
+        records.append(CoordinatorRecord(unused_key, None))
+    for new in sorted(one for one in used if one and one not in patterns):
+        patterns[new] = resolve(new, image, time_ms)
+        new_key = ConsumerGroupRegularExpressionKey(group.group_id, new)
+        records.append(CoordinatorRecord(new_key, patterns[new]))
+    return _retarget(records, group, members, patterns, targets, image=image)
+
+
+def _retarget(
+    records: list[CoordinatorRecord],
+    group: ConsumerGroup,
+    members: Members,
+    patterns: Patterns,
+    targets: Mapping[str, Assignment],
+    *,
+    image: MetadataImage,
+) -> _Target:
+    """Raise the group epoch and compute its target assignment. Appends the records."""
+    epoch = group.epoch + 1
+    counts = partition_counts(image, subscribed_names(members, patterns))
+    records.append(
+        CoordinatorRecord(
+            ConsumerGroupMetadataKey(group.group_id),
+            ConsumerGroupMetadataValue(epoch, metadata_hash(counts)),
+        )
+    )
+    assignor = ASSIGNORS[preferred_assignor(member.server_assignor for member in members.values())]
+    assignments = assignor(subscribers(members, patterns, image), counts, targets)
+    records += [
+        _target_record(group, member_id, assignment)
+        for member_id, assignment in assignments.items()
+        if assignment != group.targets.get(member_id, ())
+    ]
+    # The last one: a target's epoch stands for all of its records.
+    records.append(
+        CoordinatorRecord(
+            ConsumerGroupTargetAssignmentMetadataKey(group.group_id),
+            ConsumerGroupTargetAssignmentMetadataValue(epoch),
+        )
+    )
+    return _Target(epoch, assignments)
+
+
+def _target_record(
+    group: ConsumerGroup, member_id: str, assignment: Assignment
+) -> CoordinatorRecord:
+    return CoordinatorRecord(
+        ConsumerGroupTargetAssignmentMemberKey(group.group_id, member_id),
+        ConsumerGroupTargetAssignmentMemberValue(assignment),
+    )
+
+
+def _hash(image: MetadataImage, names: Collection[str]) -> int:
+    return metadata_hash(partition_counts(image, names))
+
+
+def _without(table: Mapping[str, T], key: str) -> dict[str, T]:
+    return {one: value for one, value in table.items() if one != key}

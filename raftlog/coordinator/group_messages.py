@@ -1,0 +1,141 @@
+"""Requests to the coordinator of a group, and their responses: free of any protocol.
+
+The Python client's face, REST and the Kafka protocol translate from and to these; between nodes
+the same structs travel as msgpack. The coordinator validates requests (`group_shard`), so that no
+face has rules of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from raftlog.coordinator.records import TopicPartitions
+
+JOIN_EPOCH: Final = 0
+"""Epoch of a heartbeat by which a member joins, or joins again."""
+LEAVE_EPOCH: Final = -1
+"""Epoch of the heartbeat by which a member leaves."""
+STATIC_LEAVE_EPOCH: Final = -2
+"""Epoch of the heartbeat by which a static member leaves for the time of a restart."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    """Arrays: the tag first, then the fields in order."""
+
+
+class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
+    """A member is alive; a change of its subscription; an acknowledgement (KIP-848).
+
+    None leaves a value as the coordinator knows it. A member sends `owned` when joining, once it
+    has followed an assignment (the acknowledgement, also without any change), and after a heartbeat
+    without an answer: only then can the coordinator repeat a lost assignment.
+    """
+
+    group: str
+    member_id: str
+    """Made by the member at its start, and kept until its end (KIP-1082)."""
+    member_epoch: int
+    """Of the last answer; JOIN_EPOCH, LEAVE_EPOCH or STATIC_LEAVE_EPOCH."""
+    instance_id: str | None = None
+    """Makes the member static (KIP-345); sent with every heartbeat."""
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    subscribed_names: tuple[str, ...] | None = None
+    """Topics by name. When joining, None means none."""
+    subscribed_pattern: str | None = None
+    """Topics with a name that RE2 matches whole, without internal ones; "" means none. When
+    joining, None means none."""
+    assignor: str | None = None
+    """`uniform` or `range`. The group takes the choice of most members."""
+    rebalance_timeout_ms: int | None = None
+    """The longest time to give up partitions in."""
+    session_timeout_ms: int | None = None
+    """Silence after which the member is removed."""
+    owned: tuple[TopicPartitions, ...] | None = None
+    """Partitions the member has, and those of its newest assignment that it is about to take over:
+    the coordinator gives any other one to the next owner at once."""
+
+
+class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):
+    """The member's epoch, and its partitions if those have changed."""
+
+    member_id: str
+    member_epoch: int
+    heartbeat_interval_ms: int
+    """Longest time until the next heartbeat."""
+    assignment: tuple[TopicPartitions, ...] | None = None
+    """All partitions of the member, by topic id: give up every other one first, acknowledge by a
+    heartbeat with `owned`. None: unchanged."""
+
+
+class DescribeGroupRequest(_Message, frozen=True, tag=2):
+    """Describe one group."""
+
+    group: str
+
+
+class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
+    """A member of a consumer group."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    member_epoch: int
+    """STATIC_LEAVE_EPOCH: it left, and may come back."""
+    subscribed_names: tuple[str, ...]
+    subscribed_pattern: str | None
+    assignment: tuple[TopicPartitions, ...]
+    """Partitions the member may own now, those to be given up among them."""
+    target: tuple[TopicPartitions, ...]
+
+
+class ConsumerGroupDescription(_Message, frozen=True, tag=2):
+    """A consumer group with its members, in the order of their ids."""
+
+    group: str
+    state: str
+    """`Empty`, `Reconciling` or `Stable`, as in Kafka."""
+    epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[MemberDescription, ...]
+
+
+class ListGroupsRequest(_Message, frozen=True, tag=3):
+    """List all groups of one shard."""
+
+
+class GroupListing(msgspec.Struct, frozen=True, array_like=True):
+    """One group of a list."""
+
+    group: str
+    kind: str
+    """`consumer` or `classic`."""
+    state: str
+
+
+class GroupList(_Message, frozen=True, tag=3):
+    """Groups in the order of their ids."""
+
+    groups: tuple[GroupListing, ...]
+
+
+class DeleteGroupRequest(_Message, frozen=True, tag=4):
+    """Delete an empty group."""
+
+    group: str
+
+
+class Done(_Message, frozen=True, tag=4):
+    """Done, with nothing to report."""
+
+
+GroupRequest: TypeAlias = (
+    ConsumerHeartbeatRequest | DescribeGroupRequest | ListGroupsRequest | DeleteGroupRequest
+)
+GroupResponse: TypeAlias = ConsumerHeartbeatResponse | ConsumerGroupDescription | GroupList | Done

@@ -1,0 +1,170 @@
+"""Assignors: every partition once, balanced, sticky; deterministic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.coordinator.assignors import (
+    ASSIGNORS,
+    Assignment,
+    Subscriber,
+    Subscribers,
+    assignment_of,
+    assignor_name,
+    by_range,
+    pairs,
+    preferred_assignor,
+    uniform,
+)
+from raftlog.record.errors import UNSUPPORTED_ASSIGNOR, LogError
+from raftlog.record.types import TopicId
+
+TOPICS = [TopicId(name) for name in "abcd"]
+MEMBERS = [f"m{number}" for number in range(6)]
+counts = st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 7))
+
+
+@st.composite
+def subscribers(draw: st.DrawFn, *, equal: bool) -> Subscribers:
+    members = draw(st.lists(st.sampled_from(MEMBERS), unique=True))
+    topics = st.frozensets(st.sampled_from(TOPICS))
+    same = draw(topics)
+    return {member: Subscriber(same if equal else draw(topics)) for member in members}
+
+
+any_subscribers = st.booleans().flatmap(lambda equal: subscribers(equal=equal))
+
+
+@st.composite
+def previous_assignments(draw: st.DrawFn) -> dict[str, Assignment]:
+    """Any assignment, also of members, topics and partitions that are gone."""
+    partition = st.tuples(st.sampled_from(TOPICS), st.integers(0, 8))
+    owners = draw(st.dictionaries(partition, st.sampled_from(MEMBERS)))
+    return {
+        member: assignment_of(pair for pair, owner in owners.items() if owner == member)
+        for member in MEMBERS
+    }
+
+
+def on(*topics: str) -> Subscriber:
+    return Subscriber(frozenset(TopicId(topic) for topic in topics))
+
+
+def loads(assignment: dict[str, Assignment]) -> list[int]:
+    return sorted(len(pairs(one)) for one in assignment.values())
+
+
+@given(any_subscribers, counts, previous_assignments(), st.sampled_from(sorted(ASSIGNORS)))
+def test_each_subscribed_partition_has_one_owner_subscribed_to_it(
+    members: Subscribers,
+    partition_counts: dict[TopicId, int],
+    previous: dict[str, Assignment],
+    name: str,
+) -> None:
+    assigned = ASSIGNORS[name](members, partition_counts, previous)
+    assert assigned.keys() == members.keys()
+    owners = Counter(pair for one in assigned.values() for pair in pairs(one))
+    subscribed = {topic for member in members.values() for topic in member.topics}
+    assert owners == Counter(
+        (topic, partition)
+        for topic, count in partition_counts.items()
+        if topic in subscribed
+        for partition in range(count)
+    )
+    for member, one in assigned.items():
+        assert {topic for topic, _ in pairs(one)} <= members[member].topics
+        assert one == assignment_of(pairs(one))
+
+
+@given(subscribers(equal=True), counts, previous_assignments())
+def test_uniform_balances_equal_subscriptions_to_one_partition(
+    members: Subscribers, partition_counts: dict[TopicId, int], previous: dict[str, Assignment]
+) -> None:
+    after = loads(uniform(members, partition_counts, previous))
+    assert not after or after[-1] - after[0] <= 1
+
+
+@given(subscribers(equal=True), counts, previous_assignments())
+def test_uniform_moves_as_few_as_balance_takes(
+    members: Subscribers, partition_counts: dict[TopicId, int], previous: dict[str, Assignment]
+) -> None:
+    after = uniform(members, partition_counts, previous)
+    valid = {
+        member: {
+            (topic, partition)
+            for topic, partition in pairs(previous.get(member, ()))
+            if topic in members[member].topics and partition < partition_counts.get(topic, 0)
+        }
+        for member in members
+    }
+    lost = sum(len(valid[member] - set(pairs(after[member]))) for member in members)
+    sizes = loads(after)
+    # The fewest: over all ways to hand out the balanced sizes, what is over a member's size moves.
+    fewest = min(
+        sum(
+            max(0, len(valid[member]) - size)
+            for member, size in zip(sorted(members), order, strict=True)
+        )
+        for order in permutations(sizes)
+    )
+    assert lost == fewest
+
+
+@given(any_subscribers, counts, previous_assignments())
+def test_uniform_is_a_fixed_point(
+    members: Subscribers, partition_counts: dict[TopicId, int], previous: dict[str, Assignment]
+) -> None:
+    once = uniform(members, partition_counts, previous)
+    assert uniform(members, partition_counts, once) == once
+
+
+@given(subscribers(equal=False), counts, previous_assignments())
+def test_uniform_leaves_no_path_of_moves_that_would_balance(
+    members: Subscribers, partition_counts: dict[TopicId, int], previous: dict[str, Assignment]
+) -> None:
+    after = uniform(members, partition_counts, previous)
+    load = {member: len(pairs(one)) for member, one in after.items()}
+    for start in members:
+        reached, grown = {start}, True
+        while grown:
+            topics = {topic for member in reached for topic, _ in pairs(after[member])}
+            more = {member for member in members if members[member].topics & topics}
+            grown = not more <= reached
+            reached |= more
+        assert min(load[member] for member in reached) >= load[start] - 1
+
+
+def test_joining_member_gets_a_part_of_every_topic() -> None:
+    topics = {TopicId(name): 10 for name in "abcd"}
+    before = uniform({f"m{n}": on(*"abcd") for n in range(4)}, topics, {})
+    after = uniform({f"m{n}": on(*"abcd") for n in range(5)}, topics, before)
+    assert len({topic for topic, _ in pairs(after["m4"])}) >= 3
+    for member in before:
+        assert set(pairs(after[member])) < set(pairs(before[member]))
+
+
+def test_range_gives_ranges_in_the_order_of_instance_ids() -> None:
+    members = {
+        "z": Subscriber(frozenset(TOPICS[:2]), "1"),
+        "a": Subscriber(frozenset(TOPICS[:2]), "2"),
+    }
+    assigned = by_range(members, {TOPICS[0]: 3, TOPICS[1]: 2}, {})
+    assert pairs(assigned["z"]) == [("a", 0), ("a", 1), ("b", 0)]
+    assert pairs(assigned["a"]) == [("a", 2), ("b", 1)]
+
+
+def test_unknown_assignor_is_refused_and_an_alias_taken() -> None:
+    assert assignor_name("cooperative-sticky") == "uniform"
+    with pytest.raises(LogError) as caught:
+        assignor_name("round-robin")
+    assert caught.value.entry is UNSUPPORTED_ASSIGNOR
+
+
+def test_most_members_choose_the_assignor() -> None:
+    assert preferred_assignor([]) == preferred_assignor(["range", "uniform", None]) == "uniform"
+    assert preferred_assignor(["range", None, None]) == "range"
