@@ -198,7 +198,6 @@ class ConsumerDecisions:
             is_joining
             or step.assigned_partitions != current.assigned_partitions
             # The answer to an earlier heartbeat was lost, or the member has not followed it yet.
-            or request.member_epoch != current.member_epoch
             or (owned is not None and owned != step.assigned_partitions)
         )
         response = ConsumerHeartbeatResponse(

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.coordinator.assignors import (
@@ -30,8 +30,8 @@ counts = st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 7))
 
 
 @st.composite
-def subscribers(draw: st.DrawFn, *, equal: bool) -> Subscribers:
-    members = draw(st.lists(st.sampled_from(MEMBERS), unique=True))
+def subscribers(draw: st.DrawFn, *, equal: bool, least: int = 0) -> Subscribers:
+    members = draw(st.lists(st.sampled_from(MEMBERS), unique=True, min_size=least))
     topics = st.frozensets(st.sampled_from(TOPICS))
     same = draw(topics)
     return {member: Subscriber(same if equal else draw(topics)) for member in members}
@@ -123,7 +123,8 @@ def test_uniform_is_a_fixed_point(
     assert uniform(members, partition_counts, once) == once
 
 
-@given(subscribers(equal=False), counts, previous_assignments())
+@settings(max_examples=500)
+@given(subscribers(equal=False, least=3), counts, previous_assignments())
 def test_uniform_leaves_no_path_of_moves_that_would_balance(
     members: Subscribers, partition_counts: dict[TopicId, int], previous: dict[str, Assignment]
 ) -> None:
@@ -137,6 +138,19 @@ def test_uniform_leaves_no_path_of_moves_that_would_balance(
             grown = not more <= reached
             reached |= more
         assert min(load[member] for member in reached) >= load[start] - 1
+
+
+def test_uniform_moves_along_a_path_when_no_single_move_balances() -> None:
+    topics = {TopicId("a"): 3, TopicId("b"): 2, TopicId("c"): 1}
+    members = {"m1": on("a"), "m2": on("a", "b"), "m3": on("b", "c")}
+    before = {
+        name: assignment_of((topic, partition) for partition in range(topics[topic]))
+        for name, topic in zip(members, topics, strict=True)
+    }
+    after = uniform(members, topics, before)
+    assert loads(after) == [2, 2, 2]
+    moved = {name: set(pairs(before[name])) - set(pairs(after[name])) for name in members}
+    assert [len(one) for one in moved.values()] == [1, 1, 0]
 
 
 def test_joining_member_gets_a_part_of_every_topic() -> None:

@@ -156,6 +156,19 @@ def test_previous_epoch_without_a_subset_of_the_assignment_is_fenced() -> None:
     assert refusal(harness, beat("m1", first.epoch, owned=foreign)) is FENCED_MEMBER_EPOCH
 
 
+def test_member_told_in_vain_to_give_up_partitions_is_told_again() -> None:
+    harness = one_topic(4)
+    (first,) = joined(harness, "m1")
+    put_topic(harness.image, "a", 5)
+    harness.topics_changed(["a"])
+    first.beat(is_lost=True)  # A new epoch, with one more partition.
+    Member(harness, "m2").beat()
+    first.beat(is_lost=True)  # Partitions to give up: the epoch stays.
+    assert first.epoch == harness.group.current["m1"].member_epoch - 1
+    first.beat()
+    assert first.assigned == {(A, 0), (A, 1), (A, 2)}
+
+
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_another_epoch_is_fenced(shift: int) -> None:
     harness = one_topic()
@@ -226,6 +239,21 @@ def test_static_member_comes_back_to_its_partitions_without_a_rebalance() -> Non
     assert refusal(harness, beat("m1", epoch)) is UNKNOWN_MEMBER
     fenced = beat("m2", epoch, instance_id="i-m1")
     assert refusal(harness, fenced) is FENCED_INSTANCE_ID
+
+
+def test_partitions_of_an_absent_member_that_move_to_others_need_no_waiting() -> None:
+    harness = one_topic(6)
+    first, second = Member(harness, "m1", "i1"), Member(harness, "m2")
+    settle([first, second])
+    had = set(first.owned)
+    first.leave(STATIC_LEAVE_EPOCH)
+    third = Member(harness, "m3")
+    third.beat()
+    assert len(third.assigned) == 1
+    assert third.assigned < had
+    successor = Member(harness, "m1-again", "i1")
+    successor.beat()
+    assert successor.assigned == had - third.assigned
 
 
 def test_static_member_that_stays_away_is_removed_at_its_sessions_end() -> None:
