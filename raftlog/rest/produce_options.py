@@ -5,12 +5,15 @@ The options (acks, timeout, producer identity) stand in the query or in the body
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
 from raftlog.api.common import EPOCH_MAX, INT32_MAX
+from raftlog.api.transactions import TRANSACTIONAL_ID_PATTERN
 from raftlog.broker.produce import Acks, PartitionWrite, ProduceOptions
 from raftlog.http.request import Request, choice_parameter, integer_parameter
 from raftlog.http.routing import QueryParameter
@@ -39,10 +42,17 @@ ACKS: Final[Mapping[str, Acks]] = MappingProxyType(
     {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NONE}
 )
 
+_is_transactional_id: Final = re.compile(TRANSACTIONAL_ID_PATTERN).fullmatch
+
 QUERY: Final = (
     QueryParameter("acks", str, "all (or -1), 1, 0: how safe the records are on success.", "all"),
     QueryParameter("timeout", int, "Milliseconds to wait for the acknowledgements."),
 )
+TRANSACTIONAL_QUERY: Final = (
+    *QUERY,
+    QueryParameter("transactional_id", str, "Of the transaction that the batches join. They are "
+                   "transactional, of the producer id and epoch of its init, or of its last end."),
+)  # fmt: skip
 IDEMPOTENT_QUERY: Final = (
     *QUERY,
     QueryParameter("producer_id", int, "With producer_epoch and sequence: a repeat is not written "
@@ -73,6 +83,19 @@ PRODUCE_ERRORS: Final = (
 @lru_cache(maxsize=16)
 def _defaults(timeout_ms: int) -> ProduceOptions:
     return ProduceOptions(Acks.ALL, timeout_ms / 1000)
+
+
+def transactional_options(request: Request, limits: ServerLimits) -> ProduceOptions:
+    """Like `produce_options`, with `transactional_id`. Raises LogError BAD_REQUEST."""
+    options = produce_options(request, limits)
+    transactional_id = request.query_parameters.get("transactional_id")
+    if transactional_id is None:
+        return options
+    if not _is_transactional_id(transactional_id):
+        raise LogError(BAD_REQUEST, "transactional_id must have 1 to 255 printable characters.")
+    if options.acks is not Acks.ALL:
+        raise LogError(BAD_REQUEST, "The records of a transaction need acks=all.")
+    return replace(options, transactional_id=transactional_id)
 
 
 def produce_options(request: Request, limits: ServerLimits) -> ProduceOptions:

@@ -70,6 +70,8 @@ class Append(_Base, frozen=True, tag=1):
     topic_id: _TopicId
     partition: _PartitionNumber
     acks: Annotated[int, Meta(ge=-1, le=1)]
+    transactional_id: Annotated[str, Meta(max_length=255)] | None = None
+    """Of the transaction that the batches belong to, or open."""
 
 
 class Read(_Base, frozen=True, tag=2):

@@ -1,0 +1,163 @@
+"""Transactions of the Python client on real nodes: whole or not at all, whatever process dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from raftlog_client import Admin, Consumer, Producer, TopicPartition
+from raftlog_client.errors import FencedError
+
+from bench.cluster_processes import ClusterProcesses
+from bench.node import LoneNode
+from raftlog.coordinator.service import partition_of
+from raftlog.coordinator.transaction_kind import TOPIC as TRANSACTION_STATE
+
+PARTITIONS = 3
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    """Three voters with an active leader, all ready."""
+    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
+        processes.start()
+        yield processes
+
+
+class Client:
+    """Producers and readers of one topic with PARTITIONS partitions."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers = servers
+        self.topic = topic
+
+    async def create(self) -> None:
+        async with Admin(bootstrap_servers=self.servers) as admin:
+            await admin.create_topic(self.topic, partitions=PARTITIONS)
+
+    def producer(self, transactional_id: str, **settings: Any) -> Producer[bytes, bytes]:
+        return Producer(
+            bootstrap_servers=self.servers, transactional_id=transactional_id, **settings
+        )
+
+    async def write(self, producer: Producer[bytes, bytes], word: bytes) -> None:
+        """One record to each partition."""
+        for number in range(PARTITIONS):
+            await (await producer.send(self.topic, word, partition=number))
+
+    async def read(self, isolation: str = "read_committed") -> list[bytes]:
+        """The values readable now, without waiting for more, sorted."""
+        places = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+        async with Consumer(
+            bootstrap_servers=self.servers,
+            isolation=isolation,  # type: ignore[arg-type]
+        ) as consumer:
+            consumer.assign(places)
+            await consumer.seek_to_beginning(*places)
+            ends = await consumer.end_offsets(places)
+            found: list[bytes] = []
+            while any([await consumer.position(place) < end for place, end in ends.items()]):
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found += [record.value or b"" for record in records]
+            return sorted(found)
+
+    async def read_until(self, wanted: list[bytes]) -> None:
+        """Wait until readers of committed records get exactly these."""
+        while (found := await self.read()) != wanted:
+            assert set(found) <= set(wanted), found
+            await asyncio.sleep(0.05)
+
+
+def play(servers: str, topic: str, act: Callable[[Client], Awaitable[None]]) -> None:
+    async def within() -> None:
+        client = Client(servers, topic)
+        async with asyncio.timeout(TIMEOUT_S):
+            await client.create()
+            await act(client)
+
+    asyncio.run(within())
+
+
+async def ends(client: Client) -> None:
+    async with client.producer("ends") as producer:
+        async with producer.transaction():
+            await client.write(producer, b"a")
+            assert await client.read() == []
+            assert await client.read("read_uncommitted") == [b"a"] * PARTITIONS
+        await client.read_until([b"a"] * PARTITIONS)
+        with pytest.raises(ZeroDivisionError):
+            async with producer.transaction():
+                await client.write(producer, b"b")
+                raise ZeroDivisionError
+        async with producer.transaction():
+            await client.write(producer, b"c")
+    await client.read_until([b"a"] * PARTITIONS + [b"c"] * PARTITIONS)
+    assert await client.read("read_uncommitted") == sorted([b"a", b"b", b"c"] * PARTITIONS)
+
+
+def test_a_transaction_is_seen_whole_or_not_at_all(node: LoneNode) -> None:
+    play(node.address, "ends", ends)
+
+
+def test_a_transaction_over_three_nodes_is_seen_whole_or_not_at_all(
+    cluster: ClusterProcesses,
+) -> None:
+    play(cluster.nodes[1].address, "ends", ends)
+
+
+async def fencing(client: Client) -> None:
+    async with client.producer("fenced") as old:
+        transaction = old.transaction()
+        await transaction.begin()
+        await client.write(old, b"old")
+        async with client.producer("fenced") as new, new.transaction():
+            await client.write(new, b"new")
+        with pytest.raises(FencedError):
+            await transaction.commit()
+    await client.read_until([b"new"] * PARTITIONS)
+
+
+def test_a_second_producer_of_the_id_fences_the_first(cluster: ClusterProcesses) -> None:
+    play(cluster.nodes[2].address, "fenced", fencing)
+
+
+async def leader_of(client: Client, topic: str, partition: int) -> int:
+    async with Admin(bootstrap_servers=client.servers) as admin:
+        leader = (await admin.describe_topic(topic)).partitions[partition].leader
+        assert leader is not None
+        return leader
+
+
+@pytest.mark.parametrize("role", ["coordinator", "leader"])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_transaction_outlives_a_killed_node(
+    cluster: ClusterProcesses, role: str, *, is_commit: bool
+) -> None:
+    name = f"killed-{role}-{is_commit}"
+
+    async def act(client: Client) -> None:
+        async with client.producer(name) as producer:
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"a")
+            if role == "coordinator":
+                victim = await leader_of(client, TRANSACTION_STATE, partition_of(name, 16))
+            else:
+                victim = await leader_of(client, client.topic, 0)
+            cluster.kill(victim)
+            if is_commit:
+                await client.write(producer, b"b")
+                await transaction.commit()
+            else:
+                await transaction.abort()
+            async with producer.transaction():
+                await client.write(producer, b"c")
+            cluster.nodes[victim].relaunch()
+        whole = [b"a"] * PARTITIONS + [b"b"] * PARTITIONS if is_commit else []
+        await client.read_until(whole + [b"c"] * PARTITIONS)
+
+    servers = ",".join(node.address for node in cluster.nodes.values())
+    play(servers, name, act)
