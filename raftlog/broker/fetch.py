@@ -26,7 +26,7 @@ from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
 from raftlog.record.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, LogError
-from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Fetched, Isolation, Partition
 from raftlog.routing.handle import PartitionHandle
 
@@ -149,16 +149,17 @@ class FetchService:
         self,
         partition: PartitionHandle,
         progress: ReadProgress,
-        take: Callable[[Buffer], Awaitable[bool]],
+        take: Callable[[Fetched], Awaitable[bool]],
         *,
         max_bytes: int,
         timeout_s: float,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
         """Read chunks until `take` returns True or `max_bytes` are read; returns the last chunk.
 
-        `take` gets whole batches, advances `progress`, and returns whether it needs no more; it
-        stops by itself at `max_bytes` of its answer. Waits up to `timeout_s` for the first record.
-        Raises LogError, unless records were taken before.
+        `take` gets each chunk of whole batches, advances `progress`, and returns whether it needs
+        no more; it stops by itself at `max_bytes` of its answer. Waits up to `timeout_s` for the
+        first record. Raises LogError, unless records were taken before.
         """
         clock = self._clock
         deadline = clock.monotonic() + min(timeout_s, self.settings.long_poll_s_max)
@@ -169,7 +170,10 @@ class FetchService:
             limit = min(FETCH_CHUNK_BYTES, bytes_left)
             try:
                 fetched = await partition.read(
-                    offset, max_bytes=limit, end_offset=progress.end_offset
+                    offset,
+                    max_bytes=limit,
+                    end_offset=progress.end_offset,
+                    isolation=isolation,
                 )
             except LogError:
                 if fetched is None or not progress.count:
@@ -178,7 +182,7 @@ class FetchService:
                 return fetched
             if fetched.data:
                 bytes_left -= len(fetched.data)
-                is_done = await take(fetched.data)
+                is_done = await take(fetched)
                 # A read gives one batch at least: only a full chunk may be followed by another.
                 if is_done or bytes_left <= 0 or limit < FETCH_CHUNK_BYTES:
                     return fetched
@@ -191,18 +195,22 @@ class FetchService:
                 is_at_end = progress.end_offset is not None and offset >= progress.end_offset
                 if progress.count or is_at_end or remaining_s <= 0 or self.closing.is_set():
                     return fetched
-                await self.wait([(partition, offset)], timeout_s=remaining_s)
+                await self.wait([(partition, offset)], timeout_s=remaining_s, isolation=isolation)
 
     async def wait(
-        self, positions: Sequence[tuple[PartitionHandle, Offset]], *, timeout_s: float
+        self,
+        positions: Sequence[tuple[PartitionHandle, Offset]],
+        *,
+        timeout_s: float,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> None:
-        """Return when any partition may have a committed record at its offset, or at the deadline.
+        """Return when any partition may have a record to read at its offset, or at the deadline.
 
         Raises LogError OVERLOADED.
         """
         if timeout_s <= 0 or self.closing.is_set() or not positions:
             return
-        await self.until_closing(self._partitions.wait_for_data(positions, timeout_s))
+        await self.until_closing(self._partitions.wait_for_data(positions, timeout_s, isolation))
 
     async def until_closing(self, wait: Coroutine[Any, Any, None]) -> None:
         """Await `wait`, or cancel it when the listeners close."""

@@ -42,6 +42,7 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     LogError,
 )
+from raftlog.record.isolation import AbortedTransaction
 from raftlog.record.types import Buffer, Offset, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.follower_role import FollowerRole
@@ -59,7 +60,7 @@ from raftlog.replication.replica import (
 from raftlog.replication.verification import VerificationGuard
 from raftlog.replication.waiters import ReadWaiters
 from raftlog.storage.log import Log
-from raftlog.storage.types import AbortedTransaction, AppendResult, ReadResult
+from raftlog.storage.types import AppendResult, ReadResult
 
 __all__ = [
     "Acks",

@@ -6,8 +6,6 @@ has its own outcome.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -43,7 +41,6 @@ from raftlog.record.errors import (
 )
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
-    AbortedTransaction,
     FetchFrame,
     ProduceFrame,
     encode_fetch_frame,
@@ -51,13 +48,8 @@ from raftlog.record.frames import (
 )
 from raftlog.record.types import Buffer, Offset, PartitionId
 from raftlog.rest.produce_options import TRANSACTIONAL_QUERY, transactional_options
+from raftlog.rest.v2 import ISOLATIONS
 
-ISOLATIONS: Final[Mapping[str, Isolation]] = MappingProxyType(
-    {
-        "read_uncommitted": Isolation.READ_UNCOMMITTED,
-        "read_committed": Isolation.READ_COMMITTED,
-    }
-)
 PARTITIONS_PER_TURN: Final = 256
 """Partitions looked up, or answered, in one turn: 2 ms if all are errors."""
 
@@ -187,7 +179,7 @@ def _frame(partition: PartitionFetch, fetched: Fetched, isolation: Isolation) ->
         fetched.next_offset,
         fetched.data if error is None else error.message.encode(),
         stable,
-        [AbortedTransaction(*one) for one in fetched.aborted] if stable is not None else (),
+        fetched.aborted if stable is not None else (),
     )
 
 

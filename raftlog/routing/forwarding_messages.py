@@ -26,8 +26,8 @@ from raftlog.record.errors import (
     LogError,
     outcome_unknown_error,
 )
+from raftlog.record.isolation import AbortedTransaction
 from raftlog.record.types import Buffer, Offset, ProducerId
-from raftlog.storage.types import AbortedTransaction
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
-from raftlog_client.errors import FencedError
+from raftlog_client.errors import FencedError, TransactionAbortableError
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode
@@ -66,7 +68,7 @@ class Client:
 
     async def read_until(self, wanted: list[bytes]) -> None:
         """Wait until readers of committed records get exactly these."""
-        while (found := await self.read()) != wanted:
+        while (found := await self.read()) != sorted(wanted):
             assert set(found) <= set(wanted), found
             await asyncio.sleep(0.05)
 
@@ -161,3 +163,111 @@ def test_a_transaction_outlives_a_killed_node(
 
     servers = ",".join(node.address for node in cluster.nodes.values())
     play(servers, name, act)
+
+
+def json_values(node: LoneNode, topic: str, isolation: str) -> list[Any]:
+    path = f"/topics/{topic}/partitions/0/records?isolation={isolation}"
+    return [record["value"] for record in node.request("GET", path)]
+
+
+def tailed(node: LoneNode, topic: str, count: int) -> list[Any]:
+    """The first records of a committed tail from the start."""
+    path = f"/v1/topics/{topic}/tail?partition=0&offset=earliest&isolation=read_committed"
+    request = urllib.request.Request(
+        f"http://{node.address}{path}", headers={"Accept": "application/x-ndjson"}
+    )
+    found: list[Any] = []
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        while len(found) < count:
+            line = answer.readline().strip()
+            if line:
+                found.append(json.loads(line)["value"])
+    return found
+
+
+def test_json_reads_have_no_markers_and_committed_ones_no_aborted_records(node: LoneNode) -> None:
+    async def act(client: Client) -> None:
+        async with client.producer("json") as producer:
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"1")
+            await transaction.abort()
+            async with producer.transaction():
+                await client.write(producer, b"2")
+            await transaction.begin()
+            await client.write(producer, b"3")
+            await client.read_until([b"2"] * PARTITIONS)
+            for isolation, wanted in (("read_uncommitted", [1, 2, 3]), ("read_committed", [2])):
+                values = await asyncio.to_thread(json_values, node, client.topic, isolation)
+                assert values == wanted, isolation
+            await transaction.commit()
+            await client.read_until([b"2", b"3"] * PARTITIONS)
+            assert await asyncio.to_thread(tailed, node, client.topic, 2) == [2, 3]
+
+    play(node.address, "json", act)
+
+
+def test_an_operator_finds_a_transaction_and_ends_it(node: LoneNode) -> None:
+    async def act(client: Client) -> None:
+        async with (
+            Admin(bootstrap_servers=node.address) as admin,
+            client.producer("hung/one") as producer,
+        ):
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"a")
+            (listed,) = (await admin.list_transactions()).transactions
+            assert (listed.transactional_id, listed.state) == ("hung/one", "ongoing")
+            described = await admin.describe_transaction("hung/one")
+            places = [(place.topic, place.partition) for place in described.partitions]
+            assert places == [(client.topic, number) for number in range(PARTITIONS)]
+            await admin.abort_transaction("hung/one")
+            with pytest.raises(FencedError):
+                await transaction.commit()
+        assert await client.read("read_uncommitted") == [b"a"] * PARTITIONS
+        await client.read_until([])
+
+    play(node.address, "hung", act)
+
+
+def test_a_sink_epoch_commits_prepared_transactions_and_aborts_the_others(node: LoneNode) -> None:
+    names = [f"sink/lake/{number}" for number in range(3)]
+
+    def commit_epoch() -> Any:
+        body = {"transactional_ids": names[:2]}
+        return node.request("POST", "/v1/sinks/lake/epochs/7", body)
+
+    async def act(client: Client) -> None:
+        for name in names:
+            async with client.producer(name) as producer:
+                transaction = producer.transaction()
+                await transaction.begin()
+                await client.write(producer, name[-1:].encode())
+                await transaction.prepare()
+        assert await client.read() == []
+        for _ in range(2):
+            assert await asyncio.to_thread(commit_epoch) == {"sink": "lake", "epoch": 7}
+        await client.read_until(sorted([b"0", b"1"] * PARTITIONS))
+        found = await asyncio.to_thread(node.request, "GET", "/v1/sinks/lake")
+        assert found == {"sink": "lake", "epoch": 7}
+
+    play(node.address, "sinks", act)
+
+
+def test_a_transaction_without_an_end_is_aborted_after_its_timeout(node: LoneNode) -> None:
+    async def act(client: Client) -> None:
+        async with client.producer("slow", transaction_timeout_ms=300) as producer:
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"a")
+            async with client.producer("quick") as other, other.transaction():
+                await client.write(other, b"b")
+            # Below the last stable offset once the first one has ended.
+            await client.read_until([b"b"] * PARTITIONS)
+            with pytest.raises(TransactionAbortableError):
+                await transaction.commit()
+            async with producer.transaction():
+                await client.write(producer, b"c")
+            await client.read_until([b"b"] * PARTITIONS + [b"c"] * PARTITIONS)
+
+    play(node.address, "slow", act)

@@ -17,11 +17,11 @@ from raftlog.record.errors import (
     TRANSACTION_NOT_VERIFIED,
     LogError,
 )
+from raftlog.record.isolation import AbortedTransaction
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Isolation
 from raftlog.routing.forwarding_messages import split_aborted, with_aborted
 from raftlog.routing.many import PartitionBounds, bounds_of_many, times_of_many
-from raftlog.storage.types import AbortedTransaction
 from tests.storage.transactional import transactional
 
 from .forwarding_world import Cluster, Node, batch, simulate
