@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Any
 
 from raftlog.record.batch import iterate_batches
-from raftlog.record.isolation import AbortedTransaction, readable_batches
-from raftlog.record.types import Buffer
+from raftlog.record.isolation import readable_batches
+from raftlog.record.types import AbortedTransaction, Buffer
 from raftlog_client.errors import RaftlogClientError
 from raftlog_client.metadata import ClusterView
 from raftlog_client.types import Record, TopicPartition

@@ -1,8 +1,8 @@
 """Markers of decided transactions, written to every partition of each until all are committed.
 
 `run` accompanies one loaded shard of transactions. It takes each decision once the decision is
-committed, those that an earlier coordinator left included, writes the markers through the leaders
-of their partitions, and confirms each to the shard. Nothing but the shard's end stops an attempt:
+committed, also the decisions of earlier coordinators, writes the markers through the leaders of
+their partitions, and confirms each to the shard. Nothing but the shard's end stops an attempt:
 until its marker is written, a transaction holds back readers of committed records.
 
 A marker may be written twice, by this coordinator or by two: the partition's leader knows it by
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from raftlog.coordinator.decision import Decision
+from raftlog.coordinator.transaction import VERSION_2
 from raftlog.coordinator.transaction_kind import TransactionCoordinator
 from raftlog.coordinator.transaction_messages import PendingMarkers, TopicPartition
 from raftlog.coordinator.transaction_shard import DECISIONS, TransactionShard
@@ -123,13 +124,18 @@ class MarkerWriter:
         self, shard: TransactionCoordinator, markers: PendingMarkers, partition: TopicPartition
     ) -> LogError | None:
         """Write one marker; return the error, None once it is committed, or not needed."""
-        marker = Marker(markers.is_commit, shard.role.state.row.leader_epoch)
+        marker = Marker(
+            markers.is_commit,
+            shard.role.state.row.leader_epoch,
+            is_epoch_next=markers.version >= VERSION_2,
+        )
         try:
             found = self._router.find(*partition)
             await found.write_marker(*markers.producer, marker, timeout_s=WRITE_S)
         except LogError as error:
             if error.entry is PRODUCER_FENCED:
-                # A newer epoch has written there, which only an end of this transaction allows.
+                # A newer epoch, or the next transaction, has written there, which only the end of
+                # this transaction allows.
                 return None
             if error.entry not in {UNKNOWN_TOPIC, UNKNOWN_PARTITION}:
                 return error

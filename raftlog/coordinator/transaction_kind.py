@@ -1,7 +1,7 @@
 """The transaction coordinator as a kind of shard: topic, record codec, requests.
 
-A refusal that has records (an `init` that must abort first) is a `Failure` in the state machine's
-response: the caller gets it as an error, once the records are committed.
+A refusal with records (an `init` that must abort first) is a `Failure` in the state machine's
+response: `decode_response` raises the error, once the records are committed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOPIC: Final = "__transaction_state"
 
 TransactionCoordinator: TypeAlias = Shard[TransactionShard, TimerKey]
 AllocateProducerId: TypeAlias = Callable[[], Awaitable[tuple[ProducerId, ProducerEpoch]]]
-"""A producer id that was never given out. Raises LogError."""
+"""Allocates an unused producer id. Raises LogError."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
@@ -50,7 +50,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_response(data: Buffer) -> Response:
-    """The coordinator's response. Raises the LogError that a `Failure` stands for."""
+    """The coordinator's response. Raises the LogError of a `Failure`."""
     response = _responses.decode(data)
     if isinstance(response, Failure):
         raise response.error()

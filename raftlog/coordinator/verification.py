@@ -1,4 +1,4 @@
-"""Transactions at the leader of a partition: the question before the first batch, and markers.
+"""Transactions at the leader of a partition: verification before the first batch, and markers.
 
 Before a producer and epoch write their first transactional batch to a partition, its leader has the
 coordinator add the partition to the transaction (KIP-890). The batch is appended only if the
@@ -152,7 +152,7 @@ class LeaderTransactions:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def _ask(self, verification: Verification) -> LogError | None:
-        """The coordinator's outcome, asked with the other questions of this turn."""
+        """The coordinator's outcome, in one request with the other questions of this turn."""
         topic = self._metadata.image.topics_by_name.get(TOPIC)
         if topic is None:
             return _not_verified("No transactional id was initialized yet, as far as known here.")
@@ -184,7 +184,7 @@ class LeaderTransactions:
             assert isinstance(response, Verified)
             outcomes = [None if one is None else one.error() for one in response.outcomes]
         except LogError as error:
-            # Whatever became of the question: no batch was written.
+            # With any outcome of the question: no batch was written.
             outcomes = [_not_verified(error.message) for _ in questions]
         finally:
             for (_, answer), outcome in zip(questions, outcomes, strict=True):

@@ -37,8 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from raftlog.record.errors import INVALID_BODY, LogError
-from raftlog.record.isolation import AbortedTransaction
-from raftlog.record.types import Buffer, Offset, PartitionId, ProducerId
+from raftlog.record.types import AbortedTransaction, Buffer, Offset, PartitionId, ProducerId
 
 BATCHES_MEDIA_TYPE: Final = "application/vnd.raftlog.batches"
 

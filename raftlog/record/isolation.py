@@ -9,24 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT
-from raftlog.record.types import Offset, ProducerId
+from raftlog.record.types import AbortedTransaction, ProducerId
 
 _TRANSACTION_BITS: Final = CONTROL_BIT | TRANSACTIONAL_BIT
-
-
-class AbortedTransaction(NamedTuple):
-    """An aborted transaction in a range of offsets.
-
-    The producer's transactional records from `first_offset` on, up to its next marker, are to be
-    skipped.
-    """
-
-    producer_id: ProducerId
-    first_offset: Offset
 
 
 def readable_batches(

@@ -42,8 +42,14 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     LogError,
 )
-from raftlog.record.isolation import AbortedTransaction
-from raftlog.record.types import Buffer, Offset, ProducerEpoch, ProducerId, TopicId
+from raftlog.record.types import (
+    AbortedTransaction,
+    Buffer,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TopicId,
+)
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.follower_role import FollowerRole
 from raftlog.replication.leader_role import Feed, LeaderRole

@@ -40,8 +40,8 @@ from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import Headers, Record, decode_groups, decompress_batch
 from raftlog.record.compression import Compression
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, UNSUPPORTED_FORMAT, LogError
-from raftlog.record.isolation import AbortedTransaction, readable_batches
-from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.record.isolation import readable_batches
+from raftlog.record.types import AbortedTransaction, Buffer, Offset, PartitionId
 from raftlog.rest.json_pieces import ArrayBody
 
 JSON_NULL = b"null"

@@ -395,7 +395,7 @@ class _Session(Session):
                     found,
                     ProducerId(operation.producer_id),
                     ProducerEpoch(operation.producer_epoch),
-                    Marker(operation.commit, operation.coordinator_epoch),
+                    Marker(operation.commit, operation.coordinator_epoch, operation.is_epoch_next),
                     timeout_s=timeout_s,
                 )
                 return MarkerWritten(), ()

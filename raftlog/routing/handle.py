@@ -341,6 +341,7 @@ class PartitionHandle:
                 producer_epoch,
                 marker.coordinator_epoch,
                 marker.commit,
+                marker.is_epoch_next,
             ),
             (),
             local=lambda found, remaining_s: self._router.transactions.write_marker(

@@ -1,6 +1,6 @@
-"""Calls at a partition's leader that need its coordinators, which routing knows nothing of.
+"""Appends and markers of transactions at a partition's leader: hooks for the node's coordinators.
 
-The node sets them once, before it serves; the defaults are for nodes without coordinators.
+Assembly sets the hooks once, before the node serves; the default is a node without coordinators.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TransactionHooks(Protocol):
 
 
 class NoCoordinators:
-    """Appends without confirmation, which the leader refuses if they open a transaction."""
+    """Appends without confirmation: the leader refuses to open a transaction."""
 
     async def append(
         self,

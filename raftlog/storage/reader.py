@@ -25,8 +25,7 @@ from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import iterate_records
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.record.header import CRC_START, HEADER_SIZE, BatchHeader, parse_header
-from raftlog.record.isolation import AbortedTransaction
-from raftlog.record.types import Offset
+from raftlog.record.types import AbortedTransaction, Offset
 from raftlog.storage.aborted_index import Wanted
 from raftlog.storage.aborted_lookup import find_aborted
 from raftlog.storage.index import OffsetEntry

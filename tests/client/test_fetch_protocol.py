@@ -19,8 +19,7 @@ from raftlog_client.fetch_protocol import (
 from raftlog_client.transport import NodeAddress
 
 from raftlog.record.frames import FetchFrame, encode_fetch_frame
-from raftlog.record.isolation import AbortedTransaction
-from raftlog.record.types import Offset, PartitionId, ProducerId
+from raftlog.record.types import AbortedTransaction, Offset, PartitionId, ProducerId
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\n"
 

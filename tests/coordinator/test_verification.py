@@ -107,7 +107,7 @@ class Leader:
             self.node.partition,
             ProducerId(producer),
             ProducerEpoch(epoch),
-            Marker(commit=True, coordinator_epoch=1),
+            Marker(commit=True, coordinator_epoch=1, is_epoch_next=epoch > 0),
             timeout_s=5.0,
         )
 
@@ -191,6 +191,17 @@ async def test_a_marker_between_question_and_answer_refuses_the_batch() -> None:
     assert (await refusal(late)).entry is TRANSACTION_NOT_VERIFIED
     # The marker alone.
     assert leader.node.partition.log_end_offset == 1
+
+
+async def test_a_late_marker_does_not_end_the_next_transaction() -> None:
+    leader = await Leader.start()
+    await leader.append(0)
+    await leader.end(epoch=1)
+    await leader.append(0, epoch=1)
+    with pytest.raises(LogError) as late:
+        await leader.end(epoch=1)
+    assert late.value.entry is PRODUCER_FENCED
+    assert leader.node.partition.last_stable_offset == 2
 
 
 async def test_batches_outside_of_a_transaction_are_refused() -> None:

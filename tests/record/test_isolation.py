@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, parse_header
-from raftlog.record.isolation import AbortedTransaction, readable_batches
-from raftlog.record.types import NO_PRODUCER_ID, Offset, ProducerId
+from raftlog.record.isolation import readable_batches
+from raftlog.record.types import NO_PRODUCER_ID, AbortedTransaction, Offset, ProducerId
 
 
 class Step(NamedTuple):

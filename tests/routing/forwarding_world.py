@@ -16,8 +16,8 @@ from raftlog.record.compression import Compression
 from raftlog.record.control import Marker
 from raftlog.record.errors import NO_LEADER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.header import parse_header
-from raftlog.record.isolation import AbortedTransaction
 from raftlog.record.types import (
+    AbortedTransaction,
     BrokerEpoch,
     BrokerId,
     LeaderEpoch,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raftlog.record.isolation import AbortedTransaction
-from raftlog.record.types import Offset, ProducerId
+from raftlog.record.types import AbortedTransaction, Offset, ProducerId
 from raftlog.storage.aborted_index import ENTRY_SIZE, Wanted
 from raftlog.storage.aborted_lookup import find_aborted
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from raftlog.record.batch import RecordBatch, iterate_batches, split_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.control import Marker, build_marker, parse_marker
-from raftlog.record.isolation import AbortedTransaction
-from raftlog.record.types import Buffer, LeaderEpoch, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import (
+    AbortedTransaction,
+    Buffer,
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+)
 from raftlog.storage.appending import Terms
 from raftlog.storage.log import Log
 from tests.storage.logs import BATCH_BYTES_MAX, EPOCH
