@@ -191,6 +191,10 @@ class ProduceService:
             return topic
         return await self._missing_topic(principal, name)
 
+    def authorize_transaction(self, principal: Principal, transactional_id: str) -> None:
+        """Raise LogError FORBIDDEN unless the principal may write in the id's transactions."""
+        self._authorize(principal, _WRITE, transactional_id_resource(transactional_id))
+
     async def topics(
         self, principal: Principal, names: Sequence[str]
     ) -> list[TopicImage | LogError]:
@@ -282,7 +286,7 @@ class ProduceService:
         FORBIDDEN for the transactional id.
         """
         if options.transactional_id is not None:
-            self._authorize(principal, _WRITE, transactional_id_resource(options.transactional_id))
+            self.authorize_transaction(principal, options.transactional_id)
         if len(frames) == 1:
             return (await self._append_frame(principal, frames[0], options, None),)
         if len({frame[:2] for frame in frames}) != len(frames):
@@ -417,7 +421,12 @@ class ProduceService:
                 one.outcome = range(placed.base_offset, placed.base_offset + len(one.records))
                 one.log_append_time_ms = placed.log_append_time_ms
                 return
-            results = await partition.append(one.batches, acks=acks, timeout_s=timeout_s)
+            results = await partition.append(
+                one.batches,
+                acks=acks,
+                timeout_s=timeout_s,
+                transactional_id=options.transactional_id,
+            )
         except LogError as error:
             one.outcome = error.as_outcome()
             return
@@ -574,6 +583,7 @@ def packed(
             producer_id=options.producer_id,
             producer_epoch=options.producer_epoch,
             base_sequence=sequence,
+            transactional=options.transactional_id is not None,
         )
         if rest is not None:
             builder.append(*rest)

@@ -98,7 +98,7 @@ class TransactionService:
             keep_prepared,
         )
         # Repeated, it would fence the producer of its own first answer: only an epoch is lost.
-        return await self._call(request, shard_key(transactional_id), Initialized)
+        return await self._call(request, shard_key(transactional_id), Initialized, is_held=True)
 
     async def end(
         self, principal: Principal, transactional_id: str, producer: Producer, *, is_commit: bool
@@ -106,7 +106,8 @@ class TransactionService:
         """Commit or abort; returns the producer for the next transaction. Raises LogError."""
         self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
         request = EndTransaction(transactional_id, producer, is_commit, VERSION_2)
-        return (await self._call(request, shard_key(transactional_id), Ended)).producer
+        key = shard_key(transactional_id)
+        return (await self._call(request, key, Ended, is_held=True)).producer
 
     async def prepare(
         self, principal: Principal, transactional_id: str, producer: Producer
@@ -178,6 +179,7 @@ class TransactionService:
         *,
         may_change: bool = True,
         may_repeat: bool = True,
+        is_held: bool = False,
     ) -> R:
         data = await self._services.coordinators.call(
             NAME,
@@ -186,6 +188,7 @@ class TransactionService:
             timeout_s=CALL_S,
             may_change=may_change,
             may_repeat=may_repeat,
+            is_held=is_held,
         )
         response = decode_response(data)
         assert isinstance(response, kind)

@@ -22,18 +22,29 @@ from raftlog.coordinator.transaction import ProducerIdRequiredError, Transaction
 from raftlog.coordinator.transaction_messages import (
     DescribeSink,
     DescribeTransaction,
+    EndTransaction,
     Failure,
+    InitProducer,
     ListTransactions,
     Request,
     Response,
 )
 from raftlog.coordinator.transaction_shard import TimerKey, TransactionShard
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, UNSUPPORTED_FORMAT, LogError
+from raftlog.record.errors import (
+    CONCURRENT_TRANSACTIONS,
+    CORRUPT_BATCH,
+    INVALID_BODY,
+    UNSUPPORTED_FORMAT,
+    LogError,
+)
 from raftlog.record.types import Buffer, ProducerEpoch, ProducerId
 from raftlog.schema.errors import DecodeError
 
 NAME: Final = "transaction"
 TOPIC: Final = "__transaction_state"
+
+HELD_S: Final = 2.0
+"""Longest wait of an `init` or end for the markers of the transaction before."""
 
 TransactionCoordinator: TypeAlias = Shard[TransactionShard, TimerKey]
 AllocateProducerId: TypeAlias = Callable[[], Awaitable[tuple[ProducerId, ProducerEpoch]]]
@@ -96,6 +107,26 @@ async def carry_out(
     """The response to a request, once its records are committed. Raises LogError."""
     if isinstance(request, ListTransactions | DescribeTransaction | DescribeSink):
         return await shard.query(lambda state: _decide(shard, state, request, None).response)
+    if not isinstance(request, InitProducer | EndTransaction):
+        return await _execute(shard, request, allocate_producer_id)
+    try:
+        response = await _execute(shard, request, allocate_producer_id)
+        if not isinstance(response, Failure):
+            return response
+        refusal = response.error()
+    except LogError as error:
+        refusal = error
+    transactional_id = request.transactional_id
+    if refusal.entry is not CONCURRENT_TRANSACTIONS or not await shard.wait_until(
+        transactional_id, lambda state: not state.is_ending(transactional_id), HELD_S
+    ):
+        raise refusal
+    return await _execute(shard, request, allocate_producer_id)
+
+
+async def _execute(
+    shard: TransactionCoordinator, request: Request, allocate_producer_id: AllocateProducerId
+) -> Response:
     producer_id: ProducerId | None = None
     while True:
         try:

@@ -60,6 +60,8 @@ IDEMPOTENT_QUERY: Final = (
     QueryParameter("producer_epoch", int, "Incarnation of the producer id."),
     QueryParameter("sequence", int, "Number of the first record, counted on by each record of this "
                    "producer to this partition."),
+    QueryParameter("transactional_id", str, "Of the transaction that the records join, with "
+                   "producer id and epoch of its init, or of its last end."),
 )  # fmt: skip
 
 PRODUCE_ERRORS: Final = (
@@ -91,10 +93,7 @@ def transactional_options(request: Request, limits: ServerLimits) -> ProduceOpti
     transactional_id = request.query_parameters.get("transactional_id")
     if transactional_id is None:
         return options
-    if not _is_transactional_id(transactional_id):
-        raise LogError(BAD_REQUEST, "transactional_id must have 1 to 255 printable characters.")
-    if options.acks is not Acks.ALL:
-        raise LogError(BAD_REQUEST, "The records of a transaction need acks=all.")
+    _check_transaction(transactional_id, options.acks)
     return replace(options, transactional_id=transactional_id)
 
 
@@ -137,7 +136,22 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
             BAD_REQUEST,
             "producer_id, producer_epoch and sequence go together: give all three, or none.",
         )
-    return ProduceOptions(acks, timeout_s, ProducerId(producer_id), ProducerEpoch(epoch), sequence)
+    transactional_id = request.query_parameters.get("transactional_id")
+    if transactional_id is not None:
+        _check_transaction(transactional_id, acks)
+        if missing:
+            raise LogError(
+                BAD_REQUEST,
+                "transactional_id needs producer_id, producer_epoch and sequence beside it.",
+            )
+    return ProduceOptions(
+        acks,
+        timeout_s,
+        ProducerId(producer_id),
+        ProducerEpoch(epoch),
+        sequence,
+        transactional_id,
+    )
 
 
 def raise_if_nothing_written(writes: Sequence[PartitionWrite]) -> None:
@@ -157,6 +171,13 @@ def raise_if_nothing_written(writes: Sequence[PartitionWrite]) -> None:
 
 def _timeout_s(timeout_ms: int, limits: ServerLimits) -> float:
     return min(timeout_ms, limits.produce_timeout_ms_max) / 1000
+
+
+def _check_transaction(transactional_id: str, acks: Acks) -> None:
+    if not _is_transactional_id(transactional_id):
+        raise LogError(BAD_REQUEST, "transactional_id must have 1 to 255 printable characters.")
+    if acks is not Acks.ALL:
+        raise LogError(BAD_REQUEST, "The records of a transaction need acks=all.")
 
 
 def _identity(request: Request, name: str, in_body: int | None, maximum: int = 2**63 - 1) -> int:

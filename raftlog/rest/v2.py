@@ -238,6 +238,8 @@ async def _produce(
         body, record_format, produced, depth_max=limits.json_depth_max, turns=broker.turns
     )
     options = idempotent_options(request, parsed, limits)
+    if options.transactional_id is not None:
+        broker.produce.authorize_transaction(request.principal, options.transactional_id)
     records, partitions = produced.records, produced.partitions
     if fixed is not None and any(number not in (None, fixed) for number in partitions):
         raise LogError(INVALID_BODY, f"The path says partition {fixed}, a record another.")

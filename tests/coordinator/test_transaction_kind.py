@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from raftlog.coordinator import transaction_kind
 from raftlog.coordinator.transaction_messages import (
     DescribeTransaction,
     Initialized,
@@ -55,8 +56,9 @@ async def test_a_load_has_the_state_of_the_shard_before(one: TransactionPartitio
 
 
 async def test_an_init_that_aborts_first_is_refused_and_has_records(
-    one: TransactionPartition,
+    one: TransactionPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transaction_kind, "HELD_S", 0.0)
     shard = await one.load(writes_markers=False)
     await one.begin(shard, A)
     batches = len(one.log.batches)
@@ -65,6 +67,19 @@ async def test_an_init_that_aborts_first_is_refused_and_has_records(
     assert refused.value.entry is CONCURRENT_TRANSACTIONS
     assert len(one.log.batches) == batches + 1
     assert await one.state(shard) == "prepare-abort"
+
+
+async def test_an_init_and_an_end_wait_for_the_markers_of_the_transaction_before(
+    one: TransactionPartition,
+) -> None:
+    shard = await one.load()
+    producer = await one.begin(shard, A, B)
+    again = await one.init(shard)
+    assert again.producer_epoch > producer.producer_epoch
+    assert len(one.leaders.written) == 2
+    producer = await one.begin(shard, A)
+    ended = await one.end(shard, producer)
+    assert await one.end(shard, producer) == ended
 
 
 async def test_refusals_without_records_are_errors_too(one: TransactionPartition) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 from raftlog_client.errors import FencedError, TransactionAbortableError
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import LoneNode
+from bench.node import LoneNode, MeasuredNode
 from raftlog.coordinator.service import partition_of
 from raftlog.coordinator.transaction_kind import TOPIC as TRANSACTION_STATE
 
@@ -158,6 +159,7 @@ def test_a_transaction_outlives_a_killed_node(
             async with producer.transaction():
                 await client.write(producer, b"c")
             cluster.nodes[victim].relaunch()
+            await asyncio.to_thread(cluster.nodes[victim].wait_ready)
         whole = [b"a"] * PARTITIONS + [b"b"] * PARTITIONS if is_commit else []
         await client.read_until(whole + [b"c"] * PARTITIONS)
 
@@ -205,6 +207,34 @@ def test_json_reads_have_no_markers_and_committed_ones_no_aborted_records(node: 
             assert await asyncio.to_thread(tailed, node, client.topic, 2) == [2, 3]
 
     play(node.address, "json", act)
+
+
+def test_json_writes_through_any_node_join_a_transaction(cluster: ClusterProcesses) -> None:
+    async def act(client: Client) -> None:
+        nodes = list(cluster.nodes.values())
+        for is_commit in (False, True):
+            await asyncio.to_thread(json_transaction, nodes, client.topic, is_commit=is_commit)
+        await client.read_until([b'"True"'] * PARTITIONS * len(nodes))
+        found = await client.read("read_uncommitted")
+        assert len(found) == 2 * PARTITIONS * len(nodes)
+
+    play(cluster.nodes[1].address, "json-writes", act)
+
+
+def json_transaction(nodes: Sequence[MeasuredNode], topic: str, *, is_commit: bool) -> None:
+    """Each node gets a record for every partition: most of them forward it."""
+    path = "/v1/transactions/json-writes"
+    producer = nodes[0].request("POST", f"{path}/init", {})
+    assert not producer.pop("is_prepared", False)
+    identity = urlencode({"transactional_id": "json-writes", **producer})
+    body = {"records": [{"value": str(is_commit)}]}
+    for sequence, node in enumerate(nodes):
+        for partition in range(PARTITIONS):
+            query = f"{identity}&sequence={sequence}"
+            place = f"/topics/{topic}/partitions/{partition}"
+            (written,) = node.request("POST", f"{place}?{query}", body)["offsets"]
+            assert written["offset"] is not None, written
+    nodes[1].request("POST", f"{path}/{'commit' if is_commit else 'abort'}", producer)
 
 
 def test_an_operator_finds_a_transaction_and_ends_it(node: LoneNode) -> None:
