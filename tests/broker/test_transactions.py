@@ -1,4 +1,4 @@
-"""The right to a transactional id: asked before anything reaches a coordinator."""
+"""The right to a transactional id is checked before a request reaches a coordinator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PRODUCER = Producer(ProducerId(4), ProducerEpoch(0))
 
 
 class Coordinators:
-    """No request may come as far."""
+    """Fails on each request."""
 
     async def call(self, *_arguments: object, **_named: object) -> bytes:
-        pytest.fail("a request without the right to it")
+        pytest.fail("a request without the right")
 
 
 def refuse(_principal: Principal, operation: Operation, resource: Resource) -> None:
