@@ -15,10 +15,9 @@ from enum import Enum
 from typing import Any
 
 from raftlog.record.batch import iterate_batches
-from raftlog.record.frames import AbortedTransaction
-from raftlog.record.types import Buffer
+from raftlog.record.isolation import readable_batches
+from raftlog.record.types import AbortedTransaction, Buffer
 from raftlog_client.errors import RaftlogClientError
-from raftlog_client.isolation import readable_batches
 from raftlog_client.metadata import ClusterView
 from raftlog_client.types import Record, TopicPartition
 

@@ -15,6 +15,7 @@ listener answers with the typed error of its protocol.
 | topic and record deletion | DELETE | TOPIC |
 | new partitions | ALTER | TOPIC |
 | topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
+| transactions: init, writes, ends, sink epochs; description | WRITE; DESCRIBE | TRANSACTIONAL_ID |
 | nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
 
 Topics with names in `__…` are internal: clients may read and describe them, and no right
@@ -56,6 +57,7 @@ class ResourceType(StrEnum):
 
     TOPIC = "TOPIC"
     CLUSTER = "CLUSTER"
+    TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
 
 
 class Resource(NamedTuple):
@@ -84,6 +86,11 @@ Authorize: TypeAlias = Callable[[Principal, Operation, Resource], None]
 def topic_resource(name: str) -> Resource:
     """The topic of that name, which need not exist. Cached: every produce and fetch needs one."""
     return Resource(ResourceType.TOPIC, name)
+
+
+def transactional_id_resource(transactional_id: str) -> Resource:
+    """The transactional id, which need not exist."""
+    return Resource(ResourceType.TRANSACTIONAL_ID, transactional_id)
 
 
 def allow_all(_principal: Principal, _operation: Operation, _resource: Resource) -> None:

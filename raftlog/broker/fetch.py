@@ -26,11 +26,18 @@ from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
 from raftlog.record.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, LogError
-from raftlog.record.types import Buffer, Offset, PartitionId
-from raftlog.replication.partition import Fetched, Partition
+from raftlog.record.types import Offset, PartitionId
+from raftlog.replication.partition import Fetched, Isolation, Partition
 from raftlog.routing.handle import PartitionHandle
 
-__all__ = ["FetchService", "Fetched", "MultiFetch", "PartitionFetch", "PartitionHandle"]
+__all__ = [
+    "FetchService",
+    "Fetched",
+    "Isolation",
+    "MultiFetch",
+    "PartitionFetch",
+    "PartitionHandle",
+]
 
 FETCH_CHUNK_BYTES: Final = 256 * 1024
 """Batches are read and sent in chunks of this size: about what a slow reader makes us hold."""
@@ -49,6 +56,7 @@ class PartitionFetch:
     bytes_left: int
     end_offset: Offset | None
     """Batches that begin at or after it are not read; one with records on both sides is."""
+    isolation: Isolation
     partition: Partition | None = None
     error: LogError | None = None
     chunks: int = 0
@@ -64,7 +72,7 @@ class PartitionFetch:
         return (
             partition is not None
             and not self.is_done()
-            and partition.high_watermark <= self.offset <= partition.log_end_offset
+            and partition.readable_end(self.isolation) <= self.offset <= partition.log_end_offset
         )
 
 
@@ -105,13 +113,20 @@ class FetchService:
         self._partitions = services.partitions
         self._clock = services.clock
 
-    def fetch(self, principal: Principal, count: int, *, any_replica: bool) -> MultiFetch:
+    def fetch(
+        self,
+        principal: Principal,
+        count: int,
+        *,
+        any_replica: bool,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> MultiFetch:
         """Begin a fetch of `count` partitions, from replicas of this node.
 
         Raises LogError INVALID_BODY for too many.
         """
         self.settings.check_partition_count(count)
-        return MultiFetch(self, principal, any_replica=any_replica)
+        return MultiFetch(self, principal, any_replica=any_replica, isolation=isolation)
 
     def partition(
         self, principal: Principal, topic: str, number: int, *, any_replica: bool = False
@@ -134,16 +149,17 @@ class FetchService:
         self,
         partition: PartitionHandle,
         progress: ReadProgress,
-        take: Callable[[Buffer], Awaitable[bool]],
+        take: Callable[[Fetched], Awaitable[bool]],
         *,
         max_bytes: int,
         timeout_s: float,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
         """Read chunks until `take` returns True or `max_bytes` are read; returns the last chunk.
 
-        `take` gets whole batches, advances `progress`, and returns whether it needs no more; it
-        stops by itself at `max_bytes` of its answer. Waits up to `timeout_s` for the first record.
-        Raises LogError, unless records were taken before.
+        `take` gets each chunk of whole batches, advances `progress`, and returns whether it needs
+        no more; it stops by itself at `max_bytes` of its answer. Waits up to `timeout_s` for the
+        first record. Raises LogError, unless records were taken before.
         """
         clock = self._clock
         deadline = clock.monotonic() + min(timeout_s, self.settings.long_poll_s_max)
@@ -154,7 +170,10 @@ class FetchService:
             limit = min(FETCH_CHUNK_BYTES, bytes_left)
             try:
                 fetched = await partition.read(
-                    offset, max_bytes=limit, end_offset=progress.end_offset
+                    offset,
+                    max_bytes=limit,
+                    end_offset=progress.end_offset,
+                    isolation=isolation,
                 )
             except LogError:
                 if fetched is None or not progress.count:
@@ -163,7 +182,7 @@ class FetchService:
                 return fetched
             if fetched.data:
                 bytes_left -= len(fetched.data)
-                is_done = await take(fetched.data)
+                is_done = await take(fetched)
                 # A read gives one batch at least: only a full chunk may be followed by another.
                 if is_done or bytes_left <= 0 or limit < FETCH_CHUNK_BYTES:
                     return fetched
@@ -176,18 +195,22 @@ class FetchService:
                 is_at_end = progress.end_offset is not None and offset >= progress.end_offset
                 if progress.count or is_at_end or remaining_s <= 0 or self.closing.is_set():
                     return fetched
-                await self.wait([(partition, offset)], timeout_s=remaining_s)
+                await self.wait([(partition, offset)], timeout_s=remaining_s, isolation=isolation)
 
     async def wait(
-        self, positions: Sequence[tuple[PartitionHandle, Offset]], *, timeout_s: float
+        self,
+        positions: Sequence[tuple[PartitionHandle, Offset]],
+        *,
+        timeout_s: float,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> None:
-        """Return when any partition may have a committed record at its offset, or at the deadline.
+        """Return when any partition may have a record to read at its offset, or at the deadline.
 
         Raises LogError OVERLOADED.
         """
         if timeout_s <= 0 or self.closing.is_set() or not positions:
             return
-        await self.until_closing(self._partitions.wait_for_data(positions, timeout_s))
+        await self.until_closing(self._partitions.wait_for_data(positions, timeout_s, isolation))
 
     async def until_closing(self, wait: Coroutine[Any, Any, None]) -> None:
         """Await `wait`, or cancel it when the listeners close."""
@@ -206,8 +229,16 @@ class FetchService:
 class MultiFetch:
     """One fetch: `add` each partition, `wait` if all are at their ends, iterate over `chunks`."""
 
-    def __init__(self, service: FetchService, principal: Principal, *, any_replica: bool) -> None:
+    def __init__(
+        self,
+        service: FetchService,
+        principal: Principal,
+        *,
+        any_replica: bool,
+        isolation: Isolation,
+    ) -> None:
         self._service = service
+        self._isolation = isolation
         self._principal = principal
         self._any_replica = any_replica
         self._refusals: dict[str, LogError | None] = {}
@@ -227,7 +258,7 @@ class MultiFetch:
 
         With `topic_id` the partition must be that topic's: a name may come to mean another one.
         """
-        one = PartitionFetch(topic, number, offset, max_bytes, end_offset)
+        one = PartitionFetch(topic, number, offset, max_bytes, end_offset, self._isolation)
         self._partitions.append(one)
         if topic not in self._refusals:
             self._authorize(topic)
@@ -262,7 +293,12 @@ class MultiFetch:
                 (one.partition, one.offset) for one in self._partitions if one.partition is not None
             ]
             await service.until_closing(
-                service.replicas.wait_for_data(positions, min_bytes=min_bytes, timeout_s=timeout_s)
+                service.replicas.wait_for_data(
+                    positions,
+                    min_bytes=min_bytes,
+                    timeout_s=timeout_s,
+                    isolation=self._isolation,
+                )
             )
 
     async def chunks(self, max_bytes: int | None) -> AsyncIterator[tuple[PartitionFetch, Fetched]]:
@@ -292,9 +328,14 @@ class MultiFetch:
                     bytes_left -= size
                     one.bytes_left -= size
                     # A read gives one batch at least: only a full chunk may be followed by another.
-                    if limit == FETCH_CHUNK_BYTES and one.offset < fetched.high_watermark:
+                    if limit == FETCH_CHUNK_BYTES and one.offset < self._end(fetched):
                         unfinished.append(one)
             turns = unfinished
+
+    def _end(self, fetched: Fetched) -> Offset:
+        if self._isolation is Isolation.READ_COMMITTED:
+            return fetched.last_stable_offset
+        return fetched.high_watermark
 
     async def _next(self, one: PartitionFetch, max_bytes: int) -> Fetched:
         """The partition's next batches; none if `max_bytes` is 0 or there are none."""
@@ -308,6 +349,7 @@ class MultiFetch:
                     max_bytes=max_bytes,
                     end_offset=one.end_offset,
                     any_replica=one.is_follower_read,
+                    isolation=self._isolation,
                 )
             except LogError as error:
                 one.error = error.as_outcome()

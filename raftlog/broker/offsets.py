@@ -18,6 +18,7 @@ from raftlog.broker.node import NodeServices
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset, PartitionId
+from raftlog.replication.partition import Isolation
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
     FoundRecord,
@@ -41,20 +42,28 @@ class NamedOffset(StrEnum):
     EARLIEST = "earliest"
     """The log start offset."""
     LATEST = "latest"
-    """The high watermark."""
+    """The readable end: the high watermark, or the last stable offset."""
 
 
-async def named_offset(name: NamedOffset, partition: PartitionHandle) -> Offset:
+async def named_offset(
+    name: NamedOffset,
+    partition: PartitionHandle,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+) -> Offset:
     """The present value of a named offset."""
-    start, end = await partition.bounds()
+    start, end = await partition.bounds(isolation)
     return start if name is NamedOffset.EARLIEST else end
 
 
-async def offset_at_time(timestamp_ms: int, partition: PartitionHandle) -> Offset:
-    """The first offset at or after a timestamp; the high watermark if no record is that young."""
+async def offset_at_time(
+    timestamp_ms: int,
+    partition: PartitionHandle,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+) -> Offset:
+    """The first offset at or after a timestamp; the readable end if no record is that young."""
     # Before the lookup: a record committed in between may be that young.
-    _, end = await partition.bounds()
-    found = await partition.offset_for_timestamp(timestamp_ms)
+    _, end = await partition.bounds(isolation)
+    found = await partition.offset_for_timestamp(timestamp_ms, isolation)
     return end if found is None else found[0]
 
 

@@ -32,6 +32,7 @@ from raftlog.broker.authorize import (
     Operation,
     Principal,
     topic_resource,
+    transactional_id_resource,
 )
 from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, SmallRequestBatcher
 from raftlog.broker.limits import BrokerSettings, WorkTurns
@@ -100,6 +101,8 @@ class ProduceOptions:
     producer_id: ProducerId = NO_PRODUCER_ID
     producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
     sequence: int = NO_SEQUENCE
+    transactional_id: str | None = None
+    """Of the transaction that the records join."""
 
     @property
     def is_idempotent(self) -> bool:
@@ -188,6 +191,10 @@ class ProduceService:
             return topic
         return await self._missing_topic(principal, name)
 
+    def authorize_transaction(self, principal: Principal, transactional_id: str) -> None:
+        """Raise LogError FORBIDDEN unless the principal may write in the id's transactions."""
+        self._authorize(principal, _WRITE, transactional_id_resource(transactional_id))
+
     async def topics(
         self, principal: Principal, names: Sequence[str]
     ) -> list[TopicImage | LogError]:
@@ -275,8 +282,11 @@ class ProduceService:
     ) -> Sequence[BatchesAppended | LogError]:
         """Append clients' batches to partitions led here, all at once; an outcome for each frame.
 
-        Raises LogError INVALID_BODY, with nothing appended, if two frames are of one partition.
+        Raises LogError, with nothing appended: INVALID_BODY if two frames are of one partition;
+        FORBIDDEN for the transactional id.
         """
+        if options.transactional_id is not None:
+            self.authorize_transaction(principal, options.transactional_id)
         if len(frames) == 1:
             return (await self._append_frame(principal, frames[0], options, None),)
         if len({frame[:2] for frame in frames}) != len(frames):
@@ -411,7 +421,12 @@ class ProduceService:
                 one.outcome = range(placed.base_offset, placed.base_offset + len(one.records))
                 one.log_append_time_ms = placed.log_append_time_ms
                 return
-            results = await partition.append(one.batches, acks=acks, timeout_s=timeout_s)
+            results = await partition.append(
+                one.batches,
+                acks=acks,
+                timeout_s=timeout_s,
+                transactional_id=options.transactional_id,
+            )
         except LogError as error:
             one.outcome = error.as_outcome()
             return
@@ -465,10 +480,22 @@ class ProduceService:
                 # The next frame of the partition runs in a later step of the loop than the append.
                 place.leave()
             partition = self._replicas.partition(topic, number)
-            batches = split_batches(data, max_message_bytes=partition.log.config.max_message_bytes)
-            appended = await partition.append(
-                batches, acks=options.acks, timeout_s=options.timeout_s
+            acks, timeout_s = options.acks, options.timeout_s
+            batches = split_batches(
+                data,
+                max_message_bytes=partition.log.config.max_message_bytes,
+                allow_transactional=options.transactional_id is not None,
             )
+            if options.transactional_id is None:
+                appended = await partition.append(batches, acks=acks, timeout_s=timeout_s)
+            else:
+                appended = await self._partitions.transactions.append(
+                    partition,
+                    batches,
+                    transactional_id=options.transactional_id,
+                    acks=acks,
+                    timeout_s=timeout_s,
+                )
         except LogError as error:
             if is_known:
                 counters = self._topics.topic(topic)
@@ -556,6 +583,7 @@ def packed(
             producer_id=options.producer_id,
             producer_epoch=options.producer_epoch,
             base_sequence=sequence,
+            transactional=options.transactional_id is not None,
         )
         if rest is not None:
             builder.append(*rest)

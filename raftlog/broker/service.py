@@ -23,6 +23,7 @@ from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import OffsetService
 from raftlog.broker.produce import ProduceService
+from raftlog.broker.transactions import TransactionService
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.world.threads import Threads
 
@@ -53,6 +54,7 @@ class Broker:
         self.produce = ProduceService(services, settings, self.topics, authorize, self.turns)
         self.fetch = FetchService(services, settings, self.topics, authorize, self.closing)
         self.offsets = OffsetService(services, settings, authorize)
+        self.transactions = TransactionService(services, authorize)
         self.admin = AdminService(services, settings, authorize)
 
     @property

@@ -94,6 +94,18 @@ class Coordinators:
         """The shards that serve here."""
         return list(self._shards.values())
 
+    def shard_of(self, partition: Partition) -> AnyShard | None:
+        """The shard through which all batches of the partition go; None: it needs none.
+
+        Raises LogError COORDINATOR_LOADING.
+        """
+        if partition.topic not in self._by_topic:
+            return None
+        shard = self._shards.get((partition.topic_id, partition.partition))
+        if shard is None:
+            raise LogError(COORDINATOR_LOADING, f"The coordinator of {partition.name} is loading.")
+        return shard
+
     # Requests
 
     async def call(
@@ -157,11 +169,9 @@ class Coordinators:
 
     async def serve(self, found: Partition, request: memoryview, timeout_s: float) -> Buffer:
         """Carry out a request at a partition led here. Raises LogError."""
-        shard = self._shards.get((found.topic_id, found.partition))
+        shard = self.shard_of(found)
         if shard is None:
-            if found.topic not in self._by_topic:
-                raise LogError(NOT_COORDINATOR, f"{found.name} has no coordinator.")
-            raise LogError(COORDINATOR_LOADING, f"The coordinator of {found.name} is loading.")
+            raise LogError(NOT_COORDINATOR, f"{found.name} has no coordinator.")
         try:
             async with asyncio.timeout(timeout_s):
                 return await shard.kind.handle(shard, request)
@@ -245,6 +255,8 @@ class Coordinators:
         try:
             await load_shard(shard, self._clock.monotonic)
             self._shards[key] = shard
+            if kind.run is not None:
+                self._tasks.spawn(kind.run(shard), f"coordinator-{kind.name}-beside")
             await shard.run()
         except LogError as error:
             if error.entry is not NOT_COORDINATOR:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
 from raftlog.metadata.image import MetadataImage
@@ -135,6 +135,8 @@ class Kind(Generic[S, K]):
     """Decides about a timer that is due."""
     handle: Callable[[Shard[S, K], memoryview], Awaitable[Buffer]]
     """Carries out an encoded request by `execute`, `query` and `wait_until`."""
+    run: Callable[[Shard[S, K]], Coroutine[Any, Any, None]] | None = None
+    """Runs beside a loaded shard, and returns at its end."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ commits a set of prepared transactions, aborts the sink's others, and stores the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
@@ -104,6 +104,15 @@ class ShardTimer(Enum):
     EXPIRATION = "expiration"
 
 
+class Watched(Enum):
+    """Keys of changes that no single transactional id has."""
+
+    DECISIONS = "decisions"
+
+
+DECISIONS: Final = Watched.DECISIONS
+"""A transaction was decided."""
+
 TimerKey: TypeAlias = str | ShardTimer
 """The transactional id of an ongoing transaction, or a timer of the shard."""
 
@@ -119,13 +128,19 @@ class _Progress:
 class TransactionShard:
     """The state of one shard."""
 
-    def __init__(self, settings: TransactionSettings) -> None:
+    def __init__(
+        self,
+        settings: TransactionSettings,
+        on_changed: Callable[[Hashable], None] = lambda _key: None,
+    ) -> None:
+        """`on_changed` gets each transactional id that a replay changes, and DECISIONS."""
         self.settings = settings
+        self._on_changed = on_changed
         self.timers: Timers[TimerKey] = Timers()
         self._transactions: dict[str, Transaction] = {}
         self._sinks: dict[str, SinkEpochValue] = {}
-        self._decisions = 0
-        """Count of decided transactions since the load."""
+        self.decisions = 0
+        """Count of decided transactions since the load began."""
         self._progress: dict[str, _Progress] = {}
         """Of each decided transaction."""
         self._open_of_sink: dict[str, dict[str, None]] = {}
@@ -165,6 +180,7 @@ class TransactionShard:
         raise TypeError(f"a marker of producer {producer_id} in __transaction_state")
 
     def _replay_transaction(self, transactional_id: str, value: TransactionLogValue | None) -> None:
+        self._on_changed(transactional_id)
         self._progress.pop(transactional_id, None)
         self._idle_ids.pop(transactional_id, None)
         self._idle_sink_ids.pop(transactional_id, None)
@@ -177,8 +193,9 @@ class TransactionShard:
         present = Transaction.of(value)
         self._transactions[transactional_id] = present
         if present.state in DECIDED:
-            self._decisions += 1
-            self._progress[transactional_id] = _Progress(self._decisions, set(present.partitions))
+            self.decisions += 1
+            self._progress[transactional_id] = _Progress(self.decisions, set(present.partitions))
+            self._on_changed(DECISIONS)
         if sink_id is not None:
             if present.state in OPEN:
                 self._open_of_sink.setdefault(sink_id, {})[transactional_id] = None
@@ -215,10 +232,13 @@ class TransactionShard:
 
     # Markers
 
-    def pending_markers(self) -> list[PendingMarkers]:
-        """The markers of all decided transactions that are not confirmed, oldest decision first."""
+    def pending_markers(self, after: int = 0) -> list[PendingMarkers]:
+        """The unconfirmed markers of the decisions with a number above `after`, oldest first."""
         pending = []
-        for transactional_id, progress in self._progress.items():
+        for transactional_id, progress in reversed(self._progress.items()):
+            if progress.decision <= after:
+                # A new decision is added at the end.
+                break
             present = self._transactions[transactional_id]
             pending.append(
                 PendingMarkers(
@@ -230,7 +250,12 @@ class TransactionShard:
                     frozenset(progress.unwritten),
                 )
             )
+        pending.reverse()
         return pending
+
+    def is_ending(self, transactional_id: str) -> bool:
+        """Whether its transaction is decided, and some marker is not confirmed yet."""
+        return transactional_id in self._progress
 
     def markers_written(
         self, markers: PendingMarkers, partitions: Iterable[TopicPartition], wall_ms: int

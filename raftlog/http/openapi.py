@@ -55,6 +55,9 @@ PATH_PARAMETERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "broker": ({"type": "integer", "minimum": 0}, "Number of a broker."),
     "node": ({"type": "integer", "minimum": 1}, "Number of a node."),
     "config": ({"type": "string", "minLength": 1}, "Name of a config."),
+    "id": ({"type": "string", "minLength": 1, "maxLength": 255}, "A transactional id."),
+    "sink": ({"type": "string", "minLength": 1, "maxLength": 200}, "Id of a sink."),
+    "epoch": ({"type": "integer", "minimum": 0}, "Number of an epoch of the sink."),
 }
 
 REF_TEMPLATE: Final = "#/components/schemas/{name}"

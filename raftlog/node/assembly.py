@@ -15,7 +15,11 @@ from typing import Final
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
 from raftlog.controller.service import ControllerService
+from raftlog.coordinator.markers import MarkerWriter
 from raftlog.coordinator.service import AnyKind, Coordinators
+from raftlog.coordinator.transaction import TransactionSettings
+from raftlog.coordinator.transaction_kind import transaction_kind
+from raftlog.coordinator.verification import LeaderTransactions
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -41,12 +45,18 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
 
-COORDINATOR_KINDS: Final[tuple[AnyKind, ...]] = ()
-"""The kinds of coordinators that nodes run."""
 LEAVE_TIMEOUT_S: Final = 2.0
 """How long a stopping node waits for others to take over."""
 
 logger = logging.getLogger(__name__)
+
+
+def coordinator_kinds(data: ReplicationService, clock: Clock) -> tuple[AnyKind, ...]:
+    """The kinds of coordinators that nodes run."""
+    markers = MarkerWriter(data.partitions, clock)
+    return (
+        transaction_kind(data.metadata.allocate_producer_id, markers.run, TransactionSettings()),
+    )
 
 
 class NodeCore:
@@ -107,7 +117,7 @@ class NodeCore:
             on_fatal=on_fatal,
         )
         self.coordinators = Coordinators(
-            COORDINATOR_KINDS,
+            coordinator_kinds(self.data, clock),
             replicas=self.data.replicas,
             router=self.data.partitions,
             metadata=self.data.metadata,
@@ -116,10 +126,14 @@ class NodeCore:
         )
         self.data.on_lead_begun = self.coordinators.lead_begun
         self.data.forwarding.on_coordinate = self.coordinators.serve
+        transactions = LeaderTransactions(self.coordinators, self.data.metadata, clock, self._tasks)
+        self.data.partitions.transactions = transactions
+        self.data.forwarding.transactions = transactions
         self.services = NodeServices(
             replicas=self.data.replicas,
             partitions=self.data.partitions,
             metadata=self.data.metadata,
+            coordinators=self.coordinators,
             quorum=quorum,
             logs=logs,
             clock=clock,

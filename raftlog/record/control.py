@@ -44,6 +44,9 @@ class Marker(NamedTuple):
     """Whether the transaction is committed; otherwise it is aborted."""
     coordinator_epoch: int
     """The leader epoch of the coordinator that decided: an older one is fenced."""
+    is_epoch_next: bool = False
+    """Whether its producer epoch is above that of all batches of its transaction (KIP-1228). Not
+    stored: only a marker to be written has it."""
 
 
 def build_marker(

@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from raftlog.record.errors import INVALID_BODY, LogError
-from raftlog.record.types import Buffer, Offset, PartitionId, ProducerId
+from raftlog.record.types import AbortedTransaction, Buffer, Offset, PartitionId, ProducerId
 
 BATCHES_MEDIA_TYPE: Final = "application/vnd.raftlog.batches"
 
@@ -61,14 +61,6 @@ class ProduceFrame(NamedTuple):
     topic: str
     partition: PartitionId
     data: Buffer
-
-
-class AbortedTransaction(NamedTuple):
-    """A transaction that was aborted: batches of this producer from `first_offset` on, up to its
-    next abort marker, do not count."""
-
-    producer_id: ProducerId
-    first_offset: Offset
 
 
 class FetchFrame(NamedTuple):

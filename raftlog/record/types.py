@@ -1,8 +1,8 @@
-"""Distinct types for numbers that must not be mixed, without cost at run time."""
+"""Distinct types for numbers that must not be mixed, without cost at run time; pairs of them."""
 
 from __future__ import annotations
 
-from typing import NewType, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Contiguous bytes for reading only. A memoryview has item size 1."""
@@ -29,3 +29,14 @@ ProducerEpoch = NewType("ProducerEpoch", int)
 NO_PRODUCER_ID = ProducerId(-1)
 NO_PRODUCER_EPOCH = ProducerEpoch(-1)
 NO_SEQUENCE = -1
+
+
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction in a range of offsets.
+
+    The producer's transactional records from `first_offset` on, up to its next marker, are to be
+    skipped.
+    """
+
+    producer_id: ProducerId
+    first_offset: Offset

@@ -255,8 +255,11 @@ class LeaderRole:
         marker: Marker,
         *,
         timeout_s: float,
+        before_write: Callable[[], None] | None = None,
     ) -> None:
         """End the producer's transaction; return once the marker is committed.
+
+        `before_write` is called right before each attempt to write, and may refuse with a LogError.
 
         The epoch is the transaction's, or the next one. A repeated call is harmless: it returns
         once the first marker is committed. Appends called before are written before. Raises
@@ -269,6 +272,8 @@ class LeaderRole:
 
         def guard() -> None:
             self._require_lead()
+            if before_write is not None:
+                before_write()
             # Also if the marker is not written, as nothing is open: the transaction has ended.
             self._verifications.end(producer_id)
 

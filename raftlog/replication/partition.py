@@ -42,7 +42,14 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     LogError,
 )
-from raftlog.record.types import Buffer, Offset, ProducerEpoch, ProducerId, TopicId
+from raftlog.record.types import (
+    AbortedTransaction,
+    Buffer,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TopicId,
+)
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.follower_role import FollowerRole
 from raftlog.replication.leader_role import Feed, LeaderRole
@@ -59,7 +66,7 @@ from raftlog.replication.replica import (
 from raftlog.replication.verification import VerificationGuard
 from raftlog.replication.waiters import ReadWaiters
 from raftlog.storage.log import Log
-from raftlog.storage.types import AbortedTransaction, AppendResult, ReadResult
+from raftlog.storage.types import AppendResult, ReadResult
 
 __all__ = [
     "Acks",
@@ -305,10 +312,20 @@ class Partition(Replica):
         marker: Marker,
         *,
         timeout_s: float,
+        before_write: Callable[[], None] | None = None,
     ) -> None:
         """See `LeaderRole.write_marker`. Raises LogError."""
         role = self._require_taking_writes()
-        await role.write_marker(producer_id, producer_epoch, marker, timeout_s=timeout_s)
+        await role.write_marker(
+            producer_id, producer_epoch, marker, timeout_s=timeout_s, before_write=before_write
+        )
+
+    def needs_marker(
+        self, producer_id: ProducerId, producer_epoch: ProducerEpoch, marker: Marker
+    ) -> bool:
+        """Whether `write_marker` has to write it: not if it is in the log. Raises LogError."""
+        self.require_leader()
+        return self.log.producers.needs_marker(producer_id, producer_epoch, marker)
 
     async def end_offset(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Offset:
         """The offset behind the last record for readers of this isolation; it never moves back.

@@ -12,10 +12,10 @@ from raftlog.metadata.apply_cluster import PRODUCER_ID_MAX
 from raftlog.metadata.configs import TopicConfig, validate_all
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
-from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
+from raftlog.record.types import AbortedTransaction, BrokerId, Offset, PartitionId, TopicId
 from raftlog.replication.waiters import CommittedBytes, ReadWaiters
 from raftlog.storage.log import Log
-from raftlog.storage.types import AbortedTransaction, FlushMode, LogConfig
+from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import Clock
 
 PARTITIONS_DEFAULT = 1

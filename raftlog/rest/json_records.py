@@ -40,7 +40,8 @@ from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import Headers, Record, decode_groups, decompress_batch
 from raftlog.record.compression import Compression
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, UNSUPPORTED_FORMAT, LogError
-from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.record.isolation import readable_batches
+from raftlog.record.types import AbortedTransaction, Buffer, Offset, PartitionId
 from raftlog.rest.json_pieces import ArrayBody
 
 JSON_NULL = b"null"
@@ -395,15 +396,18 @@ class BatchReader:
         self._work_bytes = 0
 
     @contextmanager
-    def holding(self, data: Buffer, offset: Offset) -> Iterator[Iterator[RecordBatch]]:
+    def holding(
+        self, data: Buffer, offset: Offset, aborted: Sequence[AbortedTransaction] = ()
+    ) -> Iterator[Iterator[RecordBatch]]:
         """Count batches read from `offset` on as bytes in flight, while their records are answered.
 
-        Many requests may wait: for a thread, for a turn, for a slow reader. Raises as `hold`.
+        Markers and the batches of `aborted` transactions are left out. Many requests may wait: for
+        a thread, for a turn, for a slow reader. Raises as `hold`.
         """
         size_bytes = len(data)
         self.hold(size_bytes, offset)
         try:
-            yield iterate_batches(data, check_crc=False)
+            yield readable_batches(iterate_batches(data, check_crc=False), aborted)
         finally:
             self._context.free(self._request, size_bytes)
 

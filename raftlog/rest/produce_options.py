@@ -5,12 +5,15 @@ The options (acks, timeout, producer identity) stand in the query or in the body
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
 from raftlog.api.common import EPOCH_MAX, INT32_MAX
+from raftlog.api.transactions import TRANSACTIONAL_ID_PATTERN
 from raftlog.broker.produce import Acks, PartitionWrite, ProduceOptions
 from raftlog.http.request import Request, choice_parameter, integer_parameter
 from raftlog.http.routing import QueryParameter
@@ -39,10 +42,17 @@ ACKS: Final[Mapping[str, Acks]] = MappingProxyType(
     {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NONE}
 )
 
+_is_transactional_id: Final = re.compile(TRANSACTIONAL_ID_PATTERN).fullmatch
+
 QUERY: Final = (
     QueryParameter("acks", str, "all (or -1), 1, 0: how safe the records are on success.", "all"),
     QueryParameter("timeout", int, "Milliseconds to wait for the acknowledgements."),
 )
+TRANSACTIONAL_QUERY: Final = (
+    *QUERY,
+    QueryParameter("transactional_id", str, "Of the transaction that the batches join. They are "
+                   "transactional, of the producer id and epoch of its init, or of its last end."),
+)  # fmt: skip
 IDEMPOTENT_QUERY: Final = (
     *QUERY,
     QueryParameter("producer_id", int, "With producer_epoch and sequence: a repeat is not written "
@@ -50,6 +60,8 @@ IDEMPOTENT_QUERY: Final = (
     QueryParameter("producer_epoch", int, "Incarnation of the producer id."),
     QueryParameter("sequence", int, "Number of the first record, counted on by each record of this "
                    "producer to this partition."),
+    QueryParameter("transactional_id", str, "Of the transaction that the records join, with "
+                   "producer id and epoch of its init, or of its last end."),
 )  # fmt: skip
 
 PRODUCE_ERRORS: Final = (
@@ -73,6 +85,16 @@ PRODUCE_ERRORS: Final = (
 @lru_cache(maxsize=16)
 def _defaults(timeout_ms: int) -> ProduceOptions:
     return ProduceOptions(Acks.ALL, timeout_ms / 1000)
+
+
+def transactional_options(request: Request, limits: ServerLimits) -> ProduceOptions:
+    """Like `produce_options`, with `transactional_id`. Raises LogError BAD_REQUEST."""
+    options = produce_options(request, limits)
+    transactional_id = request.query_parameters.get("transactional_id")
+    if transactional_id is None:
+        return options
+    _check_transaction(transactional_id, options.acks)
+    return replace(options, transactional_id=transactional_id)
 
 
 def produce_options(request: Request, limits: ServerLimits) -> ProduceOptions:
@@ -114,7 +136,22 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
             BAD_REQUEST,
             "producer_id, producer_epoch and sequence go together: give all three, or none.",
         )
-    return ProduceOptions(acks, timeout_s, ProducerId(producer_id), ProducerEpoch(epoch), sequence)
+    transactional_id = request.query_parameters.get("transactional_id")
+    if transactional_id is not None:
+        _check_transaction(transactional_id, acks)
+        if missing:
+            raise LogError(
+                BAD_REQUEST,
+                "transactional_id needs producer_id, producer_epoch and sequence beside it.",
+            )
+    return ProduceOptions(
+        acks,
+        timeout_s,
+        ProducerId(producer_id),
+        ProducerEpoch(epoch),
+        sequence,
+        transactional_id,
+    )
 
 
 def raise_if_nothing_written(writes: Sequence[PartitionWrite]) -> None:
@@ -134,6 +171,13 @@ def raise_if_nothing_written(writes: Sequence[PartitionWrite]) -> None:
 
 def _timeout_s(timeout_ms: int, limits: ServerLimits) -> float:
     return min(timeout_ms, limits.produce_timeout_ms_max) / 1000
+
+
+def _check_transaction(transactional_id: str, acks: Acks) -> None:
+    if not _is_transactional_id(transactional_id):
+        raise LogError(BAD_REQUEST, "transactional_id must have 1 to 255 printable characters.")
+    if acks is not Acks.ALL:
+        raise LogError(BAD_REQUEST, "The records of a transaction need acks=all.")
 
 
 def _identity(request: Request, name: str, in_body: int | None, maximum: int = 2**63 - 1) -> int:

@@ -17,7 +17,7 @@ from raftlog.api.records import (
     ProduceResult,
     ProduceResults,
 )
-from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, PartitionFetch
+from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, Isolation, PartitionFetch
 from raftlog.broker.produce import FRAMES_PER_TURN, BatchesAppended
 from raftlog.broker.service import Broker
 from raftlog.http.body import read_body, read_json
@@ -31,6 +31,7 @@ from raftlog.http.responses import (
 )
 from raftlog.http.routing import Route
 from raftlog.record.errors import (
+    BAD_REQUEST,
     BODY_TOO_LARGE,
     CORRUPT_BATCH,
     INVALID_BODY,
@@ -45,8 +46,9 @@ from raftlog.record.frames import (
     encode_fetch_frame,
     parse_produce_frames,
 )
-from raftlog.record.types import Buffer, PartitionId
-from raftlog.rest.produce_options import QUERY, produce_options
+from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.rest.produce_options import TRANSACTIONAL_QUERY, transactional_options
+from raftlog.rest.v2 import ISOLATIONS
 
 PARTITIONS_PER_TURN: Final = 256
 """Partitions looked up, or answered, in one turn: 2 ms if all are errors."""
@@ -57,7 +59,7 @@ _fetch_decoder = msgspec.json.Decoder(FetchRequest)
 async def produce_batches(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST /v1/produce. Each frame is written whole or not at all, with its own result."""
     require_media_type(request, (BATCHES_MEDIA_TYPE,))
-    options = produce_options(request, context.limits)
+    options = transactional_options(request, context.limits)
     body = await read_body(request, context)
     broker = context.broker
     frames: list[ProduceFrame] = []
@@ -112,8 +114,12 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
     body = await read_json(request, context, _fetch_decoder)
     if not body.partitions:
         raise LogError(INVALID_BODY, "The body is not valid: there are no partitions.")
+    isolation = ISOLATIONS[body.isolation]
     fetch = context.broker.fetch.fetch(
-        request.principal, len(body.partitions), any_replica=body.any_replica
+        request.principal,
+        len(body.partitions),
+        any_replica=body.any_replica,
+        isolation=isolation,
     )
     turns = context.broker.turns
     for index, one in enumerate(body.partitions, start=1):
@@ -138,7 +144,7 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
         if count % PARTITIONS_PER_TURN == 0:
             # Errors and empty partitions are answered without a wait for anything.
             await turns.wait()
-        head, data = encode_fetch_frame(_frame(partition, fetched))
+        head, data = encode_fetch_frame(_frame(partition, fetched, isolation))
         pieces += (head, data)
         size += len(head) + len(data)
         if size > held:
@@ -158,8 +164,12 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
     return response
 
 
-def _frame(partition: PartitionFetch, fetched: Fetched) -> FetchFrame:
+def _frame(partition: PartitionFetch, fetched: Fetched, isolation: Isolation) -> FetchFrame:
     error = partition.error
+    stable: Offset | None = None
+    if isolation is Isolation.READ_COMMITTED and error is None:
+        is_said = fetched.aborted or fetched.last_stable_offset < fetched.high_watermark
+        stable = fetched.last_stable_offset if is_said else None
     return FetchFrame(
         partition.topic,
         partition.number,
@@ -168,6 +178,8 @@ def _frame(partition: PartitionFetch, fetched: Fetched) -> FetchFrame:
         fetched.log_start_offset,
         fetched.next_offset,
         fetched.data if error is None else error.message.encode(),
+        stable,
+        fetched.aborted if stable is not None else (),
     )
 
 
@@ -179,11 +191,11 @@ ROUTES: Final = (
         "Write record batches to many partitions. The body is frames (raftlog.record.frames); "
         "each is answered by a result of its own.",
         tag="batches",
-        query=QUERY,
+        query=TRANSACTIONAL_QUERY,
         request_type=bytes,
         request_media_types=(BATCHES_MEDIA_TYPE,),
         response_type=ProduceResults,
-        errors=(BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, INVALID_BODY, CORRUPT_BATCH),
+        errors=(BAD_REQUEST, BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, INVALID_BODY, CORRUPT_BATCH),
     ),
     Route(
         "POST",

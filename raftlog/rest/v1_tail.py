@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from raftlog.api.records import TailError
-from raftlog.broker.fetch import PartitionHandle
+from raftlog.broker.fetch import Isolation, PartitionHandle
 from raftlog.broker.offsets import NamedOffset
 from raftlog.http.request import Request, ServerContext, choice_parameter, whole_number
 from raftlog.http.responses import negotiate, stream_response, write_pieces
@@ -36,7 +36,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import Offset, PartitionId
 from raftlog.rest.json_records import BatchReader, RecordFormat, record_answer
 from raftlog.rest.v1_offsets import partition_list
-from raftlog.rest.v2 import READ_ERRORS, parse_offset
+from raftlog.rest.v2 import ISOLATION_QUERY, READ_ERRORS, isolation_parameter, parse_offset
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
@@ -116,10 +116,11 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     record_format = RecordFormat(
         choice_parameter(request, "format", RecordFormat.JSON, tuple(RecordFormat))
     )
-    positions = await _positions(request, context)
+    isolation = isolation_parameter(request)
+    positions = await _positions(request, context, isolation)
     for position in positions:
         # An offset out of range is the answer's status, so look before the answer begins.
-        await position.partition.read(position.offset, max_bytes=1)
+        await position.partition.read(position.offset, max_bytes=1, isolation=isolation)
     writer = EventWriter(positions) if content_type == SSE else LineWriter()
     counters = context.broker.topics.topic(request.path_parameters["topic"])
     counters.fetch_requests += 1
@@ -127,7 +128,9 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     await response.prepare(request)
     # The head goes out with the first bytes: send some, so that the reader sees the tail begin.
     await response.write(writer.idle)
-    forwarder = _Forwarder(request, response, record_format, writer, context)
+    forwarder = _Forwarder(
+        request, response, writer, context, record_format=record_format, isolation=isolation
+    )
     try:
         while not context.broker.closing.is_set():
             sent = 0
@@ -135,29 +138,13 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
                 sent += await forwarder.forward(position)
             counters.bytes_out += sent
             if not sent:
-                await _idle(positions, writer, response, context)
+                await forwarder.idle(positions)
     except LogError as error:
         counters.failed_fetch_requests += 1
         document = _encode(TailError(error.entry.code, error.message))
         writer.turn_to(positions[0])
         await response.write(writer.error(document, positions[0]))
     return response
-
-
-async def _idle(
-    positions: Sequence[TailPosition],
-    writer: _Writer,
-    response: web.StreamResponse,
-    context: ServerContext,
-) -> None:
-    """Wait for records; after `tail_idle_s` without any, send filler, to notice a gone reader."""
-    clock, idle_s = context.broker.clock, context.limits.tail_idle_s
-    begun_s = clock.monotonic()
-    await context.broker.fetch.wait(
-        [(one.partition, one.offset) for one in positions], timeout_s=idle_s
-    )
-    if clock.monotonic() - begun_s >= idle_s:
-        await response.write(writer.idle)
 
 
 class _Forwarder:
@@ -167,22 +154,39 @@ class _Forwarder:
         self,
         request: Request,
         response: web.StreamResponse,
-        record_format: RecordFormat,
         writer: _Writer,
         context: ServerContext,
+        *,
+        record_format: RecordFormat,
+        isolation: Isolation,
     ) -> None:
         self._request = request
         self._response = response
         self._format = record_format
+        self._isolation = isolation
         self._writer = writer
         self._context = context
         self._reader = BatchReader(request, context)
 
+    async def idle(self, positions: Sequence[TailPosition]) -> None:
+        """Wait for records; after `tail_idle_s` without any, filler notices a gone reader."""
+        broker, idle_s = self._context.broker, self._context.limits.tail_idle_s
+        begun_s = broker.clock.monotonic()
+        await broker.fetch.wait(
+            [(one.partition, one.offset) for one in positions],
+            timeout_s=idle_s,
+            isolation=self._isolation,
+        )
+        if broker.clock.monotonic() - begun_s >= idle_s:
+            await self._response.write(self._writer.idle)
+
     async def forward(self, position: TailPosition) -> int:
         """Send the next records of one partition; return the number of bytes sent."""
-        fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
+        fetched = await position.partition.read(
+            position.offset, max_bytes=TAIL_READ_BYTES, isolation=self._isolation
+        )
         total = 0
-        with self._reader.holding(fetched.data, position.offset) as batches:
+        with self._reader.holding(fetched.data, position.offset, fetched.aborted) as batches:
             for batch in batches:
                 if batch.header.next_offset <= position.offset:
                     continue
@@ -229,7 +233,9 @@ class _Forwarder:
                 yield writer.record(document, position)
 
 
-async def _positions(request: Request, context: ServerContext) -> list[TailPosition]:
+async def _positions(
+    request: Request, context: ServerContext, isolation: Isolation
+) -> list[TailPosition]:
     """The start positions: from `partition` and `offset` of the query, or from Last-Event-ID."""
     parameters = request.query_parameters
     chosen = parameters.get("partition")
@@ -258,7 +264,10 @@ async def _positions(request: Request, context: ServerContext) -> list[TailPosit
             for one in partitions
         ]
     start = parameters.get("offset", NamedOffset.LATEST)
-    return [TailPosition(one, one.partition, await parse_offset(start, one)) for one in partitions]
+    return [
+        TailPosition(one, one.partition, await parse_offset(start, one, isolation))
+        for one in partitions
+    ]
 
 
 def _check_count(partitions: Sized) -> None:
@@ -301,6 +310,7 @@ ROUTES: Final = (
                 "offset", str, "Where to begin: a number, earliest or latest.", "latest"
             ),
             QueryParameter("format", str, "json, binary (base64) or text.", "json"),
+            ISOLATION_QUERY,
             QueryParameter("last_event_id", str, "As the header Last-Event-ID: where to go on."),
         ),
         response_media_types=(SSE, NDJSON),

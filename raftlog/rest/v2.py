@@ -18,7 +18,7 @@ from aiohttp import web
 
 from raftlog.api.cluster import BrokerIds
 from raftlog.api.common import INT64_MAX
-from raftlog.broker.fetch import PartitionHandle, ReadProgress
+from raftlog.broker.fetch import Fetched, Isolation, PartitionHandle, ReadProgress
 from raftlog.broker.offsets import NamedOffset, named_offset, offset_at_time
 from raftlog.broker.produce import PartitionWrite
 from raftlog.http.body import read_body
@@ -47,7 +47,7 @@ from raftlog.record.errors import (
     UNSUPPORTED_MEDIA_TYPE,
     LogError,
 )
-from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.record.types import Offset, PartitionId
 from raftlog.rest.json_records import (
     GROUP_BYTES,
     BatchReader,
@@ -238,6 +238,8 @@ async def _produce(
         body, record_format, produced, depth_max=limits.json_depth_max, turns=broker.turns
     )
     options = idempotent_options(request, parsed, limits)
+    if options.transactional_id is not None:
+        broker.produce.authorize_transaction(request.principal, options.transactional_id)
     records, partitions = produced.records, produced.partitions
     if fixed is not None and any(number not in (None, fixed) for number in partitions):
         raise LogError(INVALID_BODY, f"The path says partition {fixed}, a record another.")
@@ -290,6 +292,17 @@ LEADER: Final = "leader"
 ANY: Final = "any"
 REPLICAS: Final = (LEADER, ANY)
 """Replicas that may serve a read."""
+READ_UNCOMMITTED: Final = "read_uncommitted"
+ISOLATIONS: Final[Mapping[str, Isolation]] = MappingProxyType(
+    {READ_UNCOMMITTED: Isolation.READ_UNCOMMITTED, "read_committed": Isolation.READ_COMMITTED}
+)
+ISOLATION_QUERY: Final = QueryParameter(
+    "isolation",
+    str,
+    "read_uncommitted: also records of open and aborted transactions; or read_committed: without "
+    "these, up to the last stable offset.",
+    READ_UNCOMMITTED,
+)
 MAX_BYTES_DEFAULT: Final = 1024 * 1024
 MAX_RECORDS_DEFAULT: Final = 10_000
 
@@ -315,6 +328,7 @@ class _Poll:
     max_bytes: int
     max_records: int
     timeout_s: float
+    isolation: Isolation
 
 
 async def read_records(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -339,6 +353,7 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
             answer.take,
             max_bytes=poll.max_bytes,
             timeout_s=poll.timeout_s,
+            isolation=poll.isolation,
         )
     except LogError:
         counters.failed_fetch_requests += 1
@@ -356,8 +371,9 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
 async def _parse(request: Request, context: ServerContext, partition: PartitionHandle) -> _Poll:
     end_offset = integer_parameter(request, "end_offset", -1, minimum=0)
     timeout_ms = integer_parameter(request, "timeout", 0)
+    isolation = isolation_parameter(request)
     return _Poll(
-        offset=await start_offset(request, partition),
+        offset=await start_offset(request, partition, isolation),
         end_offset=None if end_offset < 0 else Offset(end_offset),
         max_bytes=integer_parameter(request, "max_bytes", MAX_BYTES_DEFAULT, minimum=1),
         max_records=min(
@@ -365,23 +381,32 @@ async def _parse(request: Request, context: ServerContext, partition: PartitionH
             context.limits.records_per_request_max,
         ),
         timeout_s=timeout_ms / 1000,
+        isolation=isolation,
     )
 
 
-async def start_offset(request: Request, partition: PartitionHandle) -> Offset:
+def isolation_parameter(request: Request) -> Isolation:
+    """The query's `isolation`. Raises LogError BAD_REQUEST."""
+    return ISOLATIONS[choice_parameter(request, "isolation", READ_UNCOMMITTED, ISOLATIONS)]
+
+
+async def start_offset(
+    request: Request, partition: PartitionHandle, isolation: Isolation
+) -> Offset:
     """The first offset to read: `offset` (a number, earliest, latest) or `timestamp` (ms)."""
     given = request.query_parameters
     if "timestamp" in given:
         if "offset" in given:
             raise LogError(BAD_REQUEST, "Give offset or timestamp, not both.")
-        return await offset_at_time(integer_parameter(request, "timestamp", 0), partition)
-    return await parse_offset(given.get("offset", NamedOffset.EARLIEST), partition)
+        timestamp_ms = integer_parameter(request, "timestamp", 0)
+        return await offset_at_time(timestamp_ms, partition, isolation)
+    return await parse_offset(given.get("offset", NamedOffset.EARLIEST), partition, isolation)
 
 
-async def parse_offset(text: str, partition: PartitionHandle) -> Offset:
+async def parse_offset(text: str, partition: PartitionHandle, isolation: Isolation) -> Offset:
     """An offset from text: a number, earliest or latest. LogError BAD_REQUEST."""
     if text in (NamedOffset.EARLIEST, NamedOffset.LATEST):
-        return await named_offset(NamedOffset(text), partition)
+        return await named_offset(NamedOffset(text), partition, isolation)
     number = whole_number(text)
     if number is None or not 0 <= number <= INT64_MAX:
         raise LogError(
@@ -414,7 +439,7 @@ class _Answer:
         self._bytes = 0
         """Bytes of the answer so far: of a compressed batch, many times its size."""
 
-    async def take(self, data: Buffer) -> bool:
+    async def take(self, fetched: Fetched) -> bool:
         """Add the records of whole batches; return whether a bound is reached.
 
         The answer counts as bytes in flight as it grows. Without room for more, the records before
@@ -423,7 +448,7 @@ class _Answer:
         """
         progress = self.progress
         try:
-            with self._reader.holding(data, progress.offset) as batches:
+            with self._reader.holding(fetched.data, progress.offset, fetched.aborted) as batches:
                 for batch in batches:
                     if batch.header.next_offset <= progress.offset:
                         continue
@@ -433,6 +458,8 @@ class _Answer:
                                 return True
                     # Compaction may have removed the last records, but not their offsets.
                     progress.skip_to(batch.header.next_offset)
+                # Markers and aborted records have offsets, too.
+                progress.skip_to(fetched.next_offset)
         except LogError:
             if progress.count:
                 return True
@@ -514,6 +541,7 @@ _RECORDS_QUERY: Final = (
         "it knows.",
         LEADER,
     ),
+    ISOLATION_QUERY,
 )
 
 ROUTES: Final = (

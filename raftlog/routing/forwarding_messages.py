@@ -26,8 +26,7 @@ from raftlog.record.errors import (
     LogError,
     outcome_unknown_error,
 )
-from raftlog.record.types import Buffer, Offset, ProducerId
-from raftlog.storage.types import AbortedTransaction
+from raftlog.record.types import AbortedTransaction, Buffer, Offset, ProducerId
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"
@@ -70,6 +69,8 @@ class Append(_Base, frozen=True, tag=1):
     topic_id: _TopicId
     partition: _PartitionNumber
     acks: Annotated[int, Meta(ge=-1, le=1)]
+    transactional_id: Annotated[str, Meta(max_length=255)] | None = None
+    """Of the transaction that the batches belong to, or open."""
 
 
 class Read(_Base, frozen=True, tag=2):
@@ -164,6 +165,7 @@ class WriteMarker(_Base, frozen=True, tag=11):
     producer_epoch: Annotated[int, Meta(ge=0, le=2**15 - 1)]
     coordinator_epoch: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     commit: bool
+    is_epoch_next: bool = False
 
 
 Operation: TypeAlias = (

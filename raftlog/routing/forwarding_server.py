@@ -83,6 +83,7 @@ from raftlog.routing.forwarding_messages import (
     with_aborted,
 )
 from raftlog.routing.many import coded, local_bounds, local_times
+from raftlog.routing.transaction_hooks import NoCoordinators, TransactionHooks
 from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
 
@@ -132,6 +133,8 @@ class ForwardingServer:
         """Of ended sessions."""
         self.on_coordinate: OnCoordinate = _no_coordinators
         """Carries out the requests to coordinators. Raises LogError."""
+        self.transactions: TransactionHooks = NoCoordinators()
+        """Appends and markers of transactions."""
 
     @property
     def requests(self) -> int:
@@ -165,9 +168,7 @@ class ForwardingServer:
 
     def opened(self, connection: Connection, theirs: Hello) -> _Session:
         """Take a caller's connection."""
-        return _Session(
-            theirs.node_id, self._replicas, self.on_coordinate, self._on_fatal, self._forget
-        )
+        return _Session(theirs.node_id, self, self._replicas, self._on_fatal, self._forget)
 
     def _forget(self, session: _Session) -> None:
         self._requests += session.requests
@@ -186,8 +187,8 @@ class _Session(Session):
     def __init__(
         self,
         node_id: int,
+        server: ForwardingServer,
         replicas: ReplicaManager,
-        on_coordinate: OnCoordinate,
         on_fatal: Callable[[str], None],
         on_end: Callable[[_Session], None],
     ) -> None:
@@ -195,7 +196,7 @@ class _Session(Session):
         self.requests = 0
         """Requests begun for the caller."""
         self._replicas = replicas
-        self._on_coordinate = on_coordinate
+        self._server = server
         self._on_fatal = on_fatal
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -327,7 +328,7 @@ class _Session(Session):
             return await self._read_replica(operation)
         found = self._led(operation.topic_id, operation.partition)
         if isinstance(operation, Coordinate):
-            return Coordinated(), (await self._on_coordinate(found, body, timeout_s),)
+            return Coordinated(), (await self._server.on_coordinate(found, body, timeout_s),)
         return await self._at_leader(found, operation, body, timeout_s)
 
     async def _at_leader(
@@ -345,9 +346,17 @@ class _Session(Session):
                     max_message_bytes=found.log.config.max_message_bytes,
                     allow_transactional=True,
                 )
-                results = await found.append(
-                    batches, acks=Acks(operation.acks), timeout_s=timeout_s
-                )
+                acks = Acks(operation.acks)
+                if operation.transactional_id is None:
+                    results = await found.append(batches, acks=acks, timeout_s=timeout_s)
+                else:
+                    results = await self._server.transactions.append(
+                        found,
+                        batches,
+                        transactional_id=operation.transactional_id,
+                        acks=acks,
+                        timeout_s=timeout_s,
+                    )
                 return Appended(
                     tuple(
                         (r.base_offset, r.last_offset, r.log_append_time_ms, r.duplicate)
@@ -382,10 +391,11 @@ class _Session(Session):
                 start = await found.require_leader().delete_records(Offset(operation.before))
                 return msgspec.structs.replace(_marks(found), log_start_offset=start), ()
             case WriteMarker():
-                await found.write_marker(
+                await self._server.transactions.write_marker(
+                    found,
                     ProducerId(operation.producer_id),
                     ProducerEpoch(operation.producer_epoch),
-                    Marker(operation.commit, operation.coordinator_epoch),
+                    Marker(operation.commit, operation.coordinator_epoch, operation.is_epoch_next),
                     timeout_s=timeout_s,
                 )
                 return MarkerWritten(), ()

@@ -132,9 +132,14 @@ class PartitionHandle:
             return None
 
     async def append(
-        self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
+        self,
+        batches: Sequence[RecordBatch],
+        *,
+        acks: Acks,
+        timeout_s: float,
+        transactional_id: str | None = None,
     ) -> list[AppendResult]:
-        """See `Partition.append`.
+        """See `Partition.append`; the batches of a `transactional_id` join its transaction.
 
         An append that is forwarded or retried holds back later ones of its producer: overtaken, it
         would be out of order at the leader.
@@ -144,20 +149,30 @@ class PartitionHandle:
         keys = [(self.topic_id, self.partition, producer_id) for producer_id in producers]
         deadline = asyncio.get_running_loop().time() + timeout_s
         refusal: LogError | None = None
+
+        def local(found: Partition, remaining_s: float) -> Awaitable[list[AppendResult]]:
+            if transactional_id is None:
+                return found.append(batches, acks=acks, timeout_s=remaining_s)
+            return self._router.transactions.append(
+                found,
+                batches,
+                transactional_id=transactional_id,
+                acks=acks,
+                timeout_s=remaining_s,
+            )
+
         if self._local is not None and not earlier.is_held(keys):
             try:
-                return await self._local.append(batches, acks=acks, timeout_s=timeout_s)
+                return await local(self._local, timeout_s)
             except LogError as error:
                 refusal = self._drop_local(error)
         place = earlier.enter(keys)
         try:
             await self._wait_earlier(place, deadline)
             outcome, _ = await self._routed(
-                Append(self.topic_id, self.partition, int(acks)),
+                Append(self.topic_id, self.partition, int(acks), transactional_id),
                 [batch.data for batch in batches],
-                local=lambda found, remaining_s: found.append(
-                    batches, acks=acks, timeout_s=remaining_s
-                ),
+                local=local,
                 timeout_s=deadline - asyncio.get_running_loop().time(),
                 may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
                 refusal=refusal,
@@ -326,10 +341,11 @@ class PartitionHandle:
                 producer_epoch,
                 marker.coordinator_epoch,
                 marker.commit,
+                marker.is_epoch_next,
             ),
             (),
-            local=lambda found, remaining_s: found.write_marker(
-                producer_id, producer_epoch, marker, timeout_s=remaining_s
+            local=lambda found, remaining_s: self._router.transactions.write_marker(
+                found, producer_id, producer_epoch, marker, timeout_s=remaining_s
             ),
             timeout_s=timeout_s,
             refusal=None,

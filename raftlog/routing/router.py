@@ -40,6 +40,7 @@ from raftlog.routing.forwarding_messages import (
     outcome_unknown_if_changing,
 )
 from raftlog.routing.handle import LocalFollowerHandle, PartitionHandle, ProducerKey
+from raftlog.routing.transaction_hooks import NoCoordinators, TransactionHooks
 
 if TYPE_CHECKING:
     from raftlog.routing.forwarding import Forwarder
@@ -92,6 +93,8 @@ class PartitionRouter:
         # A few per request in flight; requests are bounded by the listeners.
         self._watches: dict[_Watch, None] = {}
         self._next_wait_log = 0.0
+        self.transactions: TransactionHooks = NoCoordinators()
+        """Appends and markers of transactions at partitions led here."""
         self.routed_appends: ArrivalOrder[ProducerKey] = ArrivalOrder()
         """Producers with appends that are forwarded or retried: one at a time each."""
 

@@ -44,6 +44,7 @@ own, and transactional: readers and compaction identify them by that alone.
 |---|---|
 | an older coordinator epoch than the newest marker's | COORDINATOR_FENCED |
 | an older producer epoch | PRODUCER_FENCED |
+| the epoch of the open transaction, of version 2 | PRODUCER_FENCED: it is late (KIP-1228) |
 | of an older epoch | transactional | TRANSACTION_NOT_VERIFIED: its marker is still to come |
 | anything else | Append |
 
@@ -185,6 +186,12 @@ def judge_marker(
         and epoch == known.epoch
         and marker.coordinator_epoch == known.coordinator_epoch
     )
+    if marker.is_epoch_next and known.is_in_transaction and epoch == known.epoch:
+        return LogError(
+            PRODUCER_FENCED,
+            f"The marker of producer {producer_id} in epoch {epoch} is late: its transaction has "
+            "ended here, and the next one has begun.",
+        )
     if is_repeated:
         return Duplicate(Offset(known.last_offset), Offset(known.last_offset), NO_TIME)
     return APPEND

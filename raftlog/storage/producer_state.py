@@ -227,6 +227,16 @@ class ProducerStates:
         new_producers = 1 if updates and known is None else 0
         return AppendPlan((outcome,), updates, self._revision, new_producers, seen_ms, marker)
 
+    def needs_marker(
+        self, producer_id: ProducerId, producer_epoch: ProducerEpoch, marker: Marker
+    ) -> bool:
+        """Whether the marker is not in the log yet. Raises LogError as `prepare_marker`."""
+        known = self._producers.get(producer_id)
+        outcome = judge_marker(known, producer_id, producer_epoch, marker)
+        if isinstance(outcome, LogError):
+            raise outcome
+        return outcome is APPEND
+
     def _require_room(self, new_producers: int, now_ms: int) -> None:
         refusal = self._lacks_room(new_producers, now_ms)
         if refusal is not None:

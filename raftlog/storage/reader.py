@@ -25,13 +25,13 @@ from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import iterate_records
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.record.header import CRC_START, HEADER_SIZE, BatchHeader, parse_header
-from raftlog.record.types import Offset
+from raftlog.record.types import AbortedTransaction, Offset
 from raftlog.storage.aborted_index import Wanted
 from raftlog.storage.aborted_lookup import find_aborted
 from raftlog.storage.index import OffsetEntry
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.segments import Segment, header_at, walk
-from raftlog.storage.types import AbortedTransaction, DamagedRange, ReadResult
+from raftlog.storage.types import DamagedRange, ReadResult
 from raftlog.world import Buffer, DiskError
 
 _T = TypeVar("_T")

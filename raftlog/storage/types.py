@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
-from raftlog.record.types import LeaderEpoch, Offset, ProducerId
+from raftlog.record.types import LeaderEpoch, Offset
 
 UNLIMITED = -1
 """Value of a retention setting without a limit."""
@@ -93,17 +92,6 @@ class ReadResult:
 
     data: bytes | memoryview
     next_offset: Offset
-
-
-class AbortedTransaction(NamedTuple):
-    """An aborted transaction in a range of offsets.
-
-    The producer's transactional records from `first_offset` on, up to its next marker, are to be
-    skipped.
-    """
-
-    producer_id: ProducerId
-    first_offset: Offset
 
 
 class LogState(StrEnum):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftlog.broker.fetch import FETCH_CHUNK_BYTES, MultiFetch, ReadProgress
+from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, MultiFetch, ReadProgress
 from raftlog.record.batch import iterate_batches
 from raftlog.record.errors import (
     FORBIDDEN,
@@ -17,7 +17,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.frames import ProduceFrame
-from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.record.types import Offset, PartitionId
 from tests.broker.data_fakes import waiting_readers
 from tests.broker.harness import ALICE, DEFAULTS, TOPIC, BrokerHarness, Operation, encoded
 from tests.http.http_peers import eventually
@@ -151,8 +151,8 @@ async def test_read_takes_chunks_until_it_needs_no_more() -> None:
     progress = ReadProgress(START, None)
     taken: list[int] = []
 
-    async def take(data: Buffer) -> bool:
-        taken.extend(batch.header.base_offset for batch in iterate_batches(data))
+    async def take(fetched: Fetched) -> bool:
+        taken.extend(batch.header.base_offset for batch in iterate_batches(fetched.data))
         progress.count += 1
         progress.skip_to(Offset(taken[-1] + 1))
         return len(taken) == 2

@@ -92,8 +92,8 @@ async def test_a_reader_from_a_time_on_misses_no_record_committed_during_the_loo
     partition = one.broker.fetch.partition(ALICE, "one", 0)
     lookup = PartitionHandle.offset_for_timestamp
 
-    async def lookup_before_an_append(self: PartitionHandle, timestamp_ms: int) -> Any:
-        found = await lookup(self, timestamp_ms)
+    async def lookup_before_an_append(self: PartitionHandle, *arguments: Any) -> Any:
+        found = await lookup(self, *arguments)
         await put(one, "one", 0, b"c")
         return found
 

@@ -18,8 +18,8 @@ from raftlog_client.fetch_protocol import (
 )
 from raftlog_client.transport import NodeAddress
 
-from raftlog.record.frames import AbortedTransaction, FetchFrame, encode_fetch_frame
-from raftlog.record.types import Offset, PartitionId, ProducerId
+from raftlog.record.frames import FetchFrame, encode_fetch_frame
+from raftlog.record.types import AbortedTransaction, Offset, PartitionId, ProducerId
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\n"
 

@@ -17,6 +17,7 @@ from raftlog.record.control import Marker
 from raftlog.record.errors import NO_LEADER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import (
+    AbortedTransaction,
     BrokerEpoch,
     BrokerId,
     LeaderEpoch,
@@ -32,7 +33,7 @@ from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.router import PartitionRouter
-from raftlog.storage.types import AbortedTransaction, AppendResult, LogConfig
+from raftlog.storage.types import AppendResult, LogConfig
 from tests.simulation.world import Process, World, run
 
 T = TypeVar("T")

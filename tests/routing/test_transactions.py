@@ -17,11 +17,10 @@ from raftlog.record.errors import (
     TRANSACTION_NOT_VERIFIED,
     LogError,
 )
-from raftlog.record.types import Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import AbortedTransaction, Offset, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Isolation
 from raftlog.routing.forwarding_messages import split_aborted, with_aborted
 from raftlog.routing.many import PartitionBounds, bounds_of_many, times_of_many
-from raftlog.storage.types import AbortedTransaction
 from tests.storage.transactional import transactional
 
 from .forwarding_world import Cluster, Node, batch, simulate
@@ -42,7 +41,10 @@ async def filled(cluster: Cluster) -> bytes:
 def mark(node: Node, timeout_s: float = 5.0):  # type: ignore[no-untyped-def]
     return node.run(
         node.find().write_marker(
-            ProducerId(7), ProducerEpoch(3), Marker(False, 9), timeout_s=timeout_s
+            ProducerId(7),
+            ProducerEpoch(3),
+            Marker(False, 9, is_epoch_next=True),
+            timeout_s=timeout_s,
         )
     )
 
@@ -146,7 +148,8 @@ def test_a_marker_goes_to_the_leader(number: int) -> None:
         leader.mine.errors = [LogError(NO_LEADER, "not yet"), LogError(RETRIABLE, "no commit")]
         await mark(node)
         calls = [call.rpartition(" ")[0] for call in leader.mine.calls]
-        assert calls == ["marker 7 3 Marker(commit=False, coordinator_epoch=9)"] * 3
+        marker = "Marker(commit=False, coordinator_epoch=9, is_epoch_next=True)"
+        assert calls == [f"marker 7 3 {marker}"] * 3
         leader.mine.errors = [LogError(COORDINATOR_FENCED, "a newer one")]
         with pytest.raises(LogError) as caught:
             await mark(node)

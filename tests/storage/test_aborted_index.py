@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from raftlog.record.types import Offset, ProducerId
+from raftlog.record.types import AbortedTransaction, Offset, ProducerId
 from raftlog.storage.aborted_index import ENTRY_SIZE, Wanted
 from raftlog.storage.aborted_lookup import find_aborted
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.log import Log
-from raftlog.storage.types import AbortedTransaction, LogConfig
+from raftlog.storage.types import LogConfig
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import DIRECTORY, EPOCH, batch, new_log
 from tests.storage.transactional import (

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from raftlog.record.batch import RecordBatch, iterate_batches, split_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.control import Marker, build_marker, parse_marker
-from raftlog.record.types import Buffer, LeaderEpoch, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import (
+    AbortedTransaction,
+    Buffer,
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+)
 from raftlog.storage.appending import Terms
 from raftlog.storage.log import Log
-from raftlog.storage.types import AbortedTransaction
 from tests.storage.logs import BATCH_BYTES_MAX, EPOCH
 
 VERIFIED = Terms(may_begin=lambda _producer_id, _epoch: True)

@@ -425,7 +425,7 @@ def replay(seed: int) -> Report:
         history = History(world, NodeWorld(world, node_count=count, voter_count=voters))
         kind = replace(KIND, handle=history.handle, create=history.create)
         with (
-            mock.patch.object(assembly, "COORDINATOR_KINDS", (kind,)),
+            mock.patch.object(assembly, "coordinator_kinds", lambda *_: (kind,)),
             mock.patch.object(service, "PARTITIONS", PARTITIONS),
             mock.patch.object(Shard, "_append", history.flaky(Shard._append)),
         ):

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_client.isolation import readable_batches
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import BatchBuilder
-from raftlog.record.frames import AbortedTransaction
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, parse_header
-from raftlog.record.types import NO_PRODUCER_ID, Offset, ProducerId
+from raftlog.record.isolation import readable_batches
+from raftlog.record.types import NO_PRODUCER_ID, AbortedTransaction, Offset, ProducerId
 
 
 class Step(NamedTuple):

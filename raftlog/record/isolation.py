@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from raftlog.record.batch import RecordBatch
-from raftlog.record.frames import AbortedTransaction
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT
-from raftlog.record.types import ProducerId
+from raftlog.record.types import AbortedTransaction, ProducerId
 
 _TRANSACTION_BITS: Final = CONTROL_BIT | TRANSACTIONAL_BIT
 

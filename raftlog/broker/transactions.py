@@ -1,0 +1,224 @@
+"""Transactions: producers, ends, sink epochs and listings, at the coordinators of any node.
+
+A request goes to the coordinator of its transactional id; the ids of one sink share one. Requests
+that are harmless to repeat are repeated while the coordinator moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from raftlog.broker.authorize import (
+    Authorize,
+    Operation,
+    Principal,
+    Resource,
+    transactional_id_resource,
+)
+from raftlog.broker.node import NodeServices
+from raftlog.coordinator.decision import Producer
+from raftlog.coordinator.service import partition_of
+from raftlog.coordinator.transaction import VERSION_2
+from raftlog.coordinator.transaction_kind import NAME, TOPIC, decode_response, encode_request
+from raftlog.coordinator.transaction_messages import (
+    AbortTransaction,
+    CommitSinkEpoch,
+    DescribeSink,
+    DescribeTransaction,
+    Done,
+    Ended,
+    EndTransaction,
+    Initialized,
+    InitProducer,
+    ListTransactions,
+    PrepareTransaction,
+    Request,
+    Response,
+    SinkEpoch,
+    TransactionDescription,
+    TransactionListing,
+    TransactionSummary,
+    shard_key,
+    sink_shard_key,
+)
+from raftlog.metadata.image import TopicImage
+from raftlog.record.errors import LogError
+from raftlog.record.types import NO_PRODUCER_ID, BrokerId
+
+__all__ = ["Ended", "Initialized", "Producer", "TransactionDescription", "TransactionService"]
+
+CALL_S: Final = 10.0
+"""Timeout of one call."""
+
+R = TypeVar("R", bound=Response)
+
+
+class CoordinatedTransaction(NamedTuple):
+    """A transactional id, and the node that coordinates it."""
+
+    summary: TransactionSummary
+    coordinator: BrokerId
+
+
+class TransactionsFound(NamedTuple):
+    """The transactional ids of all coordinators that answered."""
+
+    transactions: Sequence[CoordinatedTransaction]
+    incomplete: Sequence[str]
+    """Why those of some coordinators are missing."""
+
+
+class TransactionService:
+    """The transactions of the cluster, on any node."""
+
+    def __init__(self, services: NodeServices, authorize: Authorize) -> None:
+        self._services = services
+        self._authorize = authorize
+
+    async def init(
+        self,
+        principal: Principal,
+        transactional_id: str,
+        *,
+        timeout_ms: int,
+        known: Producer,
+        keep_prepared: bool,
+    ) -> Initialized:
+        """Become the one producer of the id; `known` is of an earlier answer, or has the id -1.
+
+        Raises LogError: CONCURRENT_TRANSACTIONS until an earlier transaction has ended.
+        """
+        self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
+        request = InitProducer(
+            transactional_id,
+            timeout_ms,
+            None if known.producer_id == NO_PRODUCER_ID else known,
+            keep_prepared,
+        )
+        # Repeated, it would fence the producer of its own first answer: only an epoch is lost.
+        return await self._call(request, shard_key(transactional_id), Initialized, is_held=True)
+
+    async def end(
+        self, principal: Principal, transactional_id: str, producer: Producer, *, is_commit: bool
+    ) -> Producer:
+        """Commit or abort; returns the producer for the next transaction. Raises LogError."""
+        self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
+        request = EndTransaction(transactional_id, producer, is_commit, VERSION_2)
+        key = shard_key(transactional_id)
+        return (await self._call(request, key, Ended, is_held=True)).producer
+
+    async def prepare(
+        self, principal: Principal, transactional_id: str, producer: Producer
+    ) -> None:
+        """First phase of two: the transaction waits for its end, over any timeout."""
+        self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
+        request = PrepareTransaction(transactional_id, producer)
+        await self._call(request, shard_key(transactional_id), Done)
+
+    async def fence(self, principal: Principal, transactional_id: str) -> None:
+        """Abort whatever is open, and fence its producer. Raises LogError INVALID_TXN_STATE."""
+        self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
+        request = AbortTransaction(transactional_id)
+        await self._call(request, shard_key(transactional_id), Done, may_repeat=False)
+
+    async def describe(
+        self, principal: Principal, transactional_id: str
+    ) -> tuple[TransactionDescription, BrokerId]:
+        """One transactional id, and its coordinator. Raises LogError UNKNOWN_TRANSACTION."""
+        self._authorize(principal, Operation.DESCRIBE, transactional_id_resource(transactional_id))
+        key = shard_key(transactional_id)
+        request = DescribeTransaction(transactional_id)
+        found = await self._call(request, key, TransactionDescription, may_change=False)
+        topic = self._services.metadata.image.topic(TOPIC)
+        return found, topic.partitions[partition_of(key, len(topic.partitions))].leader
+
+    async def list(self, principal: Principal) -> TransactionsFound:
+        """All transactional ids that the principal may describe."""
+        topic = self._services.metadata.image.topics_by_name.get(TOPIC)
+        if topic is None:
+            return TransactionsFound((), ())
+        answers = await asyncio.gather(
+            *(self._list(topic, row.partition) for row in topic.partitions)
+        )
+        found: list[CoordinatedTransaction] = []
+        incomplete: list[str] = []
+        for row, answer in zip(topic.partitions, answers, strict=True):
+            if isinstance(answer, LogError):
+                incomplete.append(f"{TOPIC}-{row.partition}: {answer.message}")
+                continue
+            if not answer.is_complete:
+                incomplete.append(f"{TOPIC}-{row.partition} has more than one answer holds.")
+            found += (
+                CoordinatedTransaction(one, row.leader)
+                for one in answer.transactions
+                if self._may_describe(principal, one.transactional_id)
+            )
+        return TransactionsFound(found, incomplete)
+
+    async def commit_sink_epoch(
+        self, principal: Principal, sink_id: str, epoch: int, transactional_ids: Sequence[str]
+    ) -> SinkEpoch:
+        """Commit these prepared transactions of a sink, and abort its others: all or nothing."""
+        self._authorize(principal, Operation.WRITE, _sink_resource(sink_id))
+        request = CommitSinkEpoch(sink_id, epoch, tuple(transactional_ids))
+        return await self._call(request, sink_shard_key(sink_id), SinkEpoch)
+
+    async def describe_sink(self, principal: Principal, sink_id: str) -> SinkEpoch:
+        """The newest committed epoch of a sink; -1 without any."""
+        self._authorize(principal, Operation.DESCRIBE, _sink_resource(sink_id))
+        request = DescribeSink(sink_id)
+        return await self._call(request, sink_shard_key(sink_id), SinkEpoch, may_change=False)
+
+    async def _call(
+        self,
+        request: Request,
+        key: str,
+        kind: type[R],
+        *,
+        may_change: bool = True,
+        may_repeat: bool = True,
+        is_held: bool = False,
+    ) -> R:
+        data = await self._services.coordinators.call(
+            NAME,
+            key,
+            encode_request(request),
+            timeout_s=CALL_S,
+            may_change=may_change,
+            may_repeat=may_repeat,
+            is_held=is_held,
+        )
+        response = decode_response(data)
+        assert isinstance(response, kind)
+        return response
+
+    async def _list(self, topic: TopicImage, number: int) -> TransactionListing | LogError:
+        try:
+            data = await self._services.coordinators.call_partition(
+                topic,
+                number,
+                encode_request(ListTransactions()),
+                timeout_s=CALL_S,
+                may_change=False,
+                may_repeat=True,
+            )
+            response = decode_response(data)
+        except LogError as error:
+            return error.as_outcome()
+        assert isinstance(response, TransactionListing)
+        return response
+
+    def _may_describe(self, principal: Principal, transactional_id: str) -> bool:
+        try:
+            self._authorize(
+                principal, Operation.DESCRIBE, transactional_id_resource(transactional_id)
+            )
+        except LogError:
+            return False
+        return True
+
+
+def _sink_resource(sink_id: str) -> Resource:
+    return transactional_id_resource(sink_shard_key(sink_id))

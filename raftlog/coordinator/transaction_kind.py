@@ -1,0 +1,170 @@
+"""The transaction coordinator as a kind of shard: topic, record codec, requests.
+
+A refusal with records (an `init` that must abort first) is a `Failure` in the state machine's
+response: `decode_response` raises the error, once the records are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, Final, NoReturn, TypeAlias
+
+import msgspec
+
+from raftlog.coordinator.decision import CoordinatorRecord, Decision
+from raftlog.coordinator.record_codec import (
+    UnknownRecord,
+    decode_transaction_record,
+    encode_record,
+)
+from raftlog.coordinator.shard import Kind, Moment, Shard
+from raftlog.coordinator.transaction import ProducerIdRequiredError, TransactionSettings
+from raftlog.coordinator.transaction_messages import (
+    DescribeSink,
+    DescribeTransaction,
+    EndTransaction,
+    Failure,
+    InitProducer,
+    ListTransactions,
+    Request,
+    Response,
+)
+from raftlog.coordinator.transaction_shard import TimerKey, TransactionShard
+from raftlog.record.errors import (
+    CONCURRENT_TRANSACTIONS,
+    CORRUPT_BATCH,
+    INVALID_BODY,
+    UNSUPPORTED_FORMAT,
+    LogError,
+)
+from raftlog.record.types import Buffer, ProducerEpoch, ProducerId
+from raftlog.schema.errors import DecodeError
+
+NAME: Final = "transaction"
+TOPIC: Final = "__transaction_state"
+
+HELD_S: Final = 2.0
+"""Longest wait of an `init` or end for the markers of the transaction before."""
+
+TransactionCoordinator: TypeAlias = Shard[TransactionShard, TimerKey]
+AllocateProducerId: TypeAlias = Callable[[], Awaitable[tuple[ProducerId, ProducerEpoch]]]
+"""Allocates an unused producer id. Raises LogError."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
+_responses: Final[msgspec.msgpack.Decoder[Response]] = msgspec.msgpack.Decoder(Response)
+
+
+def encode_request(request: Request) -> bytes:
+    """The request as bytes, for `Coordinators.call`."""
+    return _encode(request)
+
+
+def decode_response(data: Buffer) -> Response:
+    """The coordinator's response. Raises the LogError of a `Failure`."""
+    response = _responses.decode(data)
+    if isinstance(response, Failure):
+        raise response.error()
+    return response
+
+
+def transaction_kind(
+    allocate_producer_id: AllocateProducerId,
+    run: Callable[[TransactionCoordinator], Coroutine[Any, Any, None]],
+    settings: TransactionSettings,
+) -> Kind[TransactionShard, TimerKey]:
+    """The kind. `run` writes the markers of a loaded shard, until it ends."""
+
+    def create(changed: Callable[[Hashable], None]) -> TransactionShard:
+        return TransactionShard(settings, changed)
+
+    async def handle(shard: TransactionCoordinator, data: memoryview) -> Buffer:
+        try:
+            request = _requests.decode(data)
+        except msgspec.DecodeError as error:
+            raise LogError(
+                INVALID_BODY, f"The coordinator's request is not valid: {error}"
+            ) from None
+        return _encode(await carry_out(shard, request, allocate_producer_id))
+
+    return Kind(
+        name=NAME,
+        topic=TOPIC,
+        create=create,
+        encode_record=encode_record,
+        decode_record=_decode_record,
+        timers=lambda state: state.timers,
+        loaded=lambda state, moment: state.loaded(moment.now_ms),
+        expire=_expire,
+        handle=handle,
+        run=run,
+    )
+
+
+async def carry_out(
+    shard: TransactionCoordinator, request: Request, allocate_producer_id: AllocateProducerId
+) -> Response:
+    """The response to a request, once its records are committed. Raises LogError."""
+    if isinstance(request, ListTransactions | DescribeTransaction | DescribeSink):
+        return await shard.query(lambda state: _decide(shard, state, request, None).response)
+    if not isinstance(request, InitProducer | EndTransaction):
+        return await _execute(shard, request, allocate_producer_id)
+    try:
+        response = await _execute(shard, request, allocate_producer_id)
+        if not isinstance(response, Failure):
+            return response
+        refusal = response.error()
+    except LogError as error:
+        refusal = error
+    transactional_id = request.transactional_id
+    if refusal.entry is not CONCURRENT_TRANSACTIONS or not await shard.wait_until(
+        transactional_id, lambda state: not state.is_ending(transactional_id), HELD_S
+    ):
+        raise refusal
+    return await _execute(shard, request, allocate_producer_id)
+
+
+async def _execute(
+    shard: TransactionCoordinator, request: Request, allocate_producer_id: AllocateProducerId
+) -> Response:
+    producer_id: ProducerId | None = None
+    while True:
+        try:
+            return await shard.execute(
+                lambda state, unused=producer_id: _decide(shard, state, request, unused)  # type: ignore[misc]
+            )
+        except ProducerIdRequiredError:
+            producer_id, _ = await allocate_producer_id()
+
+
+def _decide(
+    shard: TransactionCoordinator,
+    state: TransactionShard,
+    request: Request,
+    producer_id: ProducerId | None,
+) -> Decision[Response]:
+    moment = shard.moment()
+    return state.decide(request, moment.now_ms, moment.time_ms, producer_id)
+
+
+def _expire(state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[object]:
+    decision = state.expire(key, moment.now_ms, moment.time_ms)
+    return Decision(None, decision.records)
+
+
+def _decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord:
+    try:
+        record = decode_transaction_record(key, value)
+    except DecodeError as error:
+        raise LogError(CORRUPT_BATCH, f"A record of {TOPIC} is malformed: {error}") from error
+    if isinstance(record, UnknownRecord):
+        _refuse(record)
+    return record
+
+
+def _refuse(record: UnknownRecord) -> NoReturn:
+    raise LogError(
+        UNSUPPORTED_FORMAT,
+        f"{TOPIC} has a record of key {record.key_number} in version {record.value_version}, which "
+        "this release does not know: upgrade this node, or have a newer one lead the partition.",
+    )

@@ -1,0 +1,156 @@
+"""A led partition of `__transaction_state` over a log in memory, with a leader of all markers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, TypeVar
+
+from raftlog.coordinator import transaction_messages as messages
+from raftlog.coordinator.decision import Producer
+from raftlog.coordinator.load import load_shard
+from raftlog.coordinator.markers import MarkerWriter
+from raftlog.coordinator.shard import Shard
+from raftlog.coordinator.transaction import VERSION_2, TransactionSettings
+from raftlog.coordinator.transaction_kind import (
+    TOPIC,
+    TransactionCoordinator,
+    decode_response,
+    encode_request,
+    transaction_kind,
+)
+from raftlog.coordinator.transaction_messages import (
+    EndTransaction,
+    Initialized,
+    InitProducer,
+    Request,
+    TopicPartition,
+    Verification,
+    VerifyOrAdd,
+)
+from raftlog.peer.tasks import TaskGroup
+from raftlog.record.control import Marker
+from raftlog.record.errors import UNKNOWN_TOPIC, LogError
+from raftlog.record.types import ProducerEpoch, ProducerId
+from tests.broker.data_fakes import DataNode, MemoryLog
+from tests.controller.clock import SteppedClock
+
+A, B = TopicPartition("one", 0), TopicPartition("six", 5)
+
+R = TypeVar("R")
+
+
+class Leaders:
+    """Stands in for the router: the leaders of all partitions, which write every marker."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[TopicPartition, Producer, Marker]] = []
+        self.failures: deque[LogError] = deque()
+        """Raised by the next writes, one each."""
+        self.unknown: set[TopicPartition] = set()
+        self.attempts = 0
+
+    def find(self, topic: str, partition: int) -> Any:
+        place = TopicPartition(topic, partition)
+        if place in self.unknown:
+            raise LogError(UNKNOWN_TOPIC)
+        return _Handle(self, place)
+
+
+class _Handle:
+    def __init__(self, leaders: Leaders, place: TopicPartition) -> None:
+        self._leaders = leaders
+        self._place = place
+
+    async def write_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._leaders.attempts += 1
+        await asyncio.sleep(0)
+        if self._leaders.failures:
+            raise self._leaders.failures.popleft()
+        self._leaders.written.append((self._place, Producer(producer_id, producer_epoch), marker))
+
+
+class TransactionPartition:
+    """The partition, and requests to its shard."""
+
+    def __init__(self, node: DataNode) -> None:
+        self.node = node
+        self.clock = SteppedClock()
+        self.fatal: list[str] = []
+        self.tasks = TaskGroup(self.fatal.append)
+        self.leaders = Leaders()
+        markers = MarkerWriter(self.leaders, self.clock)  # type: ignore[arg-type]
+        self.kind = transaction_kind(
+            node.metadata.allocate_producer_id, markers.run, TransactionSettings()
+        )
+        self.partition = node.replicas.here(TOPIC, 0)
+        self.log: MemoryLog = node.log(TOPIC)
+
+    @classmethod
+    async def start(cls) -> TransactionPartition:
+        node = DataNode()
+        await node.metadata.create_topic(TOPIC, partitions=1)
+        return cls(node)
+
+    async def load(self, *, writes_markers: bool = True) -> TransactionCoordinator:
+        """A shard that serves, as the service runs it."""
+        role = self.partition.require_leader()
+        shard: TransactionCoordinator = Shard(
+            self.kind,
+            self.partition,
+            role,
+            clock=self.clock,
+            image=lambda: self.node.metadata.image,
+            tasks=self.tasks,
+        )
+        role.end_listeners.append(shard.end)
+        await load_shard(shard, self.clock.monotonic)
+        self.tasks.spawn(shard.run(), "shard")
+        if writes_markers:
+            assert self.kind.run is not None
+            self.tasks.spawn(self.kind.run(shard), "markers")
+        return shard
+
+    async def call(self, shard: TransactionCoordinator, request: Request, kind: type[R]) -> R:
+        data = await self.kind.handle(shard, memoryview(encode_request(request)))
+        response = decode_response(data)
+        assert isinstance(response, kind)
+        return response
+
+    async def init(self, shard: TransactionCoordinator, transactional_id: str = "t") -> Producer:
+        request = InitProducer(transactional_id, 60_000)
+        return (await self.call(shard, request, Initialized)).producer
+
+    async def begin(
+        self,
+        shard: TransactionCoordinator,
+        *places: TopicPartition,
+        transactional_id: str = "t",
+    ) -> Producer:
+        """An open transaction with these partitions."""
+        producer = await self.init(shard, transactional_id)
+        one = Verification(transactional_id, producer, places, is_addition=True)
+        verified = await self.call(shard, VerifyOrAdd((one,)), messages.Verified)
+        assert verified.outcomes == (None,)
+        return producer
+
+    async def end(
+        self, shard: TransactionCoordinator, producer: Producer, *, is_commit: bool = True
+    ) -> Producer:
+        request = EndTransaction("t", producer, is_commit, VERSION_2)
+        return (await self.call(shard, request, messages.Ended)).producer
+
+    async def state(self, shard: TransactionCoordinator) -> str:
+        request = messages.DescribeTransaction("t")
+        return (await self.call(shard, request, messages.TransactionDescription)).summary.state
+
+    async def close(self) -> None:
+        await self.tasks.close()
+        assert not self.fatal, self.fatal

@@ -1,0 +1,303 @@
+"""Transactions of the Python client on real nodes: whole or not at all, whatever process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from raftlog_client import Admin, Consumer, Producer, TopicPartition
+from raftlog_client.errors import FencedError, TransactionAbortableError
+
+from bench.cluster_processes import ClusterProcesses
+from bench.node import LoneNode, MeasuredNode
+from raftlog.coordinator.service import partition_of
+from raftlog.coordinator.transaction_kind import TOPIC as TRANSACTION_STATE
+
+PARTITIONS = 3
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    """Three voters with an active leader, all ready."""
+    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
+        processes.start()
+        yield processes
+
+
+class Client:
+    """Producers and readers of one topic with PARTITIONS partitions."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers = servers
+        self.topic = topic
+
+    async def create(self) -> None:
+        async with Admin(bootstrap_servers=self.servers) as admin:
+            await admin.create_topic(self.topic, partitions=PARTITIONS)
+
+    def producer(self, transactional_id: str, **settings: Any) -> Producer[bytes, bytes]:
+        return Producer(
+            bootstrap_servers=self.servers, transactional_id=transactional_id, **settings
+        )
+
+    async def write(self, producer: Producer[bytes, bytes], word: bytes) -> None:
+        """One record to each partition."""
+        for number in range(PARTITIONS):
+            await (await producer.send(self.topic, word, partition=number))
+
+    async def read(self, isolation: str = "read_committed") -> list[bytes]:
+        """The values readable now, without waiting for more, sorted."""
+        places = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+        async with Consumer(
+            bootstrap_servers=self.servers,
+            isolation=isolation,  # type: ignore[arg-type]
+        ) as consumer:
+            consumer.assign(places)
+            await consumer.seek_to_beginning(*places)
+            ends = await consumer.end_offsets(places)
+            found: list[bytes] = []
+            while any([await consumer.position(place) < end for place, end in ends.items()]):
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found += [record.value or b"" for record in records]
+            return sorted(found)
+
+    async def read_until(self, wanted: list[bytes]) -> None:
+        """Wait until readers of committed records get exactly these."""
+        while (found := await self.read()) != sorted(wanted):
+            assert set(found) <= set(wanted), found
+            await asyncio.sleep(0.05)
+
+
+def play(servers: str, topic: str, act: Callable[[Client], Awaitable[None]]) -> None:
+    async def within() -> None:
+        client = Client(servers, topic)
+        async with asyncio.timeout(TIMEOUT_S):
+            await client.create()
+            await act(client)
+
+    asyncio.run(within())
+
+
+async def ends(client: Client) -> None:
+    async with client.producer("ends") as producer:
+        async with producer.transaction():
+            await client.write(producer, b"a")
+            assert await client.read() == []
+            assert await client.read("read_uncommitted") == [b"a"] * PARTITIONS
+        await client.read_until([b"a"] * PARTITIONS)
+        with pytest.raises(ZeroDivisionError):
+            async with producer.transaction():
+                await client.write(producer, b"b")
+                raise ZeroDivisionError
+        async with producer.transaction():
+            await client.write(producer, b"c")
+    await client.read_until([b"a"] * PARTITIONS + [b"c"] * PARTITIONS)
+    assert await client.read("read_uncommitted") == sorted([b"a", b"b", b"c"] * PARTITIONS)
+
+
+def test_a_transaction_is_seen_whole_or_not_at_all(node: LoneNode) -> None:
+    play(node.address, "ends", ends)
+
+
+def test_a_transaction_over_three_nodes_is_seen_whole_or_not_at_all(
+    cluster: ClusterProcesses,
+) -> None:
+    play(cluster.nodes[1].address, "ends", ends)
+
+
+async def fencing(client: Client) -> None:
+    async with client.producer("fenced") as old:
+        transaction = old.transaction()
+        await transaction.begin()
+        await client.write(old, b"old")
+        async with client.producer("fenced") as new, new.transaction():
+            await client.write(new, b"new")
+        with pytest.raises(FencedError):
+            await transaction.commit()
+    await client.read_until([b"new"] * PARTITIONS)
+
+
+def test_a_second_producer_of_the_id_fences_the_first(cluster: ClusterProcesses) -> None:
+    play(cluster.nodes[2].address, "fenced", fencing)
+
+
+async def leader_of(client: Client, topic: str, partition: int) -> int:
+    async with Admin(bootstrap_servers=client.servers) as admin:
+        leader = (await admin.describe_topic(topic)).partitions[partition].leader
+        assert leader is not None
+        return leader
+
+
+@pytest.mark.parametrize("role", ["coordinator", "leader"])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_transaction_outlives_a_killed_node(
+    cluster: ClusterProcesses, role: str, *, is_commit: bool
+) -> None:
+    name = f"killed-{role}-{is_commit}"
+
+    async def act(client: Client) -> None:
+        async with client.producer(name) as producer:
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"a")
+            if role == "coordinator":
+                victim = await leader_of(client, TRANSACTION_STATE, partition_of(name, 16))
+            else:
+                victim = await leader_of(client, client.topic, 0)
+            cluster.kill(victim)
+            if is_commit:
+                await client.write(producer, b"b")
+                await transaction.commit()
+            else:
+                await transaction.abort()
+            async with producer.transaction():
+                await client.write(producer, b"c")
+            cluster.nodes[victim].relaunch()
+            await asyncio.to_thread(cluster.nodes[victim].wait_ready)
+        whole = [b"a"] * PARTITIONS + [b"b"] * PARTITIONS if is_commit else []
+        await client.read_until(whole + [b"c"] * PARTITIONS)
+
+    servers = ",".join(node.address for node in cluster.nodes.values())
+    play(servers, name, act)
+
+
+def json_values(node: LoneNode, topic: str, isolation: str) -> list[Any]:
+    path = f"/topics/{topic}/partitions/0/records?isolation={isolation}"
+    return [record["value"] for record in node.request("GET", path)]
+
+
+def tailed(node: LoneNode, topic: str, count: int) -> list[Any]:
+    """The first records of a committed tail from the start."""
+    path = f"/v1/topics/{topic}/tail?partition=0&offset=earliest&isolation=read_committed"
+    request = urllib.request.Request(
+        f"http://{node.address}{path}", headers={"Accept": "application/x-ndjson"}
+    )
+    found: list[Any] = []
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        while len(found) < count:
+            line = answer.readline().strip()
+            if line:
+                found.append(json.loads(line)["value"])
+    return found
+
+
+def test_json_reads_have_no_markers_and_committed_ones_no_aborted_records(node: LoneNode) -> None:
+    async def act(client: Client) -> None:
+        async with client.producer("json") as producer:
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"1")
+            await transaction.abort()
+            async with producer.transaction():
+                await client.write(producer, b"2")
+            await transaction.begin()
+            await client.write(producer, b"3")
+            await client.read_until([b"2"] * PARTITIONS)
+            for isolation, wanted in (("read_uncommitted", [1, 2, 3]), ("read_committed", [2])):
+                values = await asyncio.to_thread(json_values, node, client.topic, isolation)
+                assert values == wanted, isolation
+            await transaction.commit()
+            await client.read_until([b"2", b"3"] * PARTITIONS)
+            assert await asyncio.to_thread(tailed, node, client.topic, 2) == [2, 3]
+
+    play(node.address, "json", act)
+
+
+def test_json_writes_through_any_node_join_a_transaction(cluster: ClusterProcesses) -> None:
+    async def act(client: Client) -> None:
+        nodes = list(cluster.nodes.values())
+        for is_commit in (False, True):
+            await asyncio.to_thread(json_transaction, nodes, client.topic, is_commit=is_commit)
+        await client.read_until([b'"True"'] * PARTITIONS * len(nodes))
+        found = await client.read("read_uncommitted")
+        assert len(found) == 2 * PARTITIONS * len(nodes)
+
+    play(cluster.nodes[1].address, "json-writes", act)
+
+
+def json_transaction(nodes: Sequence[MeasuredNode], topic: str, *, is_commit: bool) -> None:
+    """Each node gets a record for every partition: most of them forward it."""
+    path = "/v1/transactions/json-writes"
+    producer = nodes[0].request("POST", f"{path}/init", {})
+    assert not producer.pop("is_prepared", False)
+    identity = urlencode({"transactional_id": "json-writes", **producer})
+    body = {"records": [{"value": str(is_commit)}]}
+    for sequence, node in enumerate(nodes):
+        for partition in range(PARTITIONS):
+            query = f"{identity}&sequence={sequence}"
+            place = f"/topics/{topic}/partitions/{partition}"
+            (written,) = node.request("POST", f"{place}?{query}", body)["offsets"]
+            assert written["offset"] is not None, written
+    nodes[1].request("POST", f"{path}/{'commit' if is_commit else 'abort'}", producer)
+
+
+def test_an_operator_finds_a_transaction_and_ends_it(node: LoneNode) -> None:
+    async def act(client: Client) -> None:
+        async with (
+            Admin(bootstrap_servers=node.address) as admin,
+            client.producer("hung/one") as producer,
+        ):
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"a")
+            (listed,) = (await admin.list_transactions()).transactions
+            assert (listed.transactional_id, listed.state) == ("hung/one", "ongoing")
+            described = await admin.describe_transaction("hung/one")
+            places = [(place.topic, place.partition) for place in described.partitions]
+            assert places == [(client.topic, number) for number in range(PARTITIONS)]
+            await admin.abort_transaction("hung/one")
+            with pytest.raises(FencedError):
+                await transaction.commit()
+        assert await client.read("read_uncommitted") == [b"a"] * PARTITIONS
+        await client.read_until([])
+
+    play(node.address, "hung", act)
+
+
+def test_a_sink_epoch_commits_prepared_transactions_and_aborts_the_others(node: LoneNode) -> None:
+    names = [f"sink/lake/{number}" for number in range(3)]
+
+    def commit_epoch() -> Any:
+        body = {"transactional_ids": names[:2]}
+        return node.request("POST", "/v1/sinks/lake/epochs/7", body)
+
+    async def act(client: Client) -> None:
+        for name in names:
+            async with client.producer(name) as producer:
+                transaction = producer.transaction()
+                await transaction.begin()
+                await client.write(producer, name[-1:].encode())
+                await transaction.prepare()
+        assert await client.read() == []
+        for _ in range(2):
+            assert await asyncio.to_thread(commit_epoch) == {"sink": "lake", "epoch": 7}
+        await client.read_until(sorted([b"0", b"1"] * PARTITIONS))
+        found = await asyncio.to_thread(node.request, "GET", "/v1/sinks/lake")
+        assert found == {"sink": "lake", "epoch": 7}
+
+    play(node.address, "sinks", act)
+
+
+def test_a_transaction_without_an_end_is_aborted_after_its_timeout(node: LoneNode) -> None:
+    async def act(client: Client) -> None:
+        async with client.producer("slow", transaction_timeout_ms=300) as producer:
+            transaction = producer.transaction()
+            await transaction.begin()
+            await client.write(producer, b"a")
+            async with client.producer("quick") as other, other.transaction():
+                await client.write(other, b"b")
+            # Below the last stable offset once the first one has ended.
+            await client.read_until([b"b"] * PARTITIONS)
+            with pytest.raises(TransactionAbortableError):
+                await transaction.commit()
+            async with producer.transaction():
+                await client.write(producer, b"c")
+            await client.read_until([b"b"] * PARTITIONS + [b"c"] * PARTITIONS)
+
+    play(node.address, "slow", act)
