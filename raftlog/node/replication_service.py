@@ -88,6 +88,7 @@ class ReplicationService:
                 on_isr_change_due=self._propose_isr,
                 confirm=quorum.read_barrier,
                 next_producer_id=lambda: state_machine.image.next_producer_id,
+                is_registered=lambda: own_epoch() is not None,
             ),
             self.streams,
         )

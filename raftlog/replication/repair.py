@@ -403,10 +403,12 @@ class Repairs:
     def _is_loss_accepted(self, key: ReplicaKey, row: PartitionImage) -> bool:
         """Whether an operator has elected this replica uncleanly, knowing that its files are gone.
 
-        A start begins a new leader epoch, so the election is from this run.
+        A registration begins a new leader epoch, so the election is from this run. The row of a
+        node that has not registered may be an older one.
         """
         return (
-            self._replicas.is_lost(*key)
+            self._has_begun_reporting
+            and self._replicas.is_lost(*key)
             and row.leader == self._broker_id
             and row.unclean_epoch == row.leader_epoch
         )
