@@ -617,15 +617,13 @@ class _Left:
 
 def _find_replicas(disk: Disk) -> _Left:
     found = read_checkpoint(disk)
-    is_noted = found is not None and is_missing_noted(disk)
-    is_incomplete = found is None or is_noted
     if found is None:
         try:
             note_missing(disk)
-            is_noted = True
         except DiskFullError:
             logger.warning("disk full: starting without a checkpoint file")
-            is_noted = is_missing_noted(disk)
+    is_noted = is_missing_noted(disk)
+    is_incomplete = found is None or is_noted
     disk.make_directory(REPLICAS)
     disk.make_directory(DELETED)
     disk.sync_directory("")
