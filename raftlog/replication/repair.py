@@ -7,19 +7,20 @@
 | the files are gone | leave, even as the last; renew once another leads, or elected uncleanly |
 | no good copy, or log offline | leave ISR and ELR; once another broker leads, replace, fetch all |
 | no disk space to open or replace the log | leave if others are in sync; try again |
-| no other replica has all committed records | none: the files may be the only copy |
+| no other replica has all committed records, log offline | good copies, offline; opened again |
+| the same, without good copies or in service | none: the files may be the only copy |
 
 Replicas may be damaged in different batches, each good elsewhere: replacing whole replicas would
 set the good copies aside, one after the other. So a replica is replaced only if no replica has a
 good copy of a damaged batch, and all have answered. A log found damaged at a start is offline, and
 replaced; its intact batches are read in quarantine, as it may have the only good copies of what
-rots elsewhere.
+rots elsewhere. The last replica with all records cannot be replaced, and waits for good copies.
 
-Leaving is a committed change of the metadata, and no file is touched before the change is applied
-here: while ISR or ELR may still contain this replica, its files are the only proof of its records.
-The files are kept afterwards, too. The change is proposed also where the replica is in neither set:
-its leader may be about to add it to the ISR, by older acknowledgements. A replica that fails again
-and again is replaced at a bounded rate, for ever.
+Leaving is a committed change of the metadata, and no file is replaced before the change is applied
+here, but for proven copies of its batches: while ISR or ELR may still contain this replica, its
+files are the only proof of its records. The files are kept afterwards, too. The change is proposed
+also where the replica is in neither set: its leader may be about to add it to the ISR, by older
+acknowledgements. A replica that fails again and again is replaced at a bounded rate, for ever.
 """
 
 from __future__ import annotations
