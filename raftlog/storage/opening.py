@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from raftlog.record.header import BatchHeader
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.checksummed import Damaged
 from raftlog.storage.derived_state import (
@@ -53,10 +53,9 @@ from raftlog.storage.segments import (
     finish_swaps,
     segment_name,
 )
-from raftlog.storage.types import NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
+from raftlog.storage.types import NO_EPOCH, NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
 from raftlog.world import Disk, DiskFullError, File
 
-NO_EPOCH: Final = LeaderEpoch(-1)
 NO_GAPS: Final = Offset(0)
 
 logger = logging.getLogger(__name__)
