@@ -149,6 +149,8 @@ class _Partition:
     compacted_end: int = 0
     last_of_key: dict[str, int] = field(default_factory=dict)
     """The last known offset below `compacted_end` with the key."""
+    unseen_tombstones: dict[str, list[Send]] = field(default_factory=lambda: defaultdict(list))
+    """By key: sends with a tombstone that may have been written, and has gone without a reader."""
     writers: dict[str, Send] = field(default_factory=dict)
     known: dict[int, _Known] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
@@ -218,13 +220,28 @@ class _Partition:
             key = self._key(self.known[offset].value) if offset < self.compacted_end else None
             if key is not None:
                 self.last_of_key[key] = offset
+        for send in self.sends:
+            is_sure = send.outcome == "ok" and send.acks == ACKS_ALL
+            if send.outcome == "refused" or is_sure:
+                continue
+            for key, value in zip(send.keys, send.values, strict=bool(send.keys)):
+                if is_tombstone(value) and value not in self.places:
+                    self.unseen_tombstones[key].append(send)
 
     def _is_superseded(self, offset: int, value: str) -> bool:
         """Whether compaction may have removed the record."""
         if offset >= self.compacted_end:
             return False
         key = self._key(value)
-        return key is not None and (is_tombstone(value) or self.last_of_key.get(key, -1) > offset)
+        if key is None:
+            return False
+        if is_tombstone(value) or self.last_of_key.get(key, -1) > offset:
+            return True
+        writer = self.writers[value]
+        return any(
+            send.completed is None or send.completed >= writer.invoked
+            for send in self.unseen_tombstones.get(key, ())
+        )
 
     # Values and offsets
 

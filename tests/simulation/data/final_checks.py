@@ -124,13 +124,9 @@ async def _read_all(data: DataWorld, part: Part) -> None:
         assert replica is not None
         start = max(start, int(replica.log_start_offset))
     if part.topic in data.compacted:
-        # Each replica compacts by itself, below its active segment.
-        ends = [
-            int(replica.log.segments.active.base_offset)
-            for member in map(int, data.row(part).replicas)
-            if (replica := data.replica(member, part)) is not None
-        ]
-        data.history.append(Compacted(partition=str(part), end=max(ends)))
+        # Each replica compacts by itself, below its active segment, and may be replaced since.
+        end = data.replicas.shared[data.key(part)].compacted_end
+        data.history.append(Compacted(partition=str(part), end=end))
         return
     # Where old segments are deleted, a replica may keep more than it must.
     contents = {

@@ -206,6 +206,8 @@ class Shared:
     """An acknowledged deletion: no electable replica begins below."""
     lost: set[tuple[int, int, int, int]] = field(default_factory=set)
     """Committed batches that an unclean election has given up: offsets, leader epoch, CRC."""
+    compacted_end: int = 0
+    """The highest active segment of any replica so far began here: all below may be compacted."""
     offline_since: float | None = None
     """Without a leader since then, though a replica may be elected."""
 
@@ -511,6 +513,9 @@ class ReplicaChecker:
             replica.opened(log)
         for batch in replica.follow(disk):
             self._check_link(key, batch, replica)
+        if replica.is_compacted:
+            shared = self.shared.setdefault(key, Shared())
+            shared.compacted_end = max(shared.compacted_end, log.segments.active.base_offset)
         return replica
 
     def _present(self, node_id: int, key: Key) -> Replica | None:
