@@ -244,6 +244,7 @@ async def test_a_flipped_base_offset_is_no_gap_of_a_compaction() -> None:
     log = stored.open(StartKind.CLEAN)
     await fill(log)
     assert await log.compact(0) is not None
+    log.gaps_below = Offset(1 << 20)  # as in a follower
     segment = log.segments.all[-2]
     disk.flip_bit(segment.path, 8 * 6 + 6)
     with pytest.raises(LogError) as refused:
