@@ -199,6 +199,13 @@ class _Partition:
         """Whether a reported loss covers an offset known at that step."""
         return any(loss.offset <= offset and loss.step >= step for loss in self.losses)
 
+    def _is_given_up(self, offset: int, value: str) -> bool:
+        """Whether a reported loss may have taken the record, which a deposed leader still shows."""
+        writer = self.writers.get(value)
+        return writer is not None and any(
+            loss.offset <= offset and loss.step >= writer.invoked for loss in self.losses
+        )
+
     # Keys and times
 
     def _key(self, value: str) -> str | None:
@@ -258,8 +265,11 @@ class _Partition:
                 for position, value in enumerate(send.values):
                     at = send.offset + position
                     yield from self._note(at, value, acked_at=send.completed)
+        kept = {record for final in self.finals for record in final.records}
         for poll in self._polls():
             for offset, value in poll.records:
+                if (offset, value) not in kept and self._is_given_up(offset, value):
+                    continue
                 yield from self._note(offset, value, read_at=poll.completed)
                 yield from self._check_writer(offset, value, poll.completed)
         for final in self.finals:

@@ -302,6 +302,13 @@ SOUND: dict[str, list[Operation]] = {
         poll("c", start=1, at=(23, 24), consumer="d"),
         final("ac"),
     ],
+    "records reported as lost are read at the deposed leader": [
+        send("ab", 0),
+        Loss(partition=P, step=20, offset=1),
+        poll("ab", at=(21, 22)),
+        send("c", 1, (23, 24)),
+        final("ac"),
+    ],
     "records reported as lost are there all the same": [
         send("ab", 0),
         Loss(partition=P, step=20, offset=1),

@@ -432,6 +432,8 @@ class ReplicaChecker:
         for base_offset, batch in sorted(shared.committed.items()):
             holding = replica.holding(base_offset)
             is_missing = holding is None and base_offset >= replica.start
+            # Written, and not synced yet: a crash may still take it.
+            is_missing = is_missing or batch.next_offset > replica.durable_end
             if is_missing or (holding is not None and holding.link != batch.link):
                 self.on_loss(key, base_offset)
                 return
