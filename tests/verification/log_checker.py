@@ -200,7 +200,7 @@ class _Partition:
         return any(loss.offset <= offset and loss.step >= step for loss in self.losses)
 
     def _is_given_up(self, offset: int, value: str) -> bool:
-        """Whether a reported loss may have taken the record, which a deposed leader still shows."""
+        """Whether a reported loss may have taken the record; its answers may arrive later."""
         writer = self.writers.get(value)
         return writer is not None and any(
             loss.offset <= offset and loss.step >= writer.invoked for loss in self.losses
@@ -259,13 +259,14 @@ class _Partition:
                 if value in self.writers:
                     raise HistoryError(f"{value!r} is sent twice: the history cannot be judged")
                 self.writers[value] = send
+        kept = {record for final in self.finals for record in final.records}
         for send in self.sends:
             if send.outcome == "ok" and send.acks == ACKS_ALL and send.offset is not None:
                 assert send.completed is not None, send
                 for position, value in enumerate(send.values):
                     at = send.offset + position
-                    yield from self._note(at, value, acked_at=send.completed)
-        kept = {record for final in self.finals for record in final.records}
+                    if (at, value) in kept or not self._is_given_up(at, value):
+                        yield from self._note(at, value, acked_at=send.completed)
         for poll in self._polls():
             for offset, value in poll.records:
                 if (offset, value) not in kept and self._is_given_up(offset, value):
@@ -434,7 +435,7 @@ class _Partition:
                     continue
                 if offset is not None and (
                     offset < self.deleted_before
-                    or self._is_lost(offset, send.completed)
+                    or self._is_lost(offset, send.invoked)
                     or self._is_superseded(offset, value)
                 ):
                     continue
@@ -447,7 +448,7 @@ class _Partition:
         if send.outcome == "ok" and send.acks == ACKS_ALL and send.offset is not None:
             assert send.completed is not None
             last = send.offset + len(send.values) - 1
-            while last >= send.offset and self._is_lost(last, send.completed):
+            while last >= send.offset and self._is_lost(last, send.invoked):
                 last -= 1
             return (send.offset, last) if last >= send.offset else None
         found = [self.places[value] for value in send.values if value in self.places]
