@@ -91,6 +91,7 @@ class ReplicationService:
                 on_lead_begun=self._lead_begun,
                 confirm=quorum.read_barrier,
                 next_producer_id=lambda: state_machine.image.next_producer_id,
+                is_registered=lambda: own_epoch() is not None,
             ),
             self.streams,
         )

@@ -23,6 +23,7 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.quarantine import replica_name
+from raftlog.storage.types import LogConfig
 from raftlog.world import DiskError
 
 logger = logging.getLogger(__name__)
@@ -167,14 +168,22 @@ class ReplicaLifecycle:
         if topic is not None and self._replica(topic_id, number) is None:
             await self._open_one(topic, number)
 
-    async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Replace a replica that is not served any more by an empty one. Raises LogError."""
+    async def replace(
+        self,
+        topic_id: TopicId,
+        number: PartitionId,
+        replacement: Callable[[TopicId, PartitionId, LogConfig], Awaitable[Log]],
+    ) -> None:
+        """Replace the log of a replica that is not served any more. Raises LogError.
+
+        `replacement` is `renew_replica` or `reopen_replica` of the logs.
+        """
         topic = self._assigned_topic(topic_id, number)
         if topic is None:
             return
         config = self._settings.log_config(topic)
         await self._wait_retired(topic_id, number)
-        log = await self._logs.renew_replica(topic_id, number, config)
+        log = await replacement(topic_id, number, config)
         self._offline.pop((topic.name, number), None)
         self.lost.discard((topic_id, number))
         self._serve_newest(topic_id, number, log)

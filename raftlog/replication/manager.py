@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -35,7 +35,7 @@ from raftlog.replication.partition import Host, Partition, not_led_here, wait_fo
 from raftlog.replication.replica import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.storage.types import LogState
+from raftlog.storage.types import LogConfig, LogState
 
 PARTITIONS_PER_TURN_MAX: Final = 128
 """Most partitions closed, configured or notified of the lease in one turn of the event loop:
@@ -350,11 +350,23 @@ class ReplicaManager:
 
         The caller has taken the replica out of ISR and ELR before. Raises LogError.
         """
+        await self._replace(topic_id, number, self._logs.renew_replica)
+
+    async def reopen(self, topic_id: TopicId, number: PartitionId) -> None:
+        """Open a damaged log again, after `Log.repair_offline` returned True. Raises LogError."""
+        await self._replace(topic_id, number, self._logs.reopen_replica)
+
+    async def _replace(
+        self,
+        topic_id: TopicId,
+        number: PartitionId,
+        replacement: Callable[[TopicId, PartitionId, LogConfig], Awaitable[Log]],
+    ) -> None:
         topic = self.image.topics_by_id.get(topic_id)
         if topic is None or self._broker_id not in topic.partitions[number].replicas:
             return
         self._drop(topic, number, LogError(STORAGE_FAILED, "The replica is being replaced."))
-        await self._lifecycle.renew(topic_id, number)
+        await self._lifecycle.replace(topic_id, number, replacement)
 
     async def read_copy(
         self, topic_id: TopicId, number: PartitionId, offset: Offset, max_bytes: int

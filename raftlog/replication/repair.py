@@ -7,19 +7,20 @@
 | the files are gone | leave, even as the last; renew once another leads, or elected uncleanly |
 | no good copy, or log offline | leave ISR and ELR; once another broker leads, replace, fetch all |
 | no disk space to open or replace the log | leave if others are in sync; try again |
-| no other replica has all committed records | none: the files may be the only copy |
+| no other replica has all committed records, log offline | good copies, offline; opened again |
+| the same, without good copies or in service | none: the files may be the only copy |
 
 Replicas may be damaged in different batches, each good elsewhere: replacing whole replicas would
 set the good copies aside, one after the other. So a replica is replaced only if no replica has a
 good copy of a damaged batch, and all have answered. A log found damaged at a start is offline, and
 replaced; its intact batches are read in quarantine, as it may have the only good copies of what
-rots elsewhere.
+rots elsewhere. The last replica with all records cannot be replaced, and waits for good copies.
 
-Leaving is a committed change of the metadata, and no file is touched before the change is applied
-here: while ISR or ELR may still contain this replica, its files are the only proof of its records.
-The files are kept afterwards, too. The change is proposed also where the replica is in neither set:
-its leader may be about to add it to the ISR, by older acknowledgements. A replica that fails again
-and again is replaced at a bounded rate, for ever.
+Leaving is a committed change of the metadata, and no file is replaced before the change is applied
+here, but for proven copies of its batches: while ISR or ELR may still contain this replica, its
+files are the only proof of its records. The files are kept afterwards, too. The change is proposed
+also where the replica is in neither set: its leader may be about to add it to the ISR, by older
+acknowledgements. A replica that fails again and again is replaced at a bounded rate, for ever.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
+from raftlog.storage.types import LogState
 from raftlog.world import Clock
 
 RENEWALS_MAX: Final = 3
@@ -62,6 +64,8 @@ CLEAR_S_MAX: Final = 2.0
 SEARCHES_MAX: Final = 5
 """Searches for good copies, RETRY_S apart, before a replica is replaced: what is not committed yet,
 or under repair elsewhere, may be found by the next."""
+SEARCH_S: Final = 2.0
+"""Between two searches for good copies for an offline replica: each makes other replicas read."""
 REPAIRS_MAX: Final = 4
 """Most replicas in replacement at once."""
 
@@ -245,13 +249,19 @@ class Repairs:
         if await self._repair_batches(key):
             return
         left: Partition | _NotLeft | None = _NOT_LEFT
+        search_at = 0.0
         lacks_room = self._replicas.lacks_room(*key)
         while (row := self._row(key)) is not None:
             try:
                 if self._is_loss_accepted(key, row):
                     await self._renew(key)
                     return
-                left = await self._leave(key, row, left)
+                irreplaceable = self._irreplaceable(key)
+                if irreplaceable is None:
+                    left = await self._leave(key, row, left)
+                elif self._clock.monotonic() >= search_at:
+                    search_at = self._clock.monotonic() + SEARCH_S
+                    await self._repair_offline(key, irreplaceable)
                 row = self._row(key)
                 if row is not None and lacks_room:
                     await self._replicas.open_again(*key)
@@ -340,8 +350,10 @@ class Repairs:
         self, key: ReplicaKey, replica: Partition, offset: Offset
     ) -> AsyncIterator[Buffer]:
         """The batches from `offset` on, of one replica after the other. See `Copies`."""
-        if offset >= replica.high_watermark:
-            # Not committed: another replica may have other records there.
+        is_online = replica.log.state is LogState.ONLINE
+        if is_online and offset >= replica.high_watermark:
+            # Not committed: another replica may have other records there. An offline log has no
+            # end before its repair, and accepts no other records.
             return
         row = replica.image
         unanswered: LogError | None = None
@@ -358,6 +370,24 @@ class Repairs:
                 yield data
         if unanswered is not None:
             raise unanswered
+
+    def _irreplaceable(self, key: ReplicaKey) -> Partition | None:
+        """The replica if its log is damaged and offline, and no other one can take its place."""
+        replica = self._replicas.replica(*key)
+        if replica is None or replica.log.state is not LogState.DAMAGED:
+            return None
+        has_others = len(replica.image.replicas) > 1
+        may_retire = may_retire_replica(self._replicas.image, key, self._broker_id)
+        return replica if has_others and not may_retire else None
+
+    async def _repair_offline(self, key: ReplicaKey, replica: Partition) -> None:
+        """Repair the files of a replica from copies of other replicas, and open it again."""
+        async with self._gate:
+            if await replica.log.repair_offline(partial(self._copies, key, replica)):
+                await self._replicas.reopen(*key)
+                logger.warning("%s-%d was repaired offline, and is open again", *key)
+                return
+        self._log_once(key, "no other replica has all records, nor good copies of damaged batches")
 
     async def _leave(
         self, key: ReplicaKey, row: PartitionImage, left: Partition | _NotLeft | None
@@ -403,10 +433,12 @@ class Repairs:
     def _is_loss_accepted(self, key: ReplicaKey, row: PartitionImage) -> bool:
         """Whether an operator has elected this replica uncleanly, knowing that its files are gone.
 
-        A start begins a new leader epoch, so the election is from this run.
+        A registration begins a new leader epoch, so the election is from this run. The row of a
+        node that has not registered may be an older one.
         """
         return (
-            self._replicas.is_lost(*key)
+            self._has_begun_reporting
+            and self._replicas.is_lost(*key)
             and row.leader == self._broker_id
             and row.unclean_epoch == row.leader_epoch
         )

@@ -87,6 +87,9 @@ class Host:
     LogError."""
     next_producer_id: Callable[[], int] = lambda: PRODUCER_ID_MAX
     """The first producer id that the applied metadata has not issued."""
+    is_registered: Callable[[], bool] = lambda: True
+    """Whether the applied metadata includes the registration of this start. Before, it may lag
+    behind what this node knew at its last end (a start with a full disk)."""
 
 
 class Replica:

@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Callable
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
-from raftlog.record.batch import check_batch
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.record.header import HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
@@ -30,7 +29,9 @@ from raftlog.storage.aborted_lookup import aborted_of
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.quarantine import keep_bytes
+from raftlog.storage.scan import Expectation, next_batch
 from raftlog.storage.segments import CLEANED_SUFFIX, Segment, segment_name
+from raftlog.storage.types import NO_EPOCH
 from raftlog.world import Buffer, DiskError, File
 
 Copies: TypeAlias = Callable[[Offset], AsyncIterator[Buffer]]
@@ -228,7 +229,7 @@ class _Rewrite:
         at = self._position - self._chunk_position
         if at < 0 or at + HEADER_SIZE > len(self._chunk):
             at = self._read(old, CHUNK_BYTES)
-        header = self._acceptable(self._chunk, at, needs_all=False)
+        header = self._acceptable(self._chunk, at, is_whole=False)
         if header is None:
             return None
         if at + header.size_bytes > len(self._chunk):
@@ -251,26 +252,14 @@ class _Rewrite:
         self._chunk_position = self._position
         return 0
 
-    def _acceptable(self, buffer: Buffer, at: int, *, needs_all: bool = True) -> BatchHeader | None:
-        """The header at `at` if its batch can be the next one; with `needs_all`, CRC included."""
-        try:
-            header = parse_header(buffer, at)
-        except LogError:
-            return None  # a result, not a failure: it is damaged, or cut off
-        base_offset = header.base_offset
-        may_follow = base_offset == self._expected or (
-            self._expected < base_offset < self._core.gaps_below
-        )
-        epoch = self._core.leader_epochs.epoch_for(base_offset)
-        if (
-            not may_follow
-            or header.next_offset > self._end_offset
-            or (epoch is not None and header.partition_leader_epoch != epoch)
-        ):
+    def _acceptable(self, buffer: Buffer, at: int, *, is_whole: bool = True) -> BatchHeader | None:
+        """The header at `at` if its batch can be the next one; with `is_whole`, CRC included."""
+        expected = Expectation(self._expected, NO_EPOCH, self._core.gaps_below)
+        header = next_batch(buffer, at, expected, is_whole=is_whole)
+        if header is None or header.next_offset > self._end_offset:
             return None
-        if needs_all and not check_batch(buffer, at, header):
-            return None
-        return header
+        epoch = self._core.leader_epochs.epoch_for(header.base_offset)
+        return header if epoch in (None, header.partition_leader_epoch) else None
 
     def _advance(self, header: BatchHeader) -> None:
         self._position += header.size_bytes
@@ -300,20 +289,28 @@ class _Rewrite:
         """Keep the damaged bytes; False if these are too many. In a thread."""
         if sum(end - begin for begin, end in self._damaged) > KEPT_BYTES_MAX:
             return False
-        disk = self._core.shared.disk
         with self._old.files.lease(self._old.path) as old:
-            for begin, end in self._damaged:
-                if begin == end:
-                    continue
-                try:
-                    content = old.read(begin, end - begin)
-                except DiskError as error:
-                    logger.warning("%s at %d is not kept: %s", self._old.path, begin, error)
-                    continue
-                name = f"{segment_name(self._old.base_offset)}-{begin}"
-                if not keep_bytes(disk, self._core.directory, name, content):
-                    return False
+            return all(
+                begin == end
+                or keep_stretch(self._core, old, self._old.base_offset, begin, end - begin)
+                for begin, end in self._damaged
+            )
+
+
+def keep_stretch(
+    core: LogCore, file: File, base_offset: Offset, position: int, size_bytes: int
+) -> bool:
+    """Keep the damaged bytes at a position of a segment; False if too many are kept. In a thread.
+
+    Bytes that the disk does not return cannot be kept.
+    """
+    name = f"{segment_name(base_offset)}-{position}"
+    try:
+        content = file.read(position, size_bytes)
+    except DiskError as error:
+        logger.warning("%s/%s is not kept: %s", core.directory, name, error)
         return True
+    return keep_bytes(core.shared.disk, core.directory, name, content)
 
 
 def _header_at(view: memoryview, at: int) -> BatchHeader | None:

@@ -1,4 +1,4 @@
-"""The node's checkpoint file: read at the start, replaced when logs change.
+"""The node's checkpoint file: read with the names of replicas, replaced when logs change.
 
 Replacements never overlap, and callers arriving during one share the next: a thousand logs changed
 at once cost two writes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -19,6 +20,8 @@ from raftlog.storage.checkpoints import (
     decode_checkpoint,
     encode_checkpoint,
 )
+from raftlog.storage.quarantine import DAMAGED, DELETED, REPLICAS, names_below
+from raftlog.storage.segments import LOG_SUFFIX
 from raftlog.world import Clock, Disk, DiskError, DiskFullError, read_small_file
 
 CHECKPOINT_NAME: Final = "checkpoints.json"
@@ -86,6 +89,44 @@ def forget_missing(disk: Disk) -> None:
     if disk.exists(MISSING_NAME):
         disk.remove(MISSING_NAME)
         disk.sync_directory("")
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """The state that the last run left on disk."""
+
+    checkpoint: NodeCheckpoint | None
+    names: list[str]
+    """All replica directories."""
+    empty: list[str]
+    """Of these, the ones without a segment, if the checkpoint file does not name all replicas."""
+    quarantined: list[str]
+    is_incomplete: bool
+    """The checkpoint file does not name all replicas."""
+    is_noted: bool
+    """The disk has a note of that: see `note_missing`."""
+
+
+def read_last_run(disk: Disk) -> LastRun:
+    """Read what the last run left; note a missing checkpoint file. Blocks. Raises DiskError."""
+    found = read_checkpoint(disk)
+    if found is None:
+        try:
+            note_missing(disk)
+        except DiskFullError:
+            logger.warning("disk full: starting without a checkpoint file")
+    is_noted = is_missing_noted(disk)
+    is_incomplete = found is None or is_noted
+    disk.make_directory(REPLICAS)
+    disk.make_directory(DELETED)
+    disk.sync_directory("")
+    names = names_below(disk, REPLICAS)
+    empty = [name for name in names if is_incomplete and not _has_segment(disk, name)]
+    return LastRun(found, names, empty, names_below(disk, DAMAGED), is_incomplete, is_noted)
+
+
+def _has_segment(disk: Disk, name: str) -> bool:
+    return any(file.endswith(LOG_SUFFIX) for file in disk.list_directory(f"{REPLICAS}/{name}"))
 
 
 class CheckpointFile:

@@ -92,6 +92,9 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     """ASYNC: records may have been acknowledged before they were synced, since this was written or
     before. The topic's setting at the next start proves nothing: it may have changed. None: written
     by a version without this field."""
+    is_unknown: bool = False
+    """No checkpoint could be read when the log was found damaged: its repair must not count on the
+    promises above."""
 
 
 class NodeCheckpoint(msgspec.Struct, frozen=True):
@@ -158,7 +161,7 @@ def start_kind(node: NodeCheckpoint | None, replica: str, boot_id: str) -> Start
     left it.
     """
     checkpoint = None if node is None else node.replicas.get(replica)
-    if node is None or checkpoint is None:
+    if node is None or checkpoint is None or checkpoint.is_unknown:
         return StartKind.POWER_LOSS
     if node.clean_shutdown and checkpoint.clean:
         return StartKind.CLEAN

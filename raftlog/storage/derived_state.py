@@ -82,6 +82,13 @@ def read_marks(disk: Disk, directory: str) -> Marks | Damaged | None:
         return Damaged(f"not the marks of a replica: {error}")
 
 
+def clear_damage_mark(disk: Disk, directory: str) -> None:
+    """Mark the log as whole again, durably. Blocks. Raises DiskError."""
+    marks = read_marks(disk, directory)
+    if isinstance(marks, Marks) and marks.damage:
+        write_marks(disk, directory, Marks(marks.log_start_offset))
+
+
 @dataclass
 class Derived:
     """State derived from the records below an offset."""

@@ -27,6 +27,7 @@ from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_run import compact_log
 from raftlog.storage.log_core import LogCore, LogShared
 from raftlog.storage.log_operations import LogOperations
+from raftlog.storage.offline_repair import OfflineRepair
 from raftlog.storage.opening import Opened, open_log
 from raftlog.storage.reader import LogReader
 from raftlog.storage.types import CompactionReport, LogConfig, LogState
@@ -43,9 +44,13 @@ class Log(LogCore):
         opened: Opened,
         *,
         checkpoint: ReplicaCheckpoint | None,
+        start: StartKind,
         publish: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(shared, directory, config, opened, checkpoint=checkpoint, publish=publish)
+        super().__init__(
+            shared, directory, config, opened, checkpoint=checkpoint, start=start, publish=publish
+        )
+        self._offline_repair = OfflineRepair(self)
         self.operations = LogOperations(self)
         self.reader = LogReader(self)
         self.appender = Appender(self, self.operations)
@@ -78,7 +83,9 @@ class Log(LogCore):
             is_new=is_new,
             now_ms=shared.monotonic_ms(),
         )
-        return cls(shared, directory, config, opened, checkpoint=checkpoint, publish=publish)
+        return cls(
+            shared, directory, config, opened, checkpoint=checkpoint, start=start, publish=publish
+        )
 
     async def compact(self, now_ms: int, *, resume: bool = False) -> CompactionReport | None:
         """Remove records replaced by a newer one of the same key, if a pass is worth its cost.
@@ -92,6 +99,10 @@ class Log(LogCore):
     async def repair(self, copies: Copies) -> bool:
         """Repair damage found in service from copies of other replicas: see `repair_batches`."""
         return await self.run_shielded(repair_batches(self, self.operations, copies))
+
+    async def repair_offline(self, copies: Copies) -> bool:
+        """Repair the files of a damaged log, which stays offline: see `OfflineRepair`."""
+        return await self.run_shielded(self._offline_repair.run(copies))
 
     async def close(self) -> None:
         """Flush, checkpoint, and close the files. The files of a failed log are only closed.

@@ -19,7 +19,7 @@ import msgspec
 
 from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint
+from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_plan import CompactionHistory
 from raftlog.storage.derived_state import Marks, write_marks
 from raftlog.storage.files import Lease, OpenFiles
@@ -137,6 +137,8 @@ class Listeners:
 class LogCore:
     """State of one log. Lives in the event loop."""
 
+    start: StartKind
+    """The kind of stop before the log was opened, by which an offline repair judges its end."""
     damage_found: str | None = None
     """The first damage found while the log was in service."""
     pending_rearrangements = 0
@@ -159,6 +161,7 @@ class LogCore:
         opened: Opened,
         *,
         checkpoint: ReplicaCheckpoint | None,
+        start: StartKind,
         publish: Callable[[], Awaitable[None]],
     ) -> None:
         self.shared = shared
@@ -173,9 +176,9 @@ class LogCore:
         self.possible_loss = _combine_losses(
             None if checkpoint is None else checkpoint.possible_loss, opened.possible_loss
         )
-        self.state = LogState.ONLINE
+        self.start = start
+        self.state, self.damage = LogState.ONLINE, ""
         self.failure: LogError | None = None
-        self.damage = ""
         self.flushed_offset = self.segments.end_offset
         self.high_watermark = Offset(0) if checkpoint is None else checkpoint.high_watermark
         if opened.damage is None:
@@ -183,7 +186,10 @@ class LogCore:
         self.effective_flush = EffectiveFlushMode(config.flush, checkpoint)
         self.gaps_below = opened.gaps_below
         self.compaction = CompactionHistory() if checkpoint is None else checkpoint.compaction
-        self.recovery = opened.recovery_point or self.initial_recovery_point()
+        # At the first segment, all derived state needs a full scan.
+        self.recovery = opened.recovery_point or initial_checkpoint(
+            self.segments.all[0].base_offset, is_unknown=opened.damage is not None
+        )
         self.batches_since_recovery = 0
         # Taken in this order, where several are.
         self.arrange_lock = asyncio.Lock()
@@ -221,10 +227,6 @@ class LogCore:
             self.state, self.damage = LogState.DAMAGED, opened.damage.reason
             self.failure = _damaged(directory, self.damage)
 
-    def initial_recovery_point(self) -> ReplicaCheckpoint:
-        """A recovery point at the log's first segment: all derived state needs a full scan."""
-        return initial_checkpoint(self.segments.all[0].base_offset)
-
     def current_checkpoint(self) -> ReplicaCheckpoint:
         """The checkpoint to write for this log: everything durable now."""
         if self.damage:
@@ -249,6 +251,13 @@ class LogCore:
             possible_loss=self._published_loss,
             flush=self.effective_flush.to_publish(flushed_offset, self.segments.end_offset),
         )
+
+    @property
+    def undamaged_checkpoint(self) -> ReplicaCheckpoint | None:
+        """The checkpoint of a damaged log as it was before; None if none was known."""
+        if self.recovery.is_unknown:
+            return None
+        return msgspec.structs.replace(self.current_checkpoint(), damage="")
 
     @property
     def _published_loss(self) -> PossibleLoss | None:
@@ -454,6 +463,8 @@ class LogCore:
             return
         self.recovery = self.current_checkpoint()
         self.damage = reason
+        # As after a crash of the process: the files have every byte written in service.
+        self.start = StartKind.PROCESS_CRASH
         failure = _damaged(self.directory, reason)
         logger.error("%s", failure.message)
         self.shared.file_is_behind = True
@@ -623,7 +634,11 @@ def _damaged(directory: str, reason: str) -> LogError:
 
 
 def initial_checkpoint(
-    offset: Offset, possible_loss: PossibleLoss | None = None, *, restart: bool = False
+    offset: Offset,
+    possible_loss: PossibleLoss | None = None,
+    *,
+    restart: bool = False,
+    is_unknown: bool = False,
 ) -> ReplicaCheckpoint:
     """The checkpoint of a log beginning at `offset`, with no derived state yet.
 
@@ -640,6 +655,7 @@ def initial_checkpoint(
         time_index_entries=0,
         possible_loss=possible_loss,
         restart_at=offset if restart else None,
+        is_unknown=is_unknown,
     )
 
 

@@ -122,6 +122,9 @@ class Maintenance:
 
     async def tick(self) -> None:
         """One round. Raises DiskError where the node's own files fail."""
+        if self._file.failure is not None:
+            # Found by the write of one replica: without the file no other may be opened or renewed.
+            raise DiskError(str(self._file.failure)) from self._file.failure
         now = self._shared.clock.monotonic()
         await self.measure_room()
         self._start_syncs(now)

@@ -23,17 +23,19 @@ from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, 
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import (
     CheckpointFile,
+    LastRun,
     forget_missing,
-    is_missing_noted,
     note_missing,
-    read_checkpoint,
+    read_last_run,
     take_marker_away,
 )
 from raftlog.storage.checkpoints import (
     NodeCheckpoint,
     ReplicaCheckpoint,
+    StartKind,
     start_kind,
 )
+from raftlog.storage.derived_state import clear_damage_mark
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.group_open import GroupOpener, OpenRequest
 from raftlog.storage.log import Log
@@ -54,7 +56,6 @@ from raftlog.storage.quarantine import (
     trash_replica,
     trash_topic,
 )
-from raftlog.storage.segments import LOG_SUFFIX
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
@@ -95,38 +96,21 @@ class StorageTotals:
 class LogManager:
     """Owns the data directory's logs. Made by `open`; lives in the event loop."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        clock: Clock,
-        settings: StorageSettings,
-        *,
-        found: NodeCheckpoint | None,
-        names: list[str],
-        empty: list[str],
-        quarantined: list[str],
-        is_incomplete: bool,
-        is_noted: bool,
-    ) -> None:
-        """`empty`: of the replica directories `names`, those without a segment.
-
-        `is_incomplete`: the checkpoint file does not name all replicas. `is_noted`: the disk has a
-        note of that, see `note_missing`.
-        """
+    def __init__(self, disk: Disk, clock: Clock, settings: StorageSettings, left: LastRun) -> None:
         self._disk = disk
-        self._is_incomplete = is_incomplete
-        self._is_noted = is_noted
-        self._names_all_found: Final = not is_incomplete
+        self._is_incomplete = left.is_incomplete
+        self._is_noted = left.is_noted
+        self._names_all_found: Final = not left.is_incomplete
         """Whether the last run's file names all replicas."""
-        self._names_found = frozenset(names)
-        self._names_empty = frozenset(empty)
+        self._names_found = frozenset(left.names)
+        self._names_empty = frozenset(left.empty)
         self._settings = settings
         self._shared = LogShared(disk, clock, OpenFiles(disk))
-        self._found = found
+        self._found = left.checkpoint
         self._boot_id = disk.boot_id()
-        self._strays = dict.fromkeys(names)
-        self._quarantined = quarantined
-        self._checkpoints = _as_found(found)
+        self._strays = dict.fromkeys(left.names)
+        self._quarantined = left.quarantined
+        self._checkpoints = _as_found(left.checkpoint)
         self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
         self._opening: dict[str, asyncio.Task[Log]] = {}
         self._closes = asyncio.Semaphore(CLOSES_AT_ONCE_MAX)
@@ -147,18 +131,8 @@ class LogManager:
 
         Opens no log: call `open_replica` for each. Raises DiskError.
         """
-        left = await disk.run(partial(_find_replicas, disk))
-        manager = cls(
-            disk,
-            clock,
-            settings or StorageSettings(),
-            found=left.checkpoint,
-            names=left.names,
-            empty=left.empty,
-            quarantined=left.quarantined,
-            is_incomplete=left.is_incomplete,
-            is_noted=left.is_noted,
-        )
+        left = await disk.run(partial(read_last_run, disk))
+        manager = cls(disk, clock, settings or StorageSettings(), left)
         try:
             await manager._file.write()
         except DiskFullError:
@@ -301,11 +275,10 @@ class LogManager:
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
     ) -> Log:
         name = replica_name(topic_id, partition)
-        checkpoint = self._checkpoints.get(name)
         request = OpenRequest(
             name=name,
             config=config,
-            checkpoint=checkpoint,
+            checkpoint=self._checkpoints.get(name),
             start=start_kind(self._found, name, self._boot_id),
             is_unlisted=(
                 self._found is not None
@@ -314,6 +287,13 @@ class LogManager:
             ),
             create=create,
         )
+        return await self._open_as(topic_id, partition, request)
+
+    async def _open_as(
+        self, topic_id: TopicId, partition: PartitionId, request: OpenRequest
+    ) -> Log:
+        name, checkpoint = request.name, request.checkpoint
+        published = self._checkpoints.get(name)
         try:
             log = await self._opener.open(request)
         except DiskFullError as error:
@@ -331,8 +311,8 @@ class LogManager:
                 # The file does not know the log, or would empty it again at the next start.
                 del self._logs[topic_id, partition]
                 self._checkpoints.pop(name, None)
-                if checkpoint is not None:
-                    self._checkpoints[name] = checkpoint
+                if published is not None:
+                    self._checkpoints[name] = published
                 full = disk_full(name)
                 log.discard(full)
                 raise full from error
@@ -387,9 +367,7 @@ class LogManager:
             finally:
                 log.discard(LogError(UNKNOWN_TOPIC, "The topic is not known here any more."))
                 del self._logs[key]
-                checkpoint = msgspec.structs.replace(
-                    log.current_checkpoint(), boot_id=self._boot_id, clean=False
-                )
+                checkpoint = self._checkpoint_of(log)
                 self._closed_clean.discard(name)
                 self._strays[name] = None
                 self._checkpoints[name] = checkpoint
@@ -438,13 +416,55 @@ class LogManager:
         the old files, a damaged replica, or the new one. Raises LogError: ILLEGAL_STATE if the log
         is in service, or if too many copies are kept already.
         """
+        return await self._replace(self._renew, topic_id, partition, config)
+
+    async def reopen_replica(
+        self, topic_id: TopicId, partition: PartitionId, config: LogConfig
+    ) -> Log:
+        """Open a damaged log again, as at the start, after `Log.repair_offline` returned True.
+
+        The mark of its damage goes with the first checkpoint of the new log: a crash before leaves
+        a log to be repaired again. Raises LogError, ILLEGAL_STATE if the log is not damaged.
+        """
+        return await self._replace(self._reopen, topic_id, partition, config)
+
+    async def _replace(
+        self,
+        replacement: Callable[[TopicId, PartitionId, LogConfig], Coroutine[Any, Any, Log]],
+        topic_id: TopicId,
+        partition: PartitionId,
+        config: LogConfig,
+    ) -> Log:
         if self._closing:
             raise LogError(ILLEGAL_STATE, "The node is stopping.")
         name = replica_name(topic_id, partition)
         await self._opened(name)
-        return await asyncio.shield(
-            self._begin_opening(name, self._renew(topic_id, partition, config))
+        work = replacement(topic_id, partition, config)
+        return await asyncio.shield(self._begin_opening(name, work))
+
+    async def _reopen(self, topic_id: TopicId, partition: PartitionId, config: LogConfig) -> Log:
+        name = replica_name(topic_id, partition)
+        log = self._logs.get((topic_id, partition))
+        if log is None or log.state is not LogState.DAMAGED:
+            raise LogError(ILLEGAL_STATE, f"{name} is not damaged.")
+        self._checkpoints[name] = self._checkpoint_of(log)
+        del self._logs[topic_id, partition]
+        await log.retire(LogError(ILLEGAL_STATE, f"{name} has been repaired."))
+        try:
+            await self._disk.run(partial(clear_damage_mark, self._disk, log.directory))
+        except DiskFullError as error:
+            raise disk_full(name) from error
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
+        request = OpenRequest(
+            name=name,
+            config=config,
+            checkpoint=log.undamaged_checkpoint,
+            start=log.start,
+            is_unlisted=False,
+            create=False,
         )
+        return await self._open_as(topic_id, partition, request)
 
     async def _renew(self, topic_id: TopicId, partition: PartitionId, config: LogConfig) -> Log:
         name = replica_name(topic_id, partition)
@@ -461,7 +481,7 @@ class LogManager:
                     "remove unneeded copies.",
                 )
             if log is not None:
-                self._checkpoints[name] = log.current_checkpoint()
+                self._checkpoints[name] = self._checkpoint_of(log)
                 del self._logs[topic_id, partition]
                 await log.retire(LogError(ILLEGAL_STATE, f"{name} has been renewed."))
             if name not in self._opener.unfinished:
@@ -531,7 +551,7 @@ class LogManager:
         name = replica_name(*key)
         log = self._logs[key]
         async with self._closes:
-            was_damaged = log.state is LogState.DAMAGED
+            was_damaged = log.state is LogState.DAMAGED and log.start is not StartKind.POWER_LOSS
             try:
                 await log.close()
             except LogError as error:
@@ -555,9 +575,7 @@ class LogManager:
         async for log in _in_slices(due):
             name = self._name_in_use(log)
             if name is not None:
-                self._checkpoints[name] = msgspec.structs.replace(
-                    log.current_checkpoint(), boot_id=self._boot_id, clean=False
-                )
+                self._checkpoints[name] = self._checkpoint_of(log)
         replicas = dict(self._checkpoints)
         if self._clean_shutdown:
             async for name in _in_slices(self._checkpoints):
@@ -574,6 +592,13 @@ class LogManager:
             name = self._name_in_use(log)
             if name is not None and name in checkpoint.replicas:
                 log.published(checkpoint.replicas[name])
+
+    def _checkpoint_of(self, log: LogCore) -> ReplicaCheckpoint:
+        """The log's checkpoint for the file, as of this run."""
+        # A log found damaged after a power cut may have lost records: its repair judges that.
+        is_pending = log.state is LogState.DAMAGED and log.start is StartKind.POWER_LOSS
+        boot_id = "" if is_pending else self._boot_id
+        return msgspec.structs.replace(log.current_checkpoint(), boot_id=boot_id, clean=False)
 
     def _name_in_use(self, log: LogCore) -> str | None:
         """The replica's name; None if its log is another one by now, or closed."""
@@ -599,40 +624,3 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
         name: msgspec.structs.replace(checkpoint, clean=False)
         for name, checkpoint in found.replicas.items()
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """The state that the last run left on disk."""
-
-    checkpoint: NodeCheckpoint | None
-    names: list[str]
-    """All replica directories."""
-    empty: list[str]
-    """Of these, the ones without a segment, if the checkpoint file does not name all replicas."""
-    quarantined: list[str]
-    is_incomplete: bool
-    is_noted: bool
-
-
-def _find_replicas(disk: Disk) -> _Left:
-    found = read_checkpoint(disk)
-    is_noted = found is not None and is_missing_noted(disk)
-    is_incomplete = found is None or is_noted
-    if found is None:
-        try:
-            note_missing(disk)
-            is_noted = True
-        except DiskFullError:
-            logger.warning("disk full: starting without a checkpoint file")
-            is_noted = is_missing_noted(disk)
-    disk.make_directory(REPLICAS)
-    disk.make_directory(DELETED)
-    disk.sync_directory("")
-    names = names_below(disk, REPLICAS)
-    empty = [name for name in names if is_incomplete and not _has_segment(disk, name)]
-    return _Left(found, names, empty, names_below(disk, DAMAGED), is_incomplete, is_noted)
-
-
-def _has_segment(disk: Disk, name: str) -> bool:
-    return any(file.endswith(LOG_SUFFIX) for file in disk.list_directory(f"{REPLICAS}/{name}"))

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from raftlog.record.header import BatchHeader
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.checksummed import Damaged
 from raftlog.storage.derived_state import (
@@ -54,10 +54,9 @@ from raftlog.storage.segments import (
     segment_name,
 )
 from raftlog.storage.transaction_scan import TransactionTracker, read_marker
-from raftlog.storage.types import NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
+from raftlog.storage.types import NO_EPOCH, NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
 from raftlog.world import Disk, DiskError, DiskFullError, File
 
-NO_EPOCH: Final = LeaderEpoch(-1)
 NO_GAPS: Final = Offset(0)
 
 logger = logging.getLogger(__name__)

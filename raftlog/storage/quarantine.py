@@ -17,11 +17,11 @@ from typing import Final
 
 from crc32c import crc32c
 
-from raftlog.record.batch import check_batch
-from raftlog.record.errors import LogError
-from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import Offset, PartitionId, TopicId
-from raftlog.storage.segments import base_offset_of, segment_name
+from raftlog.storage.index import RELATIVE_OFFSET_MAX, OffsetEntry
+from raftlog.storage.scan import Expectation, scan
+from raftlog.storage.segments import base_offset_of, header_at, segment_name, walk
+from raftlog.storage.types import NO_EPOCH
 from raftlog.world import Disk, DiskError
 
 REPLICAS: Final = "replicas"
@@ -125,25 +125,21 @@ def read_copy(disk: Disk, directory: str, offset: Offset, max_bytes: int) -> byt
     base = max((each for each in bases if each <= offset), default=None)
     if base is None:
         return b""
-    found = bytearray()
     file = disk.open(f"{directory}/{segment_name(base)}")
     try:
-        position = 0
-        while len(begin := file.read(position, HEADER_SIZE)) == HEADER_SIZE:
-            try:
-                header = parse_header(begin, 0)
-            except LogError:
-                break  # a result, not a failure: the next batch begins at an unknown place
-            if header.next_offset > offset:
-                batch = file.read(position, header.size_bytes)
-                is_intact = len(batch) == header.size_bytes and check_batch(batch, 0, header)
-                if not is_intact or (found and len(found) + len(batch) > max_bytes):
-                    break
-                found += batch
-            position += header.size_bytes
+        # By headers only: a damaged batch before is no obstacle.
+        at = walk(file, OffsetEntry(base, 0), file.size, offset)
+        first = header_at(file, at, file.size)
+        if first is None:
+            return b""
+        end = min(file.size, at.position + max(max_bytes, first.size_bytes))
+        expected = Expectation(
+            first.base_offset, NO_EPOCH, gaps_below=Offset(base + RELATIVE_OFFSET_MAX)
+        )
+        found = scan(file, at.position, end, expected, lambda _position, _header: None)
+        return file.read(at.position, found.position - at.position)
     finally:
         file.close()
-    return bytes(found)
 
 
 def free_number(names: list[str], topic_id: TopicId, partition: PartitionId) -> int | None:

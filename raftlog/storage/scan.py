@@ -16,7 +16,7 @@ from crc32c import crc32c
 from raftlog.record.batch import check_batch
 from raftlog.record.errors import LogError
 from raftlog.record.header import CRC_START, HEADER_SIZE, MAGIC, BatchHeader, parse_header
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.types import Buffer, LeaderEpoch, Offset
 from raftlog.world import File
 
 SCAN_CHUNK_BYTES: Final = 1 << 20
@@ -71,6 +71,19 @@ def _may_begin_at(base_offset: int, expected: Expectation) -> bool:
     return base_offset == expected.next_offset or (
         expected.next_offset < base_offset < expected.gaps_below
     )
+
+
+def next_batch(
+    buffer: Buffer, at: int, expected: Expectation, *, is_whole: bool = True
+) -> BatchHeader | None:
+    """The header at `at` if its batch can be the next one; with `is_whole`, CRC included."""
+    try:
+        header = parse_header(buffer, at)
+    except LogError:
+        return None  # a result, not a failure: it is damaged, or cut off
+    if mismatch(header, expected) is not None:
+        return None
+    return header if not is_whole or check_batch(buffer, at, header) else None
 
 
 def scan(file: File, position: int, end: int, expected: Expectation, visit: Visit) -> ScanEnd:

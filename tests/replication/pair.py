@@ -112,6 +112,7 @@ class Node:
     disk: SimulatedDisk = field(default_factory=SimulatedDisk)
     config: LogConfig = field(default_factory=LogConfig)
     may_act: bool = True
+    is_registered: bool = True
     newest: PartitionImage | None = None
     """The row that a read barrier applies."""
     nothing_learned: LogError | None = None
@@ -137,6 +138,7 @@ class Node:
                 may_act=lambda: self.may_act,
                 on_isr_change_due=self._on_isr_change_due,
                 confirm=self._learn,
+                is_registered=lambda: self.is_registered,
             ),
         )
         return self.partition

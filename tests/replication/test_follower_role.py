@@ -344,6 +344,21 @@ class TestDistrusted:
         node.partition.update(row(1, 4, isr=(1,), unclean_epoch=3), 2)
         assert node.partition.loss_gate.may_have_lost_data
 
+    async def test_an_older_unclean_election_that_is_applied_again_accepts_nothing(self) -> None:
+        # The metadata of a start without registration may be older than the log (data 207090).
+        node = await self.lost(replicas=(1,))
+        node.is_registered = False
+        node.partition.update(row(1, 3, isr=(1,), unclean_epoch=3), 2)
+        await asyncio.sleep(0)
+        assert not node.partition.is_leader
+        node.is_registered = True
+        node.partition.update(row(1, 3, isr=(1,), unclean_epoch=3, partition_epoch=31), 2)
+        assert node.partition.loss_gate.may_have_lost_data
+        node.partition.update(row(1, 4, isr=(1,), unclean_epoch=4), 2)
+        await node.partition.loss_gate.clear_loss()
+        await asyncio.sleep(0)
+        assert node.partition.is_leader
+
 
 async def test_its_log_start_follows_though_it_moves_on_meanwhile() -> None:
     _, follower = await cluster()

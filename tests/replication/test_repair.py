@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from raftlog.replication.repair import (
     RENEWALS_MAX,
     RENEWALS_S,
     ROWS_PER_TURN_MAX,
+    SEARCH_S,
     SEARCHES_MAX,
     ReplicaKey,
 )
+from raftlog.storage.derived_state import MARKS_NAME
 from raftlog.storage.types import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
@@ -423,6 +426,69 @@ class TestBatches:
             await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
         await node.until(lambda: node.failed)
         assert not node.asked
+
+
+class TestOffline:
+    async def damaged_at_the_start(self, node: OneNode, *isr: int) -> tuple[PartitionImage, bytes]:
+        """The first of two batches is damaged, as the next start finds; its bytes before."""
+        before = await filled(node, 1, 2)
+        node.change(isr=isr)
+        good = bytes((await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1)).data)
+        await node.repairs.close()
+        await node.replicas.close()
+        node.disk.crash(power=False)
+        node.disk.flip_bit(LOG, 8 * 65)
+        return node.row(), good
+
+    async def test_the_last_replica_is_repaired_and_leads_on(self, node: OneNode) -> None:
+        row, good = await self.damaged_at_the_start(node, 1)
+        searches: list[float] = []
+
+        async def copy(_offset: Offset) -> bytes:
+            searches.append(node.clock.now)
+            if len(searches) == 1:
+                raise LogError(NO_CONTROLLER, "not reached")
+            return good if len(searches) == 3 else b""
+
+        node.copy = copy
+        await node.open()
+        assert node.here().is_closed
+        await node.until(lambda: not node.repairs.under_way)
+        assert await read_all(node.here().log) == [b"a", b"b"]
+        assert (node.row(), node.failed, node.here().is_leader) == (row, [], True)
+        assert [name for name in node.files("damaged") if "-batches/" not in name] == []
+        assert all(b - a >= SEARCH_S for a, b in pairwise(searches))
+        await put(node.here(), b"c")
+
+    async def test_one_that_another_can_replace_is_replaced(self, node: OneNode) -> None:
+        await self.damaged_at_the_start(node, 1, 2)
+        await node.open()
+        await node.until(lambda: node.failed and not node.repairs.under_way)
+        assert (node.row().isr, node.here().log_end_offset) == ((2,), 0)
+        assert not node.asked
+
+    async def test_it_is_replaced_as_soon_as_another_has_all_records(self, node: OneNode) -> None:
+        await self.damaged_at_the_start(node, 1)
+        await node.open()
+        await node.until(lambda: len(node.asked) > 2)
+        assert node.here().is_closed
+        node.change(isr=(1, 2), unclean=True)
+        await node.until(lambda: node.failed and not node.repairs.under_way)
+        assert (node.row().isr, node.here().log_end_offset) == ((2,), 0)
+
+    async def test_a_disk_that_is_full_when_it_opens_again_is_waited_for(
+        self, node: OneNode
+    ) -> None:
+        _, good = await self.damaged_at_the_start(node, 1)
+
+        async def copy(_offset: Offset) -> bytes:
+            node.disk.fail_next("create", MARKS_NAME, DiskFullError)
+            return good
+
+        node.copy = copy
+        await node.open()
+        await node.until(lambda: not node.repairs.under_way)
+        assert await read_all(node.here().log) == [b"a", b"b"]
 
 
 class TestBounds:

@@ -414,6 +414,23 @@ async def test_a_failing_checkpoint_file_ends_maintenance_and_is_reported() -> N
         await manager.close()
 
 
+async def test_it_is_reported_though_an_opening_replica_has_met_it_and_no_log_changes() -> None:
+    # Otherwise the node would live on without ever opening a replica (data 206619).
+    node = Node()
+    manager = await node.start()
+    reasons: list[str] = []
+    manager.on_failed(reasons.append)
+    await manager.start()
+    node.disk.fail_next("rename", CHECKPOINT_NAME, DiskError)
+    with pytest.raises(LogError):
+        await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(reasons) == 1
+    with pytest.raises(DiskError):
+        await manager.close()
+
+
 async def test_a_failed_log_leaves_the_others_alone_and_is_scanned_at_the_next_start() -> None:
     node = Node()
     manager, log = await node.start_with_log()

@@ -149,6 +149,8 @@ class _Partition:
     compacted_end: int = 0
     last_of_key: dict[str, int] = field(default_factory=dict)
     """The last known offset below `compacted_end` with the key."""
+    unseen_tombstones: dict[str, list[Send]] = field(default_factory=lambda: defaultdict(list))
+    """By key: sends with a tombstone that may have been written, and has gone without a reader."""
     writers: dict[str, Send] = field(default_factory=dict)
     known: dict[int, _Known] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
@@ -197,6 +199,13 @@ class _Partition:
         """Whether a reported loss covers an offset known at that step."""
         return any(loss.offset <= offset and loss.step >= step for loss in self.losses)
 
+    def _is_given_up(self, offset: int, value: str) -> bool:
+        """Whether a reported loss may have taken the record; its answers may arrive later."""
+        writer = self.writers.get(value)
+        return writer is not None and any(
+            loss.offset <= offset and loss.step >= writer.invoked for loss in self.losses
+        )
+
     # Keys and times
 
     def _key(self, value: str) -> str | None:
@@ -218,13 +227,28 @@ class _Partition:
             key = self._key(self.known[offset].value) if offset < self.compacted_end else None
             if key is not None:
                 self.last_of_key[key] = offset
+        for send in self.sends:
+            is_sure = send.outcome == "ok" and send.acks == ACKS_ALL
+            if send.outcome == "refused" or is_sure:
+                continue
+            for key, value in zip(send.keys, send.values, strict=bool(send.keys)):
+                if is_tombstone(value) and value not in self.places:
+                    self.unseen_tombstones[key].append(send)
 
     def _is_superseded(self, offset: int, value: str) -> bool:
         """Whether compaction may have removed the record."""
         if offset >= self.compacted_end:
             return False
         key = self._key(value)
-        return key is not None and (is_tombstone(value) or self.last_of_key.get(key, -1) > offset)
+        if key is None:
+            return False
+        if is_tombstone(value) or self.last_of_key.get(key, -1) > offset:
+            return True
+        writer = self.writers[value]
+        return any(
+            send.completed is None or send.completed >= writer.invoked
+            for send in self.unseen_tombstones.get(key, ())
+        )
 
     # Values and offsets
 
@@ -235,14 +259,18 @@ class _Partition:
                 if value in self.writers:
                     raise HistoryError(f"{value!r} is sent twice: the history cannot be judged")
                 self.writers[value] = send
+        kept = {record for final in self.finals for record in final.records}
         for send in self.sends:
             if send.outcome == "ok" and send.acks == ACKS_ALL and send.offset is not None:
                 assert send.completed is not None, send
                 for position, value in enumerate(send.values):
                     at = send.offset + position
-                    yield from self._note(at, value, acked_at=send.completed)
+                    if (at, value) in kept or not self._is_given_up(at, value):
+                        yield from self._note(at, value, acked_at=send.completed)
         for poll in self._polls():
             for offset, value in poll.records:
+                if (offset, value) not in kept and self._is_given_up(offset, value):
+                    continue
                 yield from self._note(offset, value, read_at=poll.completed)
                 yield from self._check_writer(offset, value, poll.completed)
         for final in self.finals:
@@ -407,7 +435,7 @@ class _Partition:
                     continue
                 if offset is not None and (
                     offset < self.deleted_before
-                    or self._is_lost(offset, send.completed)
+                    or self._is_lost(offset, send.invoked)
                     or self._is_superseded(offset, value)
                 ):
                     continue
@@ -420,7 +448,7 @@ class _Partition:
         if send.outcome == "ok" and send.acks == ACKS_ALL and send.offset is not None:
             assert send.completed is not None
             last = send.offset + len(send.values) - 1
-            while last >= send.offset and self._is_lost(last, send.completed):
+            while last >= send.offset and self._is_lost(last, send.invoked):
                 last -= 1
             return (send.offset, last) if last >= send.offset else None
         found = [self.places[value] for value in send.values if value in self.places]

@@ -302,6 +302,13 @@ SOUND: dict[str, list[Operation]] = {
         poll("c", start=1, at=(23, 24), consumer="d"),
         final("ac"),
     ],
+    "records reported as lost are read at the deposed leader": [
+        send("ab", 0),
+        Loss(partition=P, step=20, offset=1),
+        poll("ab", at=(21, 22)),
+        send("c", 1, (23, 24)),
+        final("ac"),
+    ],
     "records reported as lost are there all the same": [
         send("ab", 0),
         Loss(partition=P, step=20, offset=1),
@@ -373,6 +380,21 @@ WRONG |= {
         Kind.UNDELETED, [*BURIED, Compacted(partition=P, end=4), final_of((0, "a"), (3, "d"))]
     ),
     "a tombstone, without compaction": Case(Kind.LOST_WRITE, [*BURIED, final_of((3, "d"))]),
+    "an unseen tombstone that was answered before the record was sent": Case(
+        Kind.LOST_WRITE,
+        [
+            replace(
+                keyed("b", "x", 0, (0, 1)),
+                values=(f"b{TOMBSTONE}",),
+                outcome="unknown",
+                offset=None,
+            ),
+            keyed("a", "x", 0, (2, 3)),
+            keyed("cd", "yy", 1, (4, 5)),
+            final_of((1, "c"), (2, "d")),
+            COMPACTED,
+        ],
+    ),
     "superseded above the compacted end only": Case(
         Kind.LOST_WRITE, [*KEYED, final(".bc"), Compacted(partition=P, end=2)]
     ),
@@ -388,6 +410,15 @@ SOUND |= {
         *BURIED,
         Compacted(partition=P, end=4),
         final_of((3, "d")),
+    ],
+    "behind a tombstone that came and went unseen": [
+        keyed("a", "x", 0, (0, 1)),
+        replace(
+            keyed("b", "x", 1, (2, 3)), values=(f"b{TOMBSTONE}",), outcome="unknown", offset=None
+        ),
+        keyed("cd", "yy", 2, (4, 5)),
+        final_of((2, "c"), (3, "d")),
+        COMPACTED,
     ],
     "superseded and compacted": [*KEYED, final(".bc"), COMPACTED],
     "a poll past superseded records": [*KEYED, poll(".bc"), final(".bc"), COMPACTED],

@@ -9,7 +9,7 @@ from raftlog.record.types import Offset
 from tests.simulation.data.clients import Part, decode_all
 from tests.simulation.data.consumers import READ_BYTES, Consumer
 from tests.verification.log_checker import Kind, check, require_none
-from tests.verification.log_history import ACKS_ALL, Compacted, Deletion, FinalRead, Send
+from tests.verification.log_history import ACKS_ALL, Compacted, Deletion, FinalRead, Loss, Send
 
 if TYPE_CHECKING:
     from tests.simulation.data.data_world import DataWorld
@@ -71,6 +71,7 @@ def note_expired(data: DataWorld, part: Part, start: int) -> None:
     if data.lateness_s is None or kept_ms < 0 or start <= _deleted_before(data, part):
         return
     name = str(part)
+    losses = [each for each in data.history if isinstance(each, Loss) and each.partition == name]
     for send in data.history:
         if not isinstance(send, Send) or send.partition != name or send.offset is None:
             continue
@@ -78,8 +79,10 @@ def note_expired(data: DataWorld, part: Part, start: int) -> None:
             # Another record may have taken its place.
             continue
         for position, time_ms in enumerate(send.times):
-            age_ms = data.time_ms() - time_ms
-            assert send.offset + position >= start or age_ms >= kept_ms - CLOCKS_MS, (
+            offset, age_ms = send.offset + position, data.time_ms() - time_ms
+            if any(send.invoked < loss.step and offset >= loss.offset for loss in losses):
+                continue
+            assert offset >= start or age_ms >= kept_ms - CLOCKS_MS, (
                 f"{part} begins at {start}: {send.values[position]!r} is gone after {age_ms} ms, "
                 f"with retention.ms={kept_ms}"
             )
@@ -121,13 +124,9 @@ async def _read_all(data: DataWorld, part: Part) -> None:
         assert replica is not None
         start = max(start, int(replica.log_start_offset))
     if part.topic in data.compacted:
-        # Each replica compacts by itself, below its active segment.
-        ends = [
-            int(replica.log.segments.active.base_offset)
-            for member in map(int, data.row(part).replicas)
-            if (replica := data.replica(member, part)) is not None
-        ]
-        data.history.append(Compacted(partition=str(part), end=max(ends)))
+        # Each replica compacts by itself, below its active segment, and may be replaced since.
+        end = data.replicas.shared[data.key(part)].compacted_end
+        data.history.append(Compacted(partition=str(part), end=end))
         return
     # Where old segments are deleted, a replica may keep more than it must.
     contents = {

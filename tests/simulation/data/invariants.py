@@ -204,8 +204,10 @@ class Shared:
     """The newest unclean leader epoch in which its leader has acted."""
     deleted_before: int = 0
     """An acknowledged deletion: no electable replica begins below."""
-    lost: set[bytes] = field(default_factory=set)
-    """The links of committed batches that an unclean election has given up."""
+    lost: set[tuple[int, int, int, int]] = field(default_factory=set)
+    """Committed batches that an unclean election has given up: offsets, leader epoch, CRC."""
+    compacted_end: int = 0
+    """The highest active segment of any replica so far began here: all below may be compacted."""
     offline_since: float | None = None
     """Without a leader since then, though a replica may be elected."""
 
@@ -261,10 +263,12 @@ class ReplicaChecker:
         for base_offset in [each for each in shared.committed if each >= from_offset]:
             batch = shared.committed.pop(base_offset)
             shared.links.pop(batch.next_offset, None)
-            shared.lost.add(batch.link)
+            shared.lost.add(batch[:4])
         shared.committed_end = min(shared.committed_end, from_offset)
-        last = max(shared.committed, default=None)
-        shared.committed_link = b"" if last is None else shared.committed[last].link
+        last = shared.committed[max(shared.committed)] if shared.committed else None
+        # Records below the start of a leader in between were committed unseen.
+        is_last = last is not None and last.next_offset == shared.committed_end
+        shared.committed_link = last.link if last is not None and is_last else UNKNOWN
         for replica in self.of(key):
             replica.checked_to = min(replica.checked_to, from_offset)
 
@@ -351,6 +355,7 @@ class ReplicaChecker:
                 if before is row and not unfenced.intersection(row.replicas):
                     continue
                 shared.row = row
+                self._note_removed(key, before, row)
                 changes = 0 if before is None else row.partition_epoch - before.partition_epoch
                 recent = self.churn.changed(key, changes, self.world.loop.now)
                 if recent > self.churn.bound:
@@ -404,6 +409,11 @@ class ReplicaChecker:
         if offline_s > OFFLINE_S:
             self._fail(f"{key} has had no leader for {offline_s:.1f} s: {row}")
 
+    def _note_removed(self, key: Key, before: PartitionImage | None, row: PartitionImage) -> None:
+        for member in set(before.replicas if before else ()).difference(row.replicas):
+            if (replica := self.replicas.get((int(member), key))) is not None:
+                replica.is_removed = True
+
     def _note_loss(self, key: Key, shared: Shared, row: PartitionImage) -> None:
         """The leader of an unclean election lacks committed batches from some offset on."""
         replica = self._present(int(row.leader), key)
@@ -411,16 +421,20 @@ class ReplicaChecker:
             replica is None
             or replica.is_compacted
             or not replica.is_rooted
+            or replica.is_removed
             or (replica.is_lost and not self._is_open(replica))
         ):
             # Its present records are not known.
             self.on_loss(key, 0)
             return
         # What an election before has given up may be back: this leader's log is right.
-        shared.lost.difference_update(batch.link for batch in replica.batches)
+        shared.lost.difference_update(batch[:4] for batch in replica.batches)
         for base_offset, batch in sorted(shared.committed.items()):
             holding = replica.holding(base_offset)
-            if base_offset >= replica.start and (holding is None or holding.link != batch.link):
+            is_missing = holding is None and base_offset >= replica.start
+            # Written, and not synced yet: a crash may still take it.
+            is_missing = is_missing or batch.next_offset > replica.durable_end
+            if is_missing or (holding is not None and holding.link != batch.link):
                 self.on_loss(key, base_offset)
                 return
 
@@ -501,6 +515,9 @@ class ReplicaChecker:
             replica.opened(log)
         for batch in replica.follow(disk):
             self._check_link(key, batch, replica)
+        if replica.is_compacted:
+            shared = self.shared.setdefault(key, Shared())
+            shared.compacted_end = max(shared.compacted_end, log.segments.active.base_offset)
         return replica
 
     def _present(self, node_id: int, key: Key) -> Replica | None:
@@ -595,7 +612,7 @@ class ReplicaChecker:
         # A truncation lowers the log end first: the offsets above get other records.
         end = min(replica.high_watermark, replica.end)
         for batch in replica.between(start, end):
-            if batch.link in shared.lost:
+            if batch[:4] in shared.lost:
                 continue
             known = committed.setdefault(batch.base_offset, batch)
             if replica.is_rooted:

@@ -67,6 +67,8 @@ class Replica:
     """The disk may have lost durable records: power cut with flush=async, wiped, or damaged."""
     lost_epoch: int = 0
     """The node's broker epoch at that time."""
+    is_removed: bool = False
+    """The metadata has taken it from its node since it was opened: its files may be gone."""
     damaged_log: LogCore | None = None
     """The log damaged on purpose, if any."""
     flips: list[tuple[Inode, int]] = field(default_factory=list)
@@ -91,6 +93,7 @@ class Replica:
     def opened(self, log: LogCore) -> None:
         """A process of the node has opened the replica."""
         self.log = log
+        self.is_removed = False
         self.high_watermark = 0
         self.epoch = -1
         self._begin_at(log, keeps=False)
@@ -130,12 +133,13 @@ class Replica:
         first = int(log.segments.all[0].base_offset)
         keep = bisect_right(self.starts, first - 1) if keeps else 0
         known = START if first == 0 else self.link_before(first)
-        if keep and (
-            self.batches[keep - 1].next_offset != first
-            or known not in (UNKNOWN, self.batches[keep - 1].link)
-        ):
+        own = self._link_at(first)
+        if keep and own is None:
             # Restarted at a later offset, behind uncommitted batches.
             keep = 0
+        elif own not in (None, known) and known != UNKNOWN:
+            # The same, or the files below were removed of a history that was given up since.
+            keep, known = 0, UNKNOWN
         del self.batches[keep:], self.starts[keep:]
         if not keep:
             self.root = known
@@ -175,6 +179,13 @@ class Replica:
             if bit // 8 < len(data):
                 data[bit // 8] ^= 1 << (bit % 8)
         return data
+
+    def _link_at(self, offset: int) -> bytes | None:
+        """The link before the batch at `offset`, as far as the batches followed so far tell."""
+        if self.starts and self.starts[0] == offset:
+            return self.root
+        before = self.before(offset)
+        return before.link if before is not None and before.next_offset == offset else None
 
     def _last_link(self) -> bytes:
         if self.batches:

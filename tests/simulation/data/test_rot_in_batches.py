@@ -11,6 +11,7 @@ import pytest
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
+from raftlog.storage.derived_state import EPOCHS_NAME
 from tests.simulation.data.data_world import DataWorld, NodeDiedError, Part, simulate_data
 
 T = Part("t", 0)
@@ -161,3 +162,63 @@ def test_batches_set_aside_by_two_starts_mend_the_third_replica() -> None:
         await all_readable(data)
 
     simulate_data(test)
+
+
+@pytest.mark.parametrize("lost", [CHECKPOINT_NAME, EPOCHS_NAME])
+def test_the_last_replica_found_damaged_at_its_start_is_mended(lost: str) -> None:
+    """Each replica rots in another batch, and no node finds that before its restart (205207).
+
+    Two replicas leave the ISR and are replaced; the third may not leave.
+    """
+
+    async def test(data: DataWorld) -> None:
+        await written(data)
+        for node_id in (1, 2, 3):
+            data.rot(node_id, T, segment=node_id)
+        for node_id in (1, 2, 3):
+            data.nodes.kill(node_id)
+            disk = data.world.disk(node_id)
+            # Without the file all segments are scanned.
+            for path in disk.paths():
+                if path.endswith(lost):
+                    disk.remove(path)
+        data.nodes.start_all()
+        await data.nodes.ready()
+        await data.in_sync(T)
+        await all_readable(data)
+        assert len([name for name in quarantined(data) if not name.endswith("-batches")]) == 2
+
+    simulate_data(test)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rot_found_by_the_starts_of_all_replicas_is_mended_under_crashes(seed: int) -> None:
+    """Each segment rots in one replica, so that every batch keeps two good copies."""
+
+    async def test(data: DataWorld) -> None:
+        chance = random.Random(seed)
+        await written(data)
+        places = chance.sample(range(len(data.paths(1, T)) - 1), 6)
+        for number, segment in enumerate(places):
+            data.rot(1 + number % 3, T, segment=segment, at=chance.uniform(0.1, 0.9))
+        lost = chance.choice((CHECKPOINT_NAME, EPOCHS_NAME))
+        for node_id in (1, 2, 3):
+            data.nodes.kill(node_id, power=chance.random() < 0.5)
+            disk = data.world.disk(node_id)
+            for path in disk.paths():
+                if path.endswith(lost):
+                    disk.remove(path)
+        for node_id in chance.sample((1, 2, 3), 3):
+            data.nodes.start(node_id)
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+        for _ in range(chance.randrange(4)):
+            node_id = chance.choice((1, 2, 3))
+            data.nodes.kill(node_id, power=chance.random() < 0.5)
+            await asyncio.sleep(chance.uniform(0.0, 2.0))
+            data.nodes.start(node_id)
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await data.nodes.ready()
+        await data.in_sync(T)
+        await all_readable(data)
+
+    simulate_data(test, seed)
