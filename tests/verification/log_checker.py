@@ -148,7 +148,7 @@ class _Partition:
     """By an acknowledged request."""
     compacted_end: int = 0
     last_of_key: dict[str, int] = field(default_factory=dict)
-    """The last known offset below `compacted_end` with the key."""
+    """The last offset below `compacted_end` where the key may have been written."""
     writers: dict[str, Send] = field(default_factory=dict)
     known: dict[int, _Known] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
@@ -218,6 +218,18 @@ class _Partition:
             key = self._key(self.known[offset].value) if offset < self.compacted_end else None
             if key is not None:
                 self.last_of_key[key] = offset
+        for send in self.sends:
+            for position, value in enumerate(send.values):
+                if is_tombstone(value) and send.outcome != "refused" and value not in self.places:
+                    self._note_unseen_tombstone(send, position)
+
+    def _note_unseen_tombstone(self, send: Send, position: int) -> None:
+        """One that was not acknowledged by all replicas may be gone before a reader sees it."""
+        # At an unknown place, if at all, it may delete any record of its key.
+        offset = self.compacted_end - 1 if send.offset is None else send.offset + position
+        if offset < self.compacted_end and (send.offset is None or offset not in self.known):
+            key = send.keys[position]
+            self.last_of_key[key] = max(offset, self.last_of_key.get(key, -1))
 
     def _is_superseded(self, offset: int, value: str) -> bool:
         """Whether compaction may have removed the record."""

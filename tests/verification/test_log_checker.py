@@ -363,6 +363,9 @@ TIMED: list[Operation] = [timed("abc", (10, 30, 20), 0), final("abc")]
 DELETED: list[Operation] = [send("abc", 0), Deletion(partition=P, before=2)]
 EPOCHS: list[Operation] = [of_epoch("a", 0, 0, "p"), of_epoch("b", 1, 1, "q")]
 ZOMBIE = of_epoch("c", 2, 0, "z")
+UNSEEN = replace(
+    keyed("b", "x", 1, (2, 3)), values=(f"b{TOMBSTONE}",), acks=1, producer="leader-only"
+)
 COMPACTED = Compacted(partition=P, end=3)
 ACKNOWLEDGED = Deletion(partition=P, before=2, completed=3)
 
@@ -373,6 +376,13 @@ WRONG |= {
         Kind.UNDELETED, [*BURIED, Compacted(partition=P, end=4), final_of((0, "a"), (3, "d"))]
     ),
     "a tombstone, without compaction": Case(Kind.LOST_WRITE, [*BURIED, final_of((3, "d"))]),
+    "a value whose tombstone lost its place": Case(
+        Kind.LOST_WRITE,
+        [keyed("a", "x", 0), UNSEEN, keyed("c", "y", 1), COMPACTED, final_of((1, "c"))],
+    ),
+    "a value below a tombstone of another key": Case(
+        Kind.LOST_WRITE, [keyed("a", "y", 0), UNSEEN, COMPACTED, final_of()]
+    ),
     "superseded above the compacted end only": Case(
         Kind.LOST_WRITE, [*KEYED, final(".bc"), Compacted(partition=P, end=2)]
     ),
@@ -388,6 +398,13 @@ SOUND |= {
         *BURIED,
         Compacted(partition=P, end=4),
         final_of((3, "d")),
+    ],
+    "a tombstone that no reader saw": [keyed("a", "x", 0), UNSEEN, COMPACTED, final_of()],
+    "a tombstone at an unknown place": [
+        keyed("a", "x", 0),
+        replace(UNSEEN, offset=None, outcome="unknown"),
+        COMPACTED,
+        final_of(),
     ],
     "superseded and compacted": [*KEYED, final(".bc"), COMPACTED],
     "a poll past superseded records": [*KEYED, poll(".bc"), final(".bc"), COMPACTED],
