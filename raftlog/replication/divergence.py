@@ -3,6 +3,9 @@
 A follower never truncates by a high watermark (KIP-101): records below its own may have been
 replaced elsewhere, records above may be committed. Leader and follower compare the leader epochs of
 their logs, round by round, until both agree on the last common epoch (KIP-279).
+
+Logs that agree may have been compacted apart. A follower below the leader's `DeletionHorizon` may
+hold a deleted record, without its tombstone, and starts again from the leader's log start.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import NamedTuple
 
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.compaction_plan import NO_HORIZON, DeletionHorizon
 from raftlog.storage.leader_epochs import LeaderEpochs
 
 NO_EPOCH = LeaderEpoch(-1)
@@ -29,6 +33,8 @@ class FetchPosition(NamedTuple):
     durable_end: Offset
     """Everything below is durable at the follower, by the topic's flush mode."""
     log_start_offset: Offset
+    horizon: DeletionHorizon = NO_HORIZON
+    """How far tombstones may be gone from the follower's log."""
 
 
 class Diverging(NamedTuple):
@@ -45,14 +51,50 @@ class BelowStart(NamedTuple):
     log_start_offset: Offset
 
 
+class Outrun(NamedTuple):
+    """The leader has all records of the follower, or newer ones of their keys, but may lack
+    tombstones that the follower needs: it starts again at `log_start_offset`."""
+
+    log_start_offset: Offset
+
+
 def compare(
-    history: LeaderEpochs, *, log_start: Offset, log_end: Offset, position: FetchPosition
-) -> Diverging | BelowStart | None:
+    history: LeaderEpochs,
+    *,
+    log_start: Offset,
+    log_end: Offset,
+    horizon: DeletionHorizon,
+    position: FetchPosition,
+) -> Diverging | BelowStart | Outrun | None:
     """The leader's answer to a follower at `position`; None if its log is a prefix of the leader's.
 
+    Raises LogError(ILLEGAL_STATE) if the follower's log cannot be one of this partition.
+    """
+    answer = _compare_epochs(history, log_start=log_start, log_end=log_end, position=position)
+    if answer is None and is_outrun(position.offset, position.horizon, horizon):
+        return Outrun(log_start)
+    return answer
+
+
+def is_outrun(offset: Offset, follower: DeletionHorizon, leader: DeletionHorizon) -> bool:
+    """Whether a follower that continues at `offset` could keep deleted records.
+
+    Beyond both horizons the follower's log is complete, and the leader has all tombstones of the
+    rest. A copy under way, below them, goes on only where its leader's horizon is the one that the
+    copy began with: then none of the copied records has a tombstone below it. The follower's
+    horizon alone must not be beyond its end either: a leader with a lower one sends records that a
+    tombstone below it deletes.
+    """
+    return offset < max(follower.offset, leader.offset) and follower != leader
+
+
+def _compare_epochs(
+    history: LeaderEpochs, *, log_start: Offset, log_end: Offset, position: FetchPosition
+) -> Diverging | BelowStart | None:
+    """Like `compare`, by the leader epochs alone.
+
     A follower without records agrees with any leader with a log that reaches its end: its deleted
-    records were committed, so the leader has them too, or has deleted them. Raises
-    LogError(ILLEGAL_STATE) if the follower's log cannot be one of this partition.
+    records were committed, so the leader has them too, or has deleted them.
     """
     if position.offset < log_start:
         return BelowStart(log_start)

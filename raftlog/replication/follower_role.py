@@ -16,6 +16,7 @@ from raftlog.record.types import Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
 from raftlog.replication.divergence import Diverging, FetchPosition
 from raftlog.replication.replica import Replica
+from raftlog.storage.compaction_plan import DeletionHorizon
 from raftlog.storage.types import FlushMode
 
 TRIM_RETRY_S: Final = 0.5
@@ -71,6 +72,7 @@ class FollowerRole:
             log.last_epoch,
             self._replica.durable_end,
             log.durable_log_start,
+            log.deletion_horizon,
         )
 
     def append_fetched_now(
@@ -199,20 +201,47 @@ class FollowerRole:
             )
 
     async def restart_at(
-        self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
+        self,
+        offset: Offset,
+        *,
+        producers: bytes,
+        leader_epoch: LeaderEpoch,
+        horizon: DeletionHorizon,
+        is_outrun: bool,
     ) -> None:
-        """Empty the log and restart at `offset`: the leader has deleted the records below.
+        """Empty the log and restart at `offset`, the leader's log start.
 
-        `producers` are the leader's `producers_below`. Raises LogError: NO_LEADER, ILLEGAL_STATE if
-        committed records would be lost, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
+        `producers` are the leader's `producers_below`, `horizon` is its deletion horizon. The
+        leader has deleted the records below, or, with `is_outrun`, compacted away tombstones that
+        this log lacks. Raises LogError: NO_LEADER, ILLEGAL_STATE if committed records would be
+        lost, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
         """
         self._require_following(leader_epoch)
-        if offset < self._replica.high_watermark:
+        if is_outrun:
+            self._require_not_counted_on()
+        elif offset < self._replica.high_watermark:
             self._require_expendable(offset)
         logger.info(
-            "%s: restarting at offset %d, the leader's log start", self._replica.name, offset
+            "%s: restarting at offset %d, the leader's log start%s",
+            self._replica.name,
+            offset,
+            f": it lacks tombstones from {self._log.log_end_offset} on" if is_outrun else "",
         )
-        await self._rearrange(self._log.operations.restart_at(offset, producers))
+        await self._rearrange(self._log.operations.restart_at(offset, producers, horizon))
+
+    def _require_not_counted_on(self) -> None:
+        """Raise LogError if this replica may be elected, and so must keep its records.
+
+        A leader deletes only tombstones that are committed, so no such replica lacks one. Its row
+        here may be older than the leader's, and is newer at the next attempt.
+        """
+        row, broker_id = self._replica.image, self._replica.host.broker_id
+        if broker_id in row.isr or broker_id in row.elr:
+            raise LogError(
+                ILLEGAL_STATE,
+                f"{self._replica.name}: the leader's tombstones go further than this log, which "
+                "is in sync: not restarted.",
+            )
 
     def _require_expendable(self, point: Offset) -> None:
         """Raise LogError if records from `point` on are committed, and not lost by the metadata.

@@ -41,18 +41,22 @@ from raftlog.record.types import (
 )
 from raftlog.replication import divergence
 from raftlog.replication.arrival_order import ArrivalOrder
-from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
+from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition, Outrun
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.replica import Acks, Origin, Replica
 from raftlog.replication.verification import VerificationGuard, Verifications
 from raftlog.replication.waiters import CommitWaiters
 from raftlog.storage.appending import NO_TRANSACTIONS, Terms
+from raftlog.storage.compaction_plan import DeletionHorizon
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 COORDINATOR: Final = Terms(lambda _producer_id, _epoch: True, is_coordinator=True)
 """The terms of a coordinator's own append."""
 LOG_START_S: Final = 10.0
 """Longest wait of a deletion for the log start of the in-sync replicas."""
+CATCH_UP_S: Final = 60.0
+"""Tombstones wait for a follower below them that has moved within this time, or within
+`delete.retention.ms` if that is longer: else a copy that takes longer than both would never end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -447,7 +451,7 @@ class LeaderRole:
 
     # Followers of this leader
 
-    def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | None:
+    def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | Outrun | None:
         """Attach a follower that stands at `position`; None if its log is a prefix of this one.
 
         Any other answer attaches no feed: the follower truncates or restarts first. Raises
@@ -467,6 +471,7 @@ class LeaderRole:
             self._log.leader_epochs,
             log_start=self._log.log_start_offset,
             log_end=self._log.log_end_offset,
+            horizon=self._log.deletion_horizon,
             position=position,
         )
         if answer is not None:
@@ -478,6 +483,34 @@ class LeaderRole:
         self.state.set_attached(feed.broker_id, attached=True)
         self.acked(feed, position.durable_end, position.log_start_offset)
         return None
+
+    @property
+    def deletion_horizon(self) -> DeletionHorizon:
+        """How far tombstones may be gone from this log, and from a copy that begins now."""
+        return self._log.deletion_horizon
+
+    def tombstones_held_from(self) -> Offset | None:
+        """The offset from which tombstones stay for a follower that catches up; None: all may go.
+
+        A follower that is away holds them for a bounded time: it starts again when it comes back.
+        """
+        patience_s = max(CATCH_UP_S, self._log.config.delete_retention_ms / 1000)
+        return self.state.slowest_end(self._replica.host.clock.monotonic(), patience_s)
+
+    def end_outrun_feeds(self) -> None:
+        """End the feeds of followers that would miss tombstones which are about to go."""
+        horizon = self._log.deletion_horizon
+        for broker_id, feed in list(self._feeds.items()):
+            follower = self.state.followers[broker_id]
+            is_known = follower.broker_epoch == feed.broker_epoch
+            if not is_known or follower.durable_end < horizon.offset:
+                self._end_feed(
+                    broker_id,
+                    LogError(
+                        NOT_READY,
+                        f"Subscribe again: tombstones below {horizon.offset} are about to go.",
+                    ),
+                )
 
     def detach(self, feed: Feed) -> None:
         """Detach a feed. Harmless if the feed is not attached."""

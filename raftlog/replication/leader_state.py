@@ -10,6 +10,7 @@ State of a follower:
                  leader epoch; UNKNOWN_END before the first, whatever earlier leaders heard
 `broker_epoch`   the follower's incarnation at its last acknowledgement
 `caught_up_s`    the newest time at which the follower is known to have had the whole log
+`moved_s`        the time at which `durable_end` changed, or the follower became one
 `is_attached`    the follower has a live stream of this leader epoch
 `returns_at_s`   the follower may not enter before: it was late again soon after it had entered
 ===============  ====================================================================
@@ -63,6 +64,7 @@ class Follower:
     goal: Offset
     """The log end at `goal_s`: once acknowledged, the follower counts as caught up at `goal_s`."""
     goal_s: float
+    moved_s: float
     is_attached: bool = False
     entered_s: float = 0.0
     late_count: int = 0
@@ -151,7 +153,7 @@ class LeaderState:
             if member not in self._followers:
                 # A new follower is not late before it had time to acknowledge.
                 self._followers[member] = Follower(
-                    BrokerEpoch(-1), UNKNOWN_END, UNKNOWN_END, now, Offset(0), now
+                    BrokerEpoch(-1), UNKNOWN_END, UNKNOWN_END, now, Offset(0), now, now
                 )
         self._recompute()
 
@@ -183,6 +185,8 @@ class LeaderState:
         if follower is None:
             return
         follower.broker_epoch = broker_epoch
+        if durable_end != follower.durable_end:
+            follower.moved_s = now
         follower.durable_end = durable_end
         follower.log_start_offset = log_start_offset
         if durable_end >= log_end:
@@ -231,6 +235,18 @@ class LeaderState:
             self._followers[member].log_start_offset >= log_start_offset
             for member in self._effective_isr
         )
+
+    def slowest_end(self, now: float, patience_s: float) -> Offset | None:
+        """The smallest durable end of the followers that moved within that time; None without one.
+
+        0 while one of them has not acknowledged in this leader epoch.
+        """
+        ends = [
+            follower.durable_end
+            for follower in self._followers.values()
+            if now - follower.moved_s <= patience_s
+        ]
+        return max(Offset(0), min(ends)) if ends else None
 
     def has_outdated_elr(self, min_insync_replicas: int) -> bool:
         """Whether the row has an ELR beside an ISR that is large enough.

@@ -50,7 +50,7 @@ from raftlog.record.types import (
     ProducerId,
     TopicId,
 )
-from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
+from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition, Outrun
 from raftlog.replication.follower_role import FollowerRole
 from raftlog.replication.leader_role import Feed, LeaderRole
 from raftlog.replication.possible_loss import LossGate
@@ -130,6 +130,8 @@ class Partition(Replica):
         self._opened_in_epoch = image.leader_epoch
         log.listeners.flushed.append(self._on_flushed)
         log.listeners.log_start_durable.append(self._on_log_start_durable)
+        log.listeners.horizon_raised.append(self._on_horizon_raised)
+        log.tombstones_held_from = self._tombstones_held_from
         log.listeners.failed.append(self.close)
         log.listeners.appended.append(self._on_appended)
         self._take_role()
@@ -237,6 +239,14 @@ class Partition(Replica):
             self.leader_role.log_start_moved()
         elif self.follower_role.on_durable is not None:
             self.follower_role.on_durable()
+
+    def _on_horizon_raised(self) -> None:
+        if self.leader_role is not None:
+            self.leader_role.end_outrun_feeds()
+
+    def _tombstones_held_from(self) -> Offset | None:
+        role = self.leader_role
+        return None if role is None else role.tombstones_held_from()
 
     def _on_appended(
         self, base: Offset, following: Offset, buffers: Sequence[Buffer], size_bytes: int
@@ -430,7 +440,7 @@ class Partition(Replica):
                 f"{self.log.log_start_offset} to {self.high_watermark} can be read.",
             )
 
-    def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | None:
+    def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | Outrun | None:
         """See `LeaderRole.attach`. Raises LogError NOT_READY for a leader epoch unknown here."""
         if position.leader_epoch > self.image.leader_epoch:
             raise LogError(NOT_READY, f"{self.name}: that leader epoch is not known yet.")

@@ -271,14 +271,18 @@ class ReplicaFetcher:
         self._start(lambda: self._truncate(diverging, leader_epoch))
 
     def on_restart(self, message: Restart) -> None:
-        """The leader's log begins behind this one's end: restart there. All pieces are joined."""
+        """Restart at the leader's log start. All pieces are joined."""
         self._handle = 0
         self.state = FollowState.RESTARTING
         offset = Offset(message.log_start_offset)
         leader_epoch = self._subscribed_epoch
         self._start(
             lambda: self._follower.restart_at(
-                offset, producers=message.producers, leader_epoch=leader_epoch
+                offset,
+                producers=message.producers,
+                leader_epoch=leader_epoch,
+                horizon=message.horizon,
+                is_outrun=message.is_outrun,
             )
         )
 

@@ -10,7 +10,7 @@ follower    `Subscribe`               partitions, each from an offset on
 leader      `Data`                    batches; also accepts the subscription
             `Marks`                   high watermark and log start; also accepts
             `Diverged`                not accepted: truncate the log's end
-            `Restart`                 not accepted: start at another offset, with these producers
+            `Restart`                 not accepted: empty the log, start with these producers
             `Refused`                 not accepted, or not any more: an error of the table
 both        `Ping`                    keep-alive
 ==========  ========================  ===========================================================
@@ -43,6 +43,7 @@ from msgspec import Meta
 
 from raftlog.peer.hello import Hello, Name, ProtocolError, decode_hello
 from raftlog.record.types import BrokerEpoch, Buffer, LeaderEpoch, Offset, TopicId
+from raftlog.storage.compaction_plan import DeletionHorizon
 
 _T = TypeVar("_T")
 
@@ -96,6 +97,7 @@ class Subscription(
     last_epoch: Annotated[LeaderEpoch, Meta(ge=-1, le=2**31 - 1)]
     durable_end: Annotated[Offset, Meta(ge=0, le=2**62)]
     log_start_offset: Annotated[Offset, Meta(ge=0, le=2**62)]
+    horizon: DeletionHorizon
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -129,7 +131,7 @@ class Diverged(_Message, frozen=True, tag=4):
 
 
 class Restart(_Message, frozen=True, tag=5):
-    """Not accepted: the leader's log starts at a later offset. Comes in pieces, one by one."""
+    """Not accepted: restart at the leader's log start. Comes in pieces, one by one."""
 
     handle: _Handle
     log_start_offset: _Number
@@ -138,6 +140,10 @@ class Restart(_Message, frozen=True, tag=5):
     remaining records alone do not yield this state."""
     has_more: bool
     """Another piece follows."""
+    horizon: DeletionHorizon
+    """The leader's, as the copy begins."""
+    is_outrun: bool
+    """Whether only tombstones are missing: see `divergence.Outrun`."""
 
 
 class Refused(_Message, frozen=True, tag=6):

@@ -33,7 +33,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
+from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition, Outrun
 from raftlog.replication.leader_role import Feed
 from raftlog.replication.partition import Partition
 from raftlog.replication.stream_protocol import (
@@ -138,14 +138,14 @@ class CatchUpReader:
             session.behind[stream.handle] = stream
 
     async def _restart(
-        self, stream: PartitionStream, offset: Offset, leader_epoch: LeaderEpoch
+        self, stream: PartitionStream, answer: BelowStart | Outrun, leader_epoch: LeaderEpoch
     ) -> None:
-        """Send the follower a restart at `offset`."""
-        session = self._session
+        """Send the follower a restart."""
+        session, offset = self._session, answer.log_start_offset
         try:
-            producers = stream.replica.require_leader().producers_below(
-                offset, leader_epoch=leader_epoch
-            )
+            role = stream.replica.require_leader()
+            producers = role.producers_below(offset, leader_epoch=leader_epoch)
+            horizon = role.deletion_horizon
         except LogError as error:
             session.refuse(stream, error)
             return
@@ -156,7 +156,9 @@ class CatchUpReader:
         while await self._has_room(stream):
             end = start + PRODUCERS_PIECE_BYTES
             has_more = end < len(producers)
-            session.send(Restart(stream.handle, offset, producers[start:end], has_more))
+            piece = producers[start:end]
+            is_outrun = isinstance(answer, Outrun)
+            session.send(Restart(stream.handle, offset, piece, has_more, horizon, is_outrun))
             if not has_more:
                 session.restarted(stream)
                 return
@@ -276,8 +278,8 @@ class PartitionStream:
         """The high watermark sent last."""
         self.log_start_offset = Offset(-1)
         """The log start offset sent last."""
-        self.restart: tuple[Offset, LeaderEpoch] | None = None
-        """Offset and leader epoch of a restart that the catch-up reader has to send; until then the
+        self.restart: tuple[BelowStart | Outrun, LeaderEpoch] | None = None
+        """Answer and leader epoch of a restart that the catch-up reader has to send; until then the
         feed is not attached."""
         self.is_behind = True
         self.is_ended = False
@@ -459,6 +461,7 @@ class StreamSession(Session):
             last_epoch=subscription.last_epoch,
             durable_end=subscription.durable_end,
             log_start_offset=subscription.log_start_offset,
+            horizon=subscription.horizon,
         )
         # The log start may be above the offset, after an interrupted restart in mid-batch.
         if position.durable_end > position.offset:
@@ -474,8 +477,8 @@ class StreamSession(Session):
             return
         self._streams[subscription.handle] = stream
         self._handles[key] = subscription.handle
-        if isinstance(answer, BelowStart):
-            stream.restart = (answer.log_start_offset, subscription.leader_epoch)
+        if answer is not None:
+            stream.restart = (answer, subscription.leader_epoch)
             self.fell_behind(stream)
         else:
             self._watermarks_due[subscription.handle] = stream

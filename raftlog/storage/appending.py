@@ -331,7 +331,7 @@ class Appender:
         segment_base = self._base_below_start(data)
         if segment_base is not None:
             await self._operations.restart_empty(
-                core.segments.end_offset, core.producers, segment_base
+                core.segments.end_offset, core.producers, core.compaction.horizon, segment_base
             )
         self._enter_queue()
         await self._lock_writes()

@@ -14,7 +14,11 @@ segments' last-modified times, by which tombstones could live forever or go too 
 KAFKA-8522), and since KIP-534 writes the time into the batch, over its base timestamp. Here the
 time is kept beside the log, as `CompactionHistory`: up to which offset was the log clean, and when.
 So batches are not rewritten for the time's sake and keep their timestamps. If the history is lost,
-tombstones only stay longer.
+tombstones only stay longer, but for its `DeletionHorizon`, which the replica's marks keep too.
+
+**Followers.** A replica that was away for longer comes back with the deleted record, and must not
+go on without the tombstone. So a log knows how far its tombstones may be gone (`DeletionHorizon`),
+durably before the first one goes: docs/decisions/retention-and-compaction.md.
 
 **Order of writing.** A pass counts once its segments have replaced the old ones durably. Only then
 may `CompactionHistory.after` be stored. In the opposite order, a crash between the two leaves
@@ -26,12 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from raftlog.record.types import Offset
+from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.retention import SegmentInfo, newest_record_times
+from raftlog.storage.types import NO_EPOCH
 
 HISTORY_PASSES_MAX: Final = 128
 HISTORY_GRAIN: Final = 32
@@ -49,6 +56,44 @@ class CleanTo(msgspec.Struct, frozen=True, array_like=True):
     """By this time at the latest."""
 
 
+class DeletionHorizon(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True
+):
+    """How far tombstones may be gone from a log. Markers of transactions go by the same offset.
+
+    Below `offset` the log holds no record that is older than a tombstone of its key. From `offset`
+    to its end the log holds each tombstone of the partition, or a newer record of the key. A copy
+    takes its source's horizon, which is beyond the copy's end at first.
+    """
+
+    offset: Annotated[Offset, Meta(ge=0, le=2**62)] = Offset(0)
+    leader_epoch: Annotated[LeaderEpoch, Meta(ge=-1, le=2**31 - 1)] = NO_EPOCH
+    """The leader epoch of the record before `offset`. By log matching both together name one
+    history of the partition: after an unclean election another one has the same offsets."""
+
+    def within(self, epochs: LeaderEpochs) -> DeletionHorizon:
+        """The horizon of a log with these epochs.
+
+        Lower where the log has left the history before `offset`: an incomplete copy was elected
+        uncleanly, and began a later epoch there.
+        """
+        end = epochs.end_offset_for(self.leader_epoch, self.offset)
+        return self if end is None else self.lowered_to(end.end_offset, epochs)
+
+    def lowered_to(self, offset: Offset, epochs: LeaderEpochs) -> DeletionHorizon:
+        """At most `offset`, where the log has lost no record at or above."""
+        return self if self.offset <= offset else _horizon(offset, epochs)
+
+
+NO_HORIZON: Final = DeletionHorizon()
+"""The horizon of a log that has all its tombstones."""
+
+
+def _horizon(offset: Offset, epochs: LeaderEpochs) -> DeletionHorizon:
+    epoch = epochs.epoch_for(Offset(offset - 1))
+    return DeletionHorizon(offset, NO_EPOCH if epoch is None else epoch)
+
+
 class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
     """Compactions of one log so far. Part of the replica's checkpoint."""
 
@@ -58,6 +103,13 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
     """Tombstones below this offset were due in the last pass, and are gone."""
     awaits_deletion: bool = False
     """Whether the last pass left tombstones or markers to be removed later."""
+    known_horizon: DeletionHorizon | None = None
+    """None: written by a version that knew no horizon."""
+
+    @property
+    def horizon(self) -> DeletionHorizon:
+        """How far tombstones may be gone. Not yet `within` the log's epochs."""
+        return self.known_horizon or DeletionHorizon(self.deleted_before)
 
     @property
     def first_dirty_offset(self) -> Offset:
@@ -69,12 +121,20 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
         due = [entry for entry in self.passes if now_ms - entry.at_ms >= delete_retention_ms]
         return due[-1].end_offset if due else Offset(0)
 
-    def has_due(self, now_ms: int, delete_retention_ms: int) -> bool:
+    def has_due(self, deletable_before: Offset) -> bool:
         """Whether tombstones or markers have become due for a pass."""
-        return (
-            self.awaits_deletion
-            and self.deletable_before(now_ms, delete_retention_ms) > self.deleted_before
-        )
+        return self.awaits_deletion and deletable_before > self.deleted_before
+
+    def before_deleting(self, deletable_before: Offset, epochs: LeaderEpochs) -> CompactionHistory:
+        """The history to store before a pass may remove the tombstones below `deletable_before`.
+
+        All these are in the clean part, with none of the records that they delete. The horizon
+        stands still where the last pass has left none to remove.
+        """
+        horizon = self.horizon.within(epochs)
+        if self.awaits_deletion and deletable_before > horizon.offset:
+            horizon = _horizon(deletable_before, epochs)
+        return msgspec.structs.replace(self, known_horizon=horizon)
 
     def after(
         self,
@@ -97,9 +157,10 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
             # The last one takes this pass's later time: its tombstones stay a grain longer at most.
             kept.pop()
         kept.append(CleanTo(end_offset, at_ms))
-        return CompactionHistory(tuple(kept[-HISTORY_PASSES_MAX:]), deleted_before, awaits_deletion)
+        passes = tuple(kept[-HISTORY_PASSES_MAX:])
+        return CompactionHistory(passes, deleted_before, awaits_deletion, self.horizon)
 
-    def truncate_to(self, end_offset: Offset) -> CompactionHistory:
+    def truncate_to(self, end_offset: Offset, epochs: LeaderEpochs) -> CompactionHistory:
         """The history of the log truncated to `end_offset`: later appends are dirty."""
         return msgspec.structs.replace(
             self,
@@ -107,6 +168,7 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
                 CleanTo(min(entry.end_offset, end_offset), entry.at_ms) for entry in self.passes
             ),
             deleted_before=min(self.deleted_before, end_offset),
+            known_horizon=self.horizon.lowered_to(end_offset, epochs),
         )
 
 
@@ -131,7 +193,7 @@ def plan_compaction(
     segment_ms: int,
     min_compaction_lag_ms: int,
     min_cleanable_dirty_ratio: float,
-    delete_retention_ms: int,
+    deletable_before: Offset,
 ) -> CompactionPlan | None:
     """Whether a pass over the segments (oldest first, the last one active) is worth its work.
 
@@ -157,7 +219,7 @@ def plan_compaction(
         segment.size_bytes for segment in cleanable if segment.next_offset > first_dirty_offset
     )
     is_dirty = dirty_bytes > 0 and dirty_bytes >= min_cleanable_dirty_ratio * total_bytes
-    if not is_dirty and not history.has_due(now_ms, delete_retention_ms):
+    if not is_dirty and not history.has_due(deletable_before):
         return None
     return CompactionPlan(first_dirty_offset, end_offset, total_bytes - dirty_bytes, dirty_bytes)
 

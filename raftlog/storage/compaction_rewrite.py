@@ -89,7 +89,7 @@ class CompactionStats:
     bytes_read: int = 0
     bytes_written: int = 0
     tombstones_waiting: int = 0
-    """Tombstones and markers kept only until their time."""
+    """Tombstones and markers that a later pass may remove."""
 
 
 class CompactionPass:
@@ -101,6 +101,7 @@ class CompactionPass:
         *,
         now_ms: int,
         delete_retention_ms: int,
+        deletable_before: Offset,
         last_offsets: Mapping[ProducerId, Offset],
         epoch_starts: Set[Offset],
         aborted: Iterable[AbortedEntry],
@@ -114,7 +115,7 @@ class CompactionPass:
         self._history = history
         self._now_ms = now_ms
         self._delete_retention_ms = delete_retention_ms
-        self._deletable_before = history.deletable_before(now_ms, delete_retention_ms)
+        self._deletable_before = deletable_before
         self._last_offsets = last_offsets
         self._epoch_starts = epoch_starts
         self._keys_max = keys_max
@@ -212,6 +213,8 @@ class CompactionPass:
             return self._emptied(batch, is_last=is_last)
         if header.producer_id in self._transactions_with_records:
             self._transactions_with_records.discard(header.producer_id)
+            # It goes with its last record, perhaps in the next pass.
+            self.stats.tombstones_waiting += 1
             return batch.data
         if header.base_offset < self._deletable_before:
             self.stats.records_removed += header.record_count

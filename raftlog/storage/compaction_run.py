@@ -91,6 +91,11 @@ class _Compaction:
         core = self._core
         config = core.config
         infos = self._operations.segment_infos()
+        due = core.compaction.deletable_before(self._now_ms, config.delete_retention_ms)
+        held_from = None if core.tombstones_held_from is None else core.tombstones_held_from()
+        deletable = due if held_from is None else min(due, held_from)
+        # While tombstones are held, those below are not worth a pass, and go with the next one.
+        worth_before = due if deletable == due else Offset(0)
         plan = plan_compaction(
             infos,
             core.compaction,
@@ -101,7 +106,7 @@ class _Compaction:
             segment_ms=config.segment_ms,
             min_compaction_lag_ms=config.min_compaction_lag_ms,
             min_cleanable_dirty_ratio=0.0 if self._resume else config.min_cleanable_dirty_ratio,
-            delete_retention_ms=config.delete_retention_ms,
+            deletable_before=worth_before,
         )
         if plan is None:
             return None
@@ -111,10 +116,12 @@ class _Compaction:
         if len(aborted) >= ABORTED_MAX and aborted[-1].stable_offset > plan.first_dirty_offset:
             # All that begin below are known.
             end_offset = min(aborted[-1].stable_offset, end_offset)
+        history = core.compaction.before_deleting(deletable, core.leader_epochs)
         work = CompactionPass(
-            core.compaction,
+            history,
             now_ms=self._now_ms,
             delete_retention_ms=config.delete_retention_ms,
+            deletable_before=deletable,
             last_offsets=core.producers.last_offsets(),
             epoch_starts={entry.start_offset for entry in core.leader_epochs.entries},
             aborted=aborted,
@@ -125,7 +132,7 @@ class _Compaction:
             end_offset = work.finish_survey(end_offset)
             self._report_unreadable(work, end_offset)
             if end_offset <= plan.first_dirty_offset < plan.end_offset and not (
-                core.compaction.has_due(self._now_ms, config.delete_retention_ms)
+                core.compaction.has_due(worth_before)
             ):
                 # The survey stopped at the same batch as the last one: rewriting all before would
                 # remove nothing.
@@ -138,6 +145,10 @@ class _Compaction:
             # The recovery point's position must not lie in a rewritten segment.
             await self._operations.advance_recovery_point()
             core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
+            if history.horizon != core.compaction.horizon:
+                # Durable before the first tombstone goes, with and without the checkpoint file.
+                core.raise_deletion_horizon(history)
+                await core.mark()
             await core.publish()
             rewritten = 0
             for group in groups:

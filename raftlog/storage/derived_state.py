@@ -6,7 +6,8 @@ snapshot names these. So a snapshot older than the recovery point is still bette
 For a truncation: find the cut, and rebuild the producers below.
 
 `Marks` are not derived, but facts of the node's checkpoint file that no scan finds again: the log
-start offset and known damage. They count where that file is unreadable, and only then.
+start offset, known damage, how far tombstones may be gone. They count where that file is
+unreadable, and only then.
 
 All functions block and run while the log admits no append.
 """
@@ -25,6 +26,7 @@ from raftlog.record.header import BatchHeader
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint
 from raftlog.storage.checksummed import Damaged, unwrap, wrap
+from raftlog.storage.compaction_plan import NO_HORIZON, DeletionHorizon
 from raftlog.storage.index import OffsetEntry, TimeEntry
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
@@ -60,6 +62,7 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
     log_start_offset: Offset
     damage: str = ""
     """Why the replica is offline, if so."""
+    horizon: DeletionHorizon = NO_HORIZON
 
 
 def write_marks(disk: Disk, directory: str, marks: Marks) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint, StartKind
-from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.compaction_plan import CompactionHistory, DeletionHorizon
 from raftlog.storage.derived_state import Marks, write_marks
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
@@ -127,6 +127,8 @@ class Listeners:
         """Called right after each leader's append (not `append_fetched`) was written."""
         self.log_start_durable: list[Callable[[], None]] = []
         """Called whenever `durable_log_start` has risen."""
+        self.horizon_raised: list[Callable[[], None]] = []
+        """Called when `deletion_horizon` has risen, before a tombstone below is removed."""
         self.damaged: list[Callable[[str], None]] = []
         """Called with the reason when a reader or the scrubber first meets damage.
 
@@ -141,6 +143,9 @@ class LogCore:
     """The kind of stop before the log was opened, by which an offline repair judges its end."""
     damage_found: str | None = None
     """The first damage found while the log was in service."""
+    tombstones_held_from: Callable[[], Offset | None] | None = None
+    """Returns the offset from which tombstones stay for followers that catch up, whatever their
+    age; None: all may go. Set by the replica."""
     pending_rearrangements = 0
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
@@ -185,7 +190,11 @@ class LogCore:
             self.high_watermark = self.segments.clamp(self.high_watermark)
         self.effective_flush = EffectiveFlushMode(config.flush, checkpoint)
         self.gaps_below = opened.gaps_below
-        self.compaction = CompactionHistory() if checkpoint is None else checkpoint.compaction
+        self.compaction = (
+            CompactionHistory(known_horizon=opened.marked_horizon)
+            if checkpoint is None
+            else checkpoint.compaction
+        )
         # At the first segment, all derived state needs a full scan.
         self.recovery = opened.recovery_point or initial_checkpoint(
             self.segments.all[0].base_offset, is_unknown=opened.damage is not None
@@ -235,7 +244,10 @@ class LogCore:
                 self.recovery, damage=self.damage, possible_loss=self._published_loss
             )
         if self.restart_at is not None:
-            return initial_checkpoint(self.restart_at, self._published_loss, restart=True)
+            return msgspec.structs.replace(
+                initial_checkpoint(self.restart_at, self._published_loss, restart=True),
+                compaction=self.compaction,
+            )
         flushed_offset, high_watermark = self.flushed_offset, self.high_watermark
         if self.promised_end is not None:
             flushed_offset = min(flushed_offset, self.promised_end)
@@ -366,6 +378,17 @@ class LogCore:
         """The log start offset after a crash: at most the present one."""
         return min(self._published_log_start, self.segments.log_start_offset)
 
+    @property
+    def deletion_horizon(self) -> DeletionHorizon:
+        """How far tombstones may be gone from the log."""
+        return self.compaction.horizon.within(self.leader_epochs)
+
+    def raise_deletion_horizon(self, history: CompactionHistory) -> None:
+        """Take the history of a pass that is about to remove tombstones."""
+        self.compaction = history
+        for listener in self.listeners.horizon_raised:
+            listener()
+
     async def forget_possible_loss(self) -> None:
         """Forget `possible_loss`, durably or not at all, once the owner has dealt with it.
 
@@ -483,7 +506,8 @@ class LogCore:
     async def write_marks(self) -> None:
         """Like `mark`. The caller holds `derived_lock`."""
         if not self.is_discarded:
-            marks = Marks(self.segments.log_start_offset, self.damage)
+            horizon = self.compaction.horizon
+            marks = Marks(self.segments.log_start_offset, self.damage, horizon)
             await self.run(write_marks, self.shared.disk, self.directory, marks)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:

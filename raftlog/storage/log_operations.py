@@ -28,7 +28,7 @@ from raftlog.record.errors import CORRUPT_BATCH, DISK_FULL, OFFSET_OUT_OF_RANGE,
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint
 from raftlog.storage.checksummed import Damaged
-from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.compaction_plan import NO_HORIZON, CompactionHistory, DeletionHorizon
 from raftlog.storage.derived_state import (
     EPOCHS_NAME,
     RESTART_NAME,
@@ -405,7 +405,7 @@ class LogOperations:
             # end for flushed.
             core.flushed_offset = cut.next_offset
             core.high_watermark = min(core.high_watermark, cut.next_offset)
-            core.compaction = core.compaction.truncate_to(cut.next_offset)
+            core.compaction = core.compaction.truncate_to(cut.next_offset, core.leader_epochs)
             core.gaps_below = min(core.gaps_below, cut.next_offset)
             dropped = segments.all[number + 1 :]
             if dropped:
@@ -438,18 +438,26 @@ class LogOperations:
         await self.advance_recovery_point()
         await core.publish()
 
-    async def restart_at(self, offset: Offset, producers: bytes = b"") -> None:
+    async def restart_at(
+        self,
+        offset: Offset,
+        producers: bytes = b"",
+        horizon: DeletionHorizon = NO_HORIZON,
+    ) -> None:
         """Empty the log and begin it at `offset`, below or above its present end. Durable.
 
         Epoch history, producers and all other state derived from its records go, too; `producers`,
-        the leader's `producers_below`, takes their place. A crash leaves the old log, or the new
-        one with these producers. The high watermark is `offset` afterwards. Raises LogError, with
-        nothing changed: CORRUPT_BATCH if `producers` is not a snapshot of that offset, DISK_FULL.
+        the leader's `producers_below`, takes their place, and so does `horizon`. A crash leaves the
+        old log, or the new one with these producers. The high watermark is `offset` afterwards.
+        Raises LogError, with nothing changed: CORRUPT_BATCH if `producers` is not a snapshot of
+        that offset, DISK_FULL.
         """
-        await self._core.run_shielded(self._restart_with(offset, producers))
+        await self._core.run_shielded(self._restart_with(offset, producers, horizon))
         self._core.damaged_ranges.clear()
 
-    async def _restart_with(self, offset: Offset, snapshot: bytes) -> None:
+    async def _restart_with(
+        self, offset: Offset, snapshot: bytes, horizon: DeletionHorizon
+    ) -> None:
         core = self._core
         producers = ProducerStates()
         if snapshot:
@@ -463,16 +471,20 @@ class LogOperations:
                     CORRUPT_BATCH, f"{core.directory}: invalid producer snapshot: {read.reason}."
                 )
             producers = read
-        await self.restart_empty(offset, producers)
+        await self.restart_empty(offset, producers, horizon)
 
     async def restart_empty(
-        self, offset: Offset, producers: ProducerStates, segment_base: Offset | None = None
+        self,
+        offset: Offset,
+        producers: ProducerStates,
+        horizon: DeletionHorizon,
+        segment_base: Offset | None = None,
     ) -> None:
         """Empty the log and begin it at `offset`. Raises LogError; DISK_FULL: nothing was done.
 
-        `producers` are the remembered producers of the records below. The first segment begins at
-        `segment_base`, if given, for a batch that contains `offset`; until this batch is appended,
-        the log ends below its start.
+        `producers` are the remembered producers of the records below, `horizon` that of the log
+        whose records follow. The first segment begins at `segment_base`, if given, for a batch that
+        contains `offset`; until this batch is appended, the log ends below its start.
         """
         core = self._core
         async with self._arranging(), core.write_lock, core.derived_lock:
@@ -480,12 +492,13 @@ class LogOperations:
             snapshot = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
             # Written even without producers: a file of an earlier attempt must not take its place.
             await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", snapshot)
-            core.restart_at = offset
+            before = core.compaction
+            core.restart_at, core.compaction = offset, CompactionHistory(known_horizon=horizon)
             try:
                 await core.publish()
             except LogError as error:
                 if error.entry is DISK_FULL:
-                    core.restart_at = None
+                    core.restart_at, core.compaction = None, before
                 raise
             # From here on there is no way back: the next start would empty the log.
             base = offset if segment_base is None else segment_base
@@ -515,14 +528,14 @@ class LogOperations:
         core.leader_epochs, core.producers = LeaderEpochs(), producers
         if base < offset:
             core.producers = producers.below(base)
-        core.compaction, core.gaps_below = CompactionHistory(), NO_GAPS
+        core.gaps_below = NO_GAPS
         core.unreadable = core.damage_found = None
         core.damaged_segments.clear()
         snapshot = None
         if len(core.producers):
             snapshot = core.producers.to_bytes(base, now_ms=core.shared.monotonic_ms())
         new = await core.run(self._empty_directory, old, base, snapshot)
-        if base < offset:
+        if base < offset or core.compaction.horizon.offset:
             await core.write_marks()
         segments.replace(0, 1, [new])
         if snapshot is not None:

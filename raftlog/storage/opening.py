@@ -18,6 +18,7 @@ from raftlog.record.header import BatchHeader
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.checksummed import Damaged
+from raftlog.storage.compaction_plan import NO_HORIZON, DeletionHorizon
 from raftlog.storage.derived_state import (
     MARKS_NAME,
     RESTART_NAME,
@@ -77,6 +78,8 @@ class Opened:
     """The checkpoint, where its recovery point still holds."""
     gaps_below: Offset = NO_GAPS
     """Below this offset compaction may have left gaps between batches."""
+    marked_horizon: DeletionHorizon = NO_HORIZON
+    """How far tombstones may be gone, where the checkpoint does not say so."""
 
 
 def open_log(
@@ -99,7 +102,7 @@ def open_log(
     if known_damage is not None:
         return _refused(files, disk, directory, checkpoint, known_damage)
     if checkpoint is not None and checkpoint.restart_at is not None:
-        return _restart_empty(disk, files, directory, checkpoint.restart_at, now_ms)
+        return _restart_empty(disk, files, directory, checkpoint, now_ms)
     finish_swaps(disk, directory)
     names = _remove_leftovers(disk, directory)
     if start is not StartKind.CLEAN and (names or not is_new):
@@ -141,6 +144,8 @@ def open_log(
         marked_start=marks.log_start_offset if isinstance(marks, Marks) else Offset(0),
     )
     opened = recovery.run()
+    if isinstance(marks, Marks):
+        opened.marked_horizon = marks.horizon
     if opened.damage is None:
         for fact, _ in facts[: plan.dropped]:
             for suffix in SEGMENT_SUFFIXES:
@@ -257,9 +262,11 @@ def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Open
 
 
 def _restart_empty(
-    disk: Disk, files: OpenFiles, directory: str, offset: Offset, now_ms: int
+    disk: Disk, files: OpenFiles, directory: str, checkpoint: ReplicaCheckpoint, now_ms: int
 ) -> Opened:
     """Finish emptying a log, which counts as empty since the checkpoint says so."""
+    offset, horizon = checkpoint.restart_at, checkpoint.compaction.horizon
+    assert offset is not None
     for name in disk.list_directory(directory):
         if name != RESTART_NAME:
             files.forget(f"{directory}/{name}")
@@ -267,6 +274,8 @@ def _restart_empty(
     logger.warning("%s: restarting empty at offset %d", directory, offset)
     producers = load_restart_producers(disk, directory, offset, now_ms)
     opened = _begin(disk, files, directory, offset)
+    if horizon.offset:
+        write_marks(disk, directory, Marks(offset, horizon=horizon))
     if len(producers):
         write_initial_state(disk, directory, offset, producers.to_bytes(offset, now_ms=now_ms))
         opened.producers = producers
@@ -332,15 +341,16 @@ def _mark_damaged(disk: Disk, directory: str, log_start_offset: Offset, damage: 
     """Keep known damage from being forgotten with the checkpoint file."""
     if not disk.exists(directory):
         return
-    marks = read_marks(disk, directory)
+    marks, horizon = read_marks(disk, directory), NO_HORIZON
     if isinstance(marks, Marks):
         if marks.damage:
             return
         log_start_offset = max(log_start_offset, marks.log_start_offset)
+        horizon = marks.horizon
     elif marks is not None:
         return
     try:
-        write_marks(disk, directory, Marks(log_start_offset, damage.reason))
+        write_marks(disk, directory, Marks(log_start_offset, damage.reason, horizon))
     except DiskFullError as error:
         logger.warning("%s: its damage is not marked: %s", directory, error)
 

@@ -19,6 +19,7 @@ from raftlog.replication.stream_protocol import (
 )
 from raftlog.replication.stream_session import StreamSession
 from raftlog.replication.stream_settings import StreamSettings, Throttle
+from raftlog.storage.compaction_plan import NO_HORIZON
 from raftlog.world.time import SystemClock
 from tests.replication.streams_world import TOPIC_ID, FakePartition, row
 
@@ -112,6 +113,7 @@ def asks(
         last_epoch=LeaderEpoch(last_epoch),
         durable_end=Offset(offset if durable_end is None else durable_end),
         log_start_offset=Offset(0),
+        horizon=NO_HORIZON,
     )
 
 

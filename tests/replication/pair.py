@@ -20,7 +20,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.divergence import BelowStart, Diverging
+from raftlog.replication.divergence import Diverging, Outrun
 from raftlog.replication.partition import Host, Partition
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig
@@ -203,13 +203,15 @@ def ack(leader: Node, follower: Node, feed: HandFeed) -> None:
     leader.partition.require_leader().acked(feed, partition.durable_end, partition.log_start_offset)
 
 
-async def restart(leader: Node, follower: Node, offset: Offset) -> None:
-    """Restart the follower's log, with its leader's producers."""
+async def restart(leader: Node, follower: Node, offset: Offset, *, is_outrun: bool = False) -> None:
+    """Restart the follower's log, with its leader's producers and horizon."""
     epoch = leader.partition.image.leader_epoch
     await follower.partition.follower_role.restart_at(
         offset,
         producers=leader.partition.require_leader().producers_below(offset, leader_epoch=epoch),
         leader_epoch=epoch,
+        horizon=leader.partition.require_leader().deletion_horizon,
+        is_outrun=is_outrun,
     )
 
 
@@ -221,8 +223,9 @@ async def catch_up(leader: Node, follower: Node) -> HandFeed:
         epoch = leader.partition.image.leader_epoch
         if isinstance(answer, Diverging):
             await follower.partition.follower_role.truncate_for(answer, leader_epoch=epoch)
-        elif isinstance(answer, BelowStart):
-            await restart(leader, follower, answer.log_start_offset)
+        elif answer is not None:
+            is_outrun = isinstance(answer, Outrun)
+            await restart(leader, follower, answer.log_start_offset, is_outrun=is_outrun)
         else:
             break
     await send(leader, follower)

@@ -30,6 +30,7 @@ from raftlog.replication.leader_role import Feed
 from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_settings import StreamSettings
+from raftlog.storage.compaction_plan import NO_HORIZON, DeletionHorizon
 from raftlog.storage.types import ReadResult
 from tests.simulation.world import Process, World
 
@@ -111,6 +112,7 @@ class FakePartition:
         self.truncations: list[int] = []
         self.restarts: list[int] = []
         self.producers = b""
+        self.deletion_horizon = NO_HORIZON
         self.truncate_s = 0.002
         self.working = 0
 
@@ -373,10 +375,16 @@ class FakePartition:
             self.working -= 1
 
     async def restart_at(
-        self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
+        self,
+        offset: Offset,
+        *,
+        producers: bytes,
+        leader_epoch: LeaderEpoch,
+        horizon: DeletionHorizon,
+        is_outrun: bool,
     ) -> None:
         self._require(leader_epoch)
-        self.producers = producers
+        self.producers, self.deletion_horizon = producers, horizon
         self.working += 1
         try:
             await asyncio.sleep(self.truncate_s)

@@ -18,6 +18,7 @@ from raftlog.replication.divergence import (
     compare,
     truncation_point,
 )
+from raftlog.storage.compaction_plan import NO_HORIZON
 from raftlog.storage.leader_epochs import LeaderEpochs
 
 
@@ -53,6 +54,7 @@ class Model:
             self.history,
             log_start=Offset(self.start),
             log_end=self.end,
+            horizon=NO_HORIZON,
             position=follower.position(),
         )
 
@@ -141,8 +143,19 @@ def test_a_log_that_parted_below_the_start_is_begun_anew() -> None:
     for end in (3, 4):
         follower = Model([0] * end)
         answer = compare(
-            history, log_start=Offset(3), log_end=leader.end, position=follower.position()
+            history,
+            log_start=Offset(3),
+            log_end=leader.end,
+            horizon=NO_HORIZON,
+            position=follower.position(),
         )
         assert answer == BelowStart(Offset(3))
     position = Model([0, 0, 1]).position()
-    assert compare(history, log_start=Offset(3), log_end=leader.end, position=position) is None
+    answer = compare(
+        history,
+        log_start=Offset(3),
+        log_end=leader.end,
+        horizon=NO_HORIZON,
+        position=position,
+    )
+    assert answer is None

@@ -10,6 +10,7 @@ from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.divergence import Diverging
 from raftlog.replication.partition import Acks
+from raftlog.storage.compaction_plan import NO_HORIZON
 from raftlog.storage.leader_epochs import EpochEntry
 from raftlog.storage.types import FlushMode, LogConfig
 from tests.replication.pair import Node, catch_up, nodes, one, row, send
@@ -102,7 +103,11 @@ async def test_it_never_cuts_what_was_committed() -> None:
     assert refused.value.entry is ILLEGAL_STATE
     with pytest.raises(LogError) as refused:
         await follower.partition.follower_role.restart_at(
-            Offset(1), producers=b"", leader_epoch=LeaderEpoch(1)
+            Offset(1),
+            producers=b"",
+            leader_epoch=LeaderEpoch(1),
+            horizon=NO_HORIZON,
+            is_outrun=False,
         )
     assert refused.value.entry is ILLEGAL_STATE
     assert await follower.values() == [b"a", b"b"]

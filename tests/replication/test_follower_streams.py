@@ -25,6 +25,7 @@ from raftlog.replication.stream_protocol import (
     encode,
 )
 from raftlog.replication.stream_settings import StreamSettings
+from raftlog.storage.compaction_plan import NO_HORIZON
 from tests.replication.follower_harness import LEADER, Stage, batch, data
 from tests.replication.streams_world import TOPIC_ID, Batch, row
 
@@ -171,7 +172,11 @@ async def test_what_a_leader_cannot_mean_ends_the_connection(message: bytes) -> 
 
 @pytest.mark.parametrize(
     "end",
-    [Refused(1, NO_LEADER.code, "x"), Diverged(1, LeaderEpoch(0), 0), Restart(1, 0, b"", False)],
+    [
+        Refused(1, NO_LEADER.code, "x"),
+        Diverged(1, LeaderEpoch(0), 0),
+        Restart(1, 0, b"", False, NO_HORIZON, False),
+    ],
 )
 async def test_a_handle_that_the_leader_has_ended_is_heard_of_no_more(end: FromLeader) -> None:
     stage = Stage()
@@ -190,11 +195,11 @@ async def test_a_handle_that_the_leader_has_ended_is_heard_of_no_more(end: FromL
 async def test_the_pieces_of_a_restart_are_put_together() -> None:
     stage = Stage(partitions=2)
     await stage.follow()
-    stage.say(Restart(1, 5, b"ab", True))
+    stage.say(Restart(1, 5, b"ab", True, NO_HORIZON, False))
     stage.say(data(2, 0, 1, batch(0)))
-    stage.say(Restart(1, 5, b"cd", True))
+    stage.say(Restart(1, 5, b"cd", True, NO_HORIZON, False))
     assert stage.state() is FollowState.SUBSCRIBING
-    stage.say(Restart(1, 5, b"e", False))
+    stage.say(Restart(1, 5, b"e", False, NO_HORIZON, False))
     await stage.until(lambda: stage.subscribed() == [1, 2, 3])
     assert stage.replicas[0].producers == b"abcde"
     assert stage.replicas[0].log_end_offset == 5
@@ -205,13 +210,13 @@ async def test_the_pieces_of_a_restart_are_put_together() -> None:
 async def test_pieces_of_what_is_not_wanted_any_more_are_dropped() -> None:
     stage = Stage(partitions=2)
     await stage.follow()
-    stage.say(Restart(1, 5, b"ab", True))
+    stage.say(Restart(1, 5, b"ab", True, NO_HORIZON, False))
     stage.replicas[0].update(row(1, 2))
     stage.streams.follow(stage.replicas[0], LEADER)
     await stage.until(lambda: stage.subscribed() == [1, 2, 3])
-    stage.say(Restart(1, 5, b"cd", False))
-    stage.say(Restart(2, 6, b"x", False))
-    stage.say(Restart(3, 7, b"y", False))
+    stage.say(Restart(1, 5, b"cd", False, NO_HORIZON, False))
+    stage.say(Restart(2, 6, b"x", False, NO_HORIZON, False))
+    stage.say(Restart(3, 7, b"y", False, NO_HORIZON, False))
     await stage.until(lambda: stage.subscribed() == [1, 2, 3, 4, 5])
     assert [replica.producers for replica in stage.replicas] == [b"y", b"x"]
     await stage.streams.close()
@@ -220,9 +225,9 @@ async def test_pieces_of_what_is_not_wanted_any_more_are_dropped() -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Restart(2, 5, b"cd", False), "left in the middle"),
-        (Restart(1, 5, b"", True), "is empty"),
-        (Restart(1, 5, b"x" * 99, True), "longer than 100 bytes"),
+        (Restart(2, 5, b"cd", False, NO_HORIZON, False), "left in the middle"),
+        (Restart(1, 5, b"", True, NO_HORIZON, False), "is empty"),
+        (Restart(1, 5, b"x" * 99, True, NO_HORIZON, False), "longer than 100 bytes"),
     ],
 )
 async def test_pieces_that_do_not_go_together_end_the_connection(
@@ -232,7 +237,7 @@ async def test_pieces_that_do_not_go_together_end_the_connection(
     caplog.set_level(logging.INFO)
     stage = Stage(partitions=2)
     await stage.follow()
-    stage.say(Restart(1, 5, b"ab", True))
+    stage.say(Restart(1, 5, b"ab", True, NO_HORIZON, False))
     stage.say(message)
     assert stage.network.opened[0][0].is_closed
     assert reason in caplog.text

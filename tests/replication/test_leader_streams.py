@@ -27,6 +27,7 @@ from raftlog.replication.stream_protocol import (
     Unsubscribe,
 )
 from raftlog.replication.stream_settings import StreamSettings
+from raftlog.storage.compaction_plan import NO_HORIZON
 from raftlog.storage.types import ReadResult
 from tests.replication.leader_streams_world import Stage, asks, until
 from tests.replication.streams_world import row
@@ -68,7 +69,7 @@ async def test_each_refusal_names_its_reason() -> None:
         (4, NOT_READY.code),
     ]
     # The later one takes the earlier one's place.
-    assert answers[4:] == [Restart(6, 7, b"", False)]
+    assert answers[4:] == [Restart(6, 7, b"", False, NO_HORIZON, False)]
     await stage.close()
 
 

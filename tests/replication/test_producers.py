@@ -18,6 +18,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
+from raftlog.storage.compaction_plan import NO_HORIZON
 from raftlog.storage.types import AppendResult
 from tests.replication.pair import Node, catch_up, nodes, restart, row, send
 from tests.storage.logs import batch
@@ -136,7 +137,11 @@ async def test_what_cannot_be_read_changes_nothing() -> None:
     for producers in (told[:-1], first.partition.log.producers_below(Offset(3))):
         with pytest.raises(LogError) as refused:
             await second.partition.follower_role.restart_at(
-                Offset(4), producers=producers, leader_epoch=LeaderEpoch(1)
+                Offset(4),
+                producers=producers,
+                leader_epoch=LeaderEpoch(1),
+                horizon=NO_HORIZON,
+                is_outrun=False,
             )
         assert refused.value.entry is CORRUPT_BATCH
         assert await second.values() == [b"a", b"b", b"c", b"d"]

@@ -40,6 +40,7 @@ from raftlog.replication.stream_protocol import (
     encode_data,
     is_data,
 )
+from raftlog.storage.compaction_plan import NO_HORIZON, DeletionHorizon
 from raftlog.storage.producer_entry import BATCHES_REMEMBERED_MAX
 from raftlog.storage.producer_state import PRODUCERS_MAX, ProducerStates
 from raftlog.world.network import RejectedError
@@ -49,6 +50,7 @@ HANDLES = st.integers(1, HANDLE_MAX)
 NUMBERS = st.integers(0, 2**62)
 OFFSETS = NUMBERS.map(Offset)
 EPOCHS = st.integers(-1, 2**31 - 1).map(LeaderEpoch)
+HORIZONS = st.builds(DeletionHorizon, OFFSETS, EPOCHS)
 TRIPLES = st.lists(st.tuples(HANDLES, NUMBERS, NUMBERS), max_size=20)
 SUBSCRIPTIONS = st.builds(
     Subscription,
@@ -60,6 +62,7 @@ SUBSCRIPTIONS = st.builds(
     last_epoch=EPOCHS,
     durable_end=OFFSETS,
     log_start_offset=OFFSETS,
+    horizon=HORIZONS,
 )
 FROM_FOLLOWER = (
     st.builds(Subscribe, st.lists(SUBSCRIPTIONS, max_size=20))
@@ -69,11 +72,21 @@ FROM_FOLLOWER = (
 )
 FROM_LEADER = (
     st.builds(Diverged, HANDLES, EPOCHS, NUMBERS)
-    | st.builds(Restart, HANDLES, NUMBERS, st.binary(max_size=100), st.booleans())
+    | st.builds(
+        Restart,
+        HANDLES,
+        NUMBERS,
+        st.binary(max_size=100),
+        st.booleans(),
+        HORIZONS,
+        st.booleans(),
+    )
     | st.builds(Refused, HANDLES, st.integers(0, 99999), st.text(max_size=100))
     | st.builds(Marks, TRIPLES)
     | st.just(Ping())
 )
+
+FARTHEST = DeletionHorizon(Offset(2**62), LeaderEpoch(2**31 - 1))
 
 
 @given(FROM_FOLLOWER)
@@ -183,6 +196,7 @@ def test_the_longest_messages_are_within_the_bound() -> None:
         last_epoch=LeaderEpoch(2**31 - 1),
         durable_end=Offset(2**62),
         log_start_offset=Offset(2**62),
+        horizon=FARTHEST,
     )
     content = encode(Subscribe([entry] * ENTRIES_MAX))
     assert len(content) < CONTROL_BYTES_MAX
@@ -190,10 +204,12 @@ def test_the_longest_messages_are_within_the_bound() -> None:
 
 
 def test_the_longest_piece_of_a_restart_is_within_the_bound() -> None:
-    content = encode(Restart(HANDLE_MAX, 2**62, bytes(PRODUCERS_PIECE_BYTES), True))
+    content = encode(Restart(HANDLE_MAX, 2**62, bytes(PRODUCERS_PIECE_BYTES), True, FARTHEST, True))
     assert len(content) < CONTROL_BYTES_MAX
     decode_from_leader(content)
-    longer = encode(Restart(HANDLE_MAX, 2**62, bytes(PRODUCERS_PIECE_BYTES + 1), True))
+    longer = encode(
+        Restart(HANDLE_MAX, 2**62, bytes(PRODUCERS_PIECE_BYTES + 1), True, NO_HORIZON, False)
+    )
     with pytest.raises(ProtocolError):
         decode_from_leader(longer)
 

@@ -17,6 +17,7 @@ from raftlog.storage.compaction_plan import (
     group_segments,
     plan_compaction,
 )
+from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.retention import SegmentInfo
 
 HOUR = 3_600_000
@@ -49,16 +50,17 @@ def plan(
     ratio: float = 0.5,
     delete_retention_ms: int = DAY,
 ) -> CompactionPlan | None:
+    history = history or CompactionHistory()
     return plan_compaction(
         log,
-        history or CompactionHistory(),
+        history,
         now_ms=now,
         latest_ms=now,
         high_watermark=Offset(high_watermark),
         segment_ms=7 * DAY,
         min_compaction_lag_ms=lag_ms,
         min_cleanable_dirty_ratio=ratio,
-        delete_retention_ms=delete_retention_ms,
+        deletable_before=history.deletable_before(now, delete_retention_ms),
     )
 
 
@@ -169,7 +171,7 @@ def test_without_retention_time_tombstones_go_in_the_pass_after() -> None:
 
 def test_truncation_makes_what_it_cut_dirty_again() -> None:
     history = after(after(CompactionHistory(), 10, NOW, DAY), 20, NOW + HOUR, DAY)
-    history = history.truncate_to(Offset(15))
+    history = history.truncate_to(Offset(15), LeaderEpochs())
     assert history.first_dirty_offset == 15
     assert history.deletable_before(NOW + DAY, DAY) == 10
 

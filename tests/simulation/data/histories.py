@@ -19,6 +19,7 @@ from unittest import mock
 from raftlog.metadata.commands import AlterClusterSettings
 from raftlog.metadata.configs import THROTTLED_RATE
 from raftlog.raft.interface import MemberSettings
+from raftlog.replication import leader_role
 from raftlog.replication.partition import Acks
 from raftlog.storage import manager
 from raftlog.storage.producer_state import PRODUCERS_MAX, ProducerStates
@@ -46,6 +47,8 @@ KEPT_MS: Final = 6_000
 """`retention.ms` of a topic with this ingredient."""
 DAY_MS: Final = 86_400_000
 TOMBSTONES_MS: Final = 2_000
+CATCH_UP_S: Final = 2.0
+"""For so long tombstones wait for a follower that does not move: some come back too late."""
 STUTTER_PER_S: Final = 1.0
 FAILOVERS_PER_S: Final = 0.3
 SUSPEND_PER_S: Final = 0.15
@@ -413,6 +416,7 @@ def replay(
     with (
         watching(),
         mock.patch.object(manager, "StorageSettings", often),
+        mock.patch.object(leader_role, "CATCH_UP_S", CATCH_UP_S),
         mock.patch.dict(ProducerStates.__init__.__kwdefaults__, limits),
     ):
         return run(seed, main).report(seed)

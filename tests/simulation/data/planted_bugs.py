@@ -87,7 +87,7 @@ def _truncating_to_high_watermark(right: Callable[..., Any]) -> Any:
 
 
 def _offsets_without_epochs(
-    history: Any, *, log_start: Any, log_end: Any, position: Any
+    history: Any, *, log_start: Any, log_end: Any, horizon: Any, position: Any
 ) -> Diverging | BelowStart | None:
     if position.offset < log_start:
         return BelowStart(log_start)
