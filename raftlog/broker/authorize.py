@@ -15,6 +15,8 @@ listener answers with the typed error of its protocol.
 | topic and record deletion | DELETE | TOPIC |
 | new partitions | ALTER | TOPIC |
 | topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
+| group membership, commits, resets | READ | GROUP, and TOPIC of each offset |
+| committed offsets, group description; deletion | DESCRIBE; DELETE | GROUP |
 | nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
 
 Topics with names in `__…` are internal: clients may read and describe them, and no right
@@ -56,6 +58,7 @@ class ResourceType(StrEnum):
 
     TOPIC = "TOPIC"
     CLUSTER = "CLUSTER"
+    GROUP = "GROUP"
 
 
 class Resource(NamedTuple):
@@ -84,6 +87,11 @@ Authorize: TypeAlias = Callable[[Principal, Operation, Resource], None]
 def topic_resource(name: str) -> Resource:
     """The topic of that name, which need not exist. Cached: every produce and fetch needs one."""
     return Resource(ResourceType.TOPIC, name)
+
+
+def group_resource(group_id: str) -> Resource:
+    """The group, which need not exist."""
+    return Resource(ResourceType.GROUP, group_id)
 
 
 def allow_all(_principal: Principal, _operation: Operation, _resource: Resource) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from raftlog.coordinator.service import Coordinators
 from raftlog.metadata.apply import ApplyResult
 from raftlog.raft import RaftMember
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY, LogError
@@ -32,6 +33,8 @@ class NodeServices:
     partitions: PartitionRouter
     """All partitions of the cluster, on any node."""
     metadata: ClusterMetadata
+    coordinators: Coordinators
+    """The coordinators of groups and transactions, on any node."""
     quorum: RaftMember[ApplyResult]
     logs: LogManager
     clock: Clock

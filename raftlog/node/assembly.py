@@ -15,6 +15,8 @@ from typing import Final
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
 from raftlog.controller.service import ControllerService
+from raftlog.coordinator.consumer_decisions import GroupSettings
+from raftlog.coordinator.group_kind import group_kind
 from raftlog.coordinator.service import AnyKind, Coordinators
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
@@ -41,7 +43,7 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
 
-COORDINATOR_KINDS: Final[tuple[AnyKind, ...]] = ()
+COORDINATOR_KINDS: Final[tuple[AnyKind, ...]] = (group_kind(GroupSettings()),)
 """The kinds of coordinators that nodes run."""
 LEAVE_TIMEOUT_S: Final = 2.0
 """How long a stopping node waits for others to take over."""
@@ -116,10 +118,12 @@ class NodeCore:
         )
         self.data.on_lead_begun = self.coordinators.lead_begun
         self.data.forwarding.on_coordinate = self.coordinators.serve
+        state_machine.subscribe(self.coordinators.metadata_applied)
         self.services = NodeServices(
             replicas=self.data.replicas,
             partitions=self.data.partitions,
             metadata=self.data.metadata,
+            coordinators=self.coordinators,
             quorum=quorum,
             logs=logs,
             clock=clock,
