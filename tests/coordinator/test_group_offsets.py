@@ -53,6 +53,7 @@ def commit(
     offsets: dict[int, int],
     member: str = "",
     epoch: int = -1,
+    *,
     group: str = GROUP,
     topic: str = "a",
 ) -> None:
