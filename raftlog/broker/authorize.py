@@ -16,6 +16,8 @@ listener answers with the typed error of its protocol.
 | new partitions | ALTER | TOPIC |
 | topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
 | transactions: init, writes, ends, sink epochs; description | WRITE; DESCRIBE | TRANSACTIONAL_ID |
+| group membership, commits, resets | READ | GROUP, and TOPIC of each offset |
+| committed offsets, group description; deletion | DESCRIBE; DELETE | GROUP |
 | nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
 
 Topics with names in `__…` are internal: clients may read and describe them, and no right
@@ -58,6 +60,7 @@ class ResourceType(StrEnum):
     TOPIC = "TOPIC"
     CLUSTER = "CLUSTER"
     TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
+    GROUP = "GROUP"
 
 
 class Resource(NamedTuple):
@@ -91,6 +94,11 @@ def topic_resource(name: str) -> Resource:
 def transactional_id_resource(transactional_id: str) -> Resource:
     """The transactional id, which need not exist."""
     return Resource(ResourceType.TRANSACTIONAL_ID, transactional_id)
+
+
+def group_resource(group_id: str) -> Resource:
+    """The group, which need not exist."""
+    return Resource(ResourceType.GROUP, group_id)
 
 
 def allow_all(_principal: Principal, _operation: Operation, _resource: Resource) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
 from raftlog.broker.fetch import FetchService
+from raftlog.broker.groups import GroupService
 from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
@@ -55,6 +56,7 @@ class Broker:
         self.fetch = FetchService(services, settings, self.topics, authorize, self.closing)
         self.offsets = OffsetService(services, settings, authorize)
         self.transactions = TransactionService(services, authorize)
+        self.groups = GroupService(services, self.offsets, authorize, self.closing)
         self.admin = AdminService(services, settings, authorize)
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -92,6 +92,10 @@ class GroupSettings:
     """Of one group: a rebalance writes a record for each member with a new target."""
     groups_max: int = 10_000
     """Of one shard."""
+    retention_ms: int = 7 * 24 * 60 * 60 * 1000
+    """Offsets end so long after their group became empty."""
+    sweep_interval_ms: int = 10 * 60 * 1000
+    """Between two searches for offsets that have ended."""
 
 
 class TimerKind(StrEnum):
@@ -111,6 +115,18 @@ class MemberTimer(NamedTuple):
     member_id: str
 
 
+class ShardTimer(StrEnum):
+    """The timers of a shard."""
+
+    SWEEP = "sweep"
+    """Ended offsets and groups are to be looked for."""
+    REFRESH = "refresh"
+    """Topics have changed."""
+
+
+GroupTimer: TypeAlias = MemberTimer | ShardTimer
+
+
 class _Target(NamedTuple):
     """A target assignment, as decided."""
 
@@ -124,7 +140,7 @@ class ConsumerDecisions:
     A decision that raises has changed no timer.
     """
 
-    def __init__(self, settings: GroupSettings, timers: Timers[MemberTimer]) -> None:
+    def __init__(self, settings: GroupSettings, timers: Timers[GroupTimer]) -> None:
         self._settings = settings
         self._timers = timers
 
@@ -205,6 +221,7 @@ class ConsumerDecisions:
             member_epoch=step.member_epoch,
             heartbeat_interval_ms=self._heartbeat_interval_ms(after),
             assignment=step.assigned_partitions if must_answer else None,
+            session_timeout_ms=self._session_timeout_ms(after),
         )
         return Decision(response, tuple(records))
 

@@ -11,6 +11,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from raftlog.coordinator.offset_messages import (
+    CommitOffsets,
+    DeleteOffsets,
+    FetchedOffset,
+    FetchOffsets,
+    PartitionOutcome,
+)
 from raftlog.coordinator.records import TopicPartitions
 
 JOIN_EPOCH: Final = 0
@@ -57,6 +64,8 @@ class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
     owned: tuple[TopicPartitions, ...] | None = None
     """Partitions the member has, and those of its newest assignment that it is about to take over:
     the coordinator gives any other one to the next owner at once."""
+    max_wait_ms: int = 0
+    """How long the answer may be held back while there is no news."""
 
 
 class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):
@@ -69,6 +78,8 @@ class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):
     assignment: tuple[TopicPartitions, ...] | None = None
     """All partitions of the member, by topic id: give up every other one first, acknowledge by a
     heartbeat with `owned`. None: unchanged."""
+    session_timeout_ms: int = 0
+    """In force; 0 in the answer to a leave."""
 
 
 class DescribeGroupRequest(_Message, frozen=True, tag=2):
@@ -104,6 +115,8 @@ class ConsumerGroupDescription(_Message, frozen=True, tag=2):
     assignment_epoch: int
     assignor: str
     members: tuple[MemberDescription, ...]
+    kind: str = "consumer"
+    """`consumer`, or `offsets`: committed offsets, and no member ever."""
 
 
 class ListGroupsRequest(_Message, frozen=True, tag=3):
@@ -115,8 +128,9 @@ class GroupListing(msgspec.Struct, frozen=True, array_like=True):
 
     group: str
     kind: str
-    """`consumer` or `classic`."""
+    """`consumer`, or `offsets`: committed offsets, and no member ever."""
     state: str
+    members: int = 0
 
 
 class GroupList(_Message, frozen=True, tag=3):
@@ -126,16 +140,44 @@ class GroupList(_Message, frozen=True, tag=3):
 
 
 class DeleteGroupRequest(_Message, frozen=True, tag=4):
-    """Delete an empty group."""
+    """Delete an empty group with its offsets, in bounded steps."""
 
     group: str
 
 
 class Done(_Message, frozen=True, tag=4):
-    """Done, with nothing to report."""
+    """Done."""
+
+    is_complete: bool = True
+    """False: one step of several. Ask again."""
+
+
+class OffsetOutcomes(_Message, frozen=True, tag=20):
+    """The answer to a commit or a deletion: an outcome for each partition, in its order."""
+
+    outcomes: tuple[PartitionOutcome, ...]
+
+
+class FetchedOffsets(_Message, frozen=True, tag=21):
+    """Committed offsets."""
+
+    offsets: tuple[FetchedOffset, ...]
 
 
 GroupRequest: TypeAlias = (
-    ConsumerHeartbeatRequest | DescribeGroupRequest | ListGroupsRequest | DeleteGroupRequest
+    ConsumerHeartbeatRequest
+    | DescribeGroupRequest
+    | ListGroupsRequest
+    | DeleteGroupRequest
+    | CommitOffsets
+    | FetchOffsets
+    | DeleteOffsets
 )
-GroupResponse: TypeAlias = ConsumerHeartbeatResponse | ConsumerGroupDescription | GroupList | Done
+GroupResponse: TypeAlias = (
+    ConsumerHeartbeatResponse
+    | ConsumerGroupDescription
+    | GroupList
+    | Done
+    | OffsetOutcomes
+    | FetchedOffsets
+)

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from raftlog.coordinator.load import load_shard
 from raftlog.coordinator.shard import Kind, Shard
+from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import TopicImage
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import (
@@ -207,6 +208,18 @@ class Coordinators:
             await self._clock.sleep(PAUSE_S)
 
     # Shards
+
+    def metadata_applied(self, delta: MetadataDelta) -> None:
+        """Notify the shards of topics that were created, deleted or enlarged."""
+        names = {topic.name for topic in (*delta.created, *delta.deleted)}
+        names.update(
+            change.after.name
+            for change in delta.changed
+            if len(change.before.partitions) != len(change.after.partitions)
+        )
+        if names:
+            for shard in self.shards():
+                shard.topics_changed(names)
 
     def lead_begun(self, topic_id: TopicId, number: PartitionId) -> None:
         """Load the shard of a partition that begins to be led here."""

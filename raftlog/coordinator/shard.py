@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -137,6 +137,8 @@ class Kind(Generic[S, K]):
     """Carries out an encoded request by `execute`, `query` and `wait_until`."""
     run: Callable[[Shard[S, K]], Coroutine[Any, Any, None]] | None = None
     """Runs beside a loaded shard, and returns at its end."""
+    topics_changed: Callable[[S, Collection[str], Moment], None] = lambda _s, _n, _m: None
+    """Notes topics that were created, deleted or enlarged; a timer may then decide."""
 
 
 @dataclass(slots=True, eq=False)
@@ -253,6 +255,11 @@ class Shard(Generic[S, K]):
         """The clocks and the metadata, for a decision."""
         clock = self._clock
         return Moment(int(clock.monotonic() * 1000), clock.time_ms(), self._image())
+
+    def topics_changed(self, names: Collection[str]) -> None:
+        """Follow the creation, deletion or growth of topics."""
+        self.kind.topics_changed(self.state, names, self.moment())
+        self.timers_changed()
 
     # Requests
 
@@ -493,7 +500,7 @@ class Shard(Generic[S, K]):
 
     async def _waited(self, batch: _Batch, *, has_records: bool) -> None:
         """Return once the batch is committed, with the request's own records in it or not."""
-        self._timers_changed()
+        self.timers_changed()
         future: asyncio.Future[None] = self._loop.create_future()
         batch.waiters.append((future, has_records))
         await future
@@ -504,11 +511,11 @@ class Shard(Generic[S, K]):
         if last:
             await self._waited(last[-1], has_records=False)
         else:
-            self._timers_changed()
+            self.timers_changed()
 
     # Timers
 
-    def _timers_changed(self) -> None:
+    def timers_changed(self) -> None:
         """Wake the timers' task if the first deadline has come nearer."""
         next_ms, until_ms = self._timers.next_ms(), self._waits_until_ms
         if next_ms is not None and (until_ms is None or next_ms < until_ms):

@@ -15,6 +15,8 @@ from typing import Final
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
 from raftlog.controller.service import ControllerService
+from raftlog.coordinator.consumer_decisions import GroupSettings
+from raftlog.coordinator.group_kind import group_kind
 from raftlog.coordinator.markers import MarkerWriter
 from raftlog.coordinator.service import AnyKind, Coordinators
 from raftlog.coordinator.transaction import TransactionSettings
@@ -55,6 +57,7 @@ def coordinator_kinds(data: ReplicationService, clock: Clock) -> tuple[AnyKind, 
     """The kinds of coordinators that nodes run."""
     markers = MarkerWriter(data.partitions, clock)
     return (
+        group_kind(GroupSettings()),
         transaction_kind(data.metadata.allocate_producer_id, markers.run, TransactionSettings()),
     )
 
@@ -129,6 +132,7 @@ class NodeCore:
         transactions = LeaderTransactions(self.coordinators, self.data.metadata, clock, self._tasks)
         self.data.partitions.transactions = transactions
         self.data.forwarding.transactions = transactions
+        state_machine.subscribe(self.coordinators.metadata_applied)
         self.services = NodeServices(
             replicas=self.data.replicas,
             partitions=self.data.partitions,

@@ -233,6 +233,7 @@ class DataNode:
             replicas=self.replicas,
             partitions=self.partitions,
             metadata=self.metadata,
+            coordinators=None,
             clock=SimpleNamespace(time_ms=lambda: NOW_MS, monotonic=time.monotonic),
             node_id=BrokerId(node_id),
             cluster_id="fake-cluster",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from raftlog.coordinator.assignors import Assignment, Pair, assignment_of, pairs
-from raftlog.coordinator.consumer_decisions import GroupSettings
+from raftlog.coordinator.consumer_decisions import GroupSettings, MemberTimer
 from raftlog.coordinator.consumer_group import ConsumerGroup
 from raftlog.coordinator.decision import CoordinatorRecord, Decision
 from raftlog.coordinator.group_messages import (
@@ -58,7 +58,7 @@ class ShardHarness:
 
     def append(self, decision: Decision[R]) -> R:
         for record in decision.records:
-            self.shard.replay(record)
+            self.shard.replay(record, position=len(self.log), producer=None)
             self.log.append(record)
         return decision.response
 
@@ -66,8 +66,9 @@ class ShardHarness:
         """Let time pass, with all due timers."""
         self.now_ms += milliseconds
         while (timer := self.shard.timers.pop_due(self.now_ms)) is not None:
-            self.expired.append(timer.member_id)
-            self.append(self.shard.expire(timer, self.image, self.now_ms))
+            if isinstance(timer, MemberTimer):
+                self.expired.append(timer.member_id)
+            self.append(self.shard.expire(timer, self.image, self.now_ms, self.now_ms))
 
     def topics_changed(self, names: Iterable[str] | None) -> None:
         changed = None if names is None else tuple(names)
@@ -89,10 +90,11 @@ class ShardHarness:
             or (newest[record.key] == position and (keep_tombstones or record.value is not None))
         ]
         self.shard = GroupShard(self.settings)
-        for record in self.log:
+        for position, record in enumerate(self.log):
             decoded = decode_offsets_record(*encode_record(record))
+            assert isinstance(decoded, CoordinatorRecord)
             assert decoded == record
-            self.shard.replay(decoded)
+            self.shard.replay(decoded, position=position, producer=None)
         self.shard.loaded(self.now_ms)
         self.topics_changed(None)
 
@@ -104,6 +106,7 @@ class ShardHarness:
                 for name in ConsumerGroup.__slots__
             }
             for listing in self.shard._list().groups
+            if listing.kind == "consumer"
         }
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from raftlog.coordinator.assignors import Assignment, Pair, pairs
-from raftlog.coordinator.consumer_decisions import MemberTimer, TimerKind
+from raftlog.coordinator.consumer_decisions import MemberTimer, ShardTimer, TimerKind
 from raftlog.coordinator.group_messages import LEAVE_EPOCH, STATIC_LEAVE_EPOCH
 from raftlog.coordinator.reconciliation import MemberState
 from raftlog.coordinator.subscriptions import matched_topics
@@ -256,7 +256,8 @@ class GroupMachine(RuleBasedStateMachine):
             if current.state == MemberState.UNREVOKED_PARTITIONS:
                 expected.add(MemberTimer(TimerKind.REBALANCE, GROUP, member_id))
         timers = self.harness.shard.timers
-        assert len(timers) == len(expected)
+        shard_timers = sum(timers.deadline_ms(timer) is not None for timer in ShardTimer)
+        assert len(timers) == len(expected) + shard_timers
         assert all(timers.deadline_ms(timer) is not None for timer in expected)
 
     @invariant()

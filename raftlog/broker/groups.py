@@ -1,0 +1,568 @@
+"""Consumer groups on any node: membership, committed offsets, lags, resets.
+
+Each call goes to the group's coordinator, here or on another node. Topics are named to clients, and
+known by their ids to coordinators: this node's metadata translates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from raftlog.broker.authorize import (
+    Authorize,
+    Operation,
+    Principal,
+    group_resource,
+    topic_resource,
+)
+from raftlog.broker.node import NodeServices
+from raftlog.broker.offsets import FoundRecord, OffsetService
+from raftlog.broker.offsets import PartitionBounds as RoutedBounds
+from raftlog.coordinator.group_kind import NAME, TOPIC, decode_response, encode_request
+from raftlog.coordinator.group_messages import (
+    JOIN_EPOCH,
+    ConsumerGroupDescription,
+    ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
+    DeleteGroupRequest,
+    DescribeGroupRequest,
+    Done,
+    FetchedOffsets,
+    GroupList,
+    GroupListing,
+    GroupRequest,
+    GroupResponse,
+    ListGroupsRequest,
+    MemberDescription,
+    OffsetOutcomes,
+)
+from raftlog.coordinator.group_shard import check_group_id
+from raftlog.coordinator.offset_messages import (
+    OFFSETS_MAX,
+    ByDuration,
+    CommitOffsets,
+    Committer,
+    DeleteOffsets,
+    FetchedOffset,
+    FetchOffsets,
+    OffsetToCommit,
+    PartitionBounds,
+    PartitionOutcome,
+    ResetRow,
+    ResetTarget,
+    ShiftBy,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToOffsetsOf,
+    TopicPartition,
+    ToTimestamp,
+)
+from raftlog.coordinator.offset_reset import lookup_time_ms, offsets_to_commit, plan_reset
+from raftlog.coordinator.records import TopicPartitions
+from raftlog.coordinator.service import partition_of
+from raftlog.metadata.image import TopicImage
+from raftlog.record.errors import (
+    FORBIDDEN,
+    GROUP_NOT_EMPTY,
+    INVALID_BODY,
+    NOT_READY,
+    UNKNOWN_MEMBER,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC_ID,
+    UNSTABLE_OFFSET_COMMIT,
+    LogError,
+    counted,
+    quoted,
+)
+from raftlog.record.types import BrokerId, PartitionId, TopicId
+
+__all__ = [
+    "ByDuration",
+    "Committer",
+    "ConsumerHeartbeatRequest",
+    "ConsumerHeartbeatResponse",
+    "FetchedOffset",
+    "GroupListing",
+    "GroupService",
+    "GroupView",
+    "MemberDescription",
+    "OffsetToCommit",
+    "PartitionOutcome",
+    "ResetRow",
+    "ResetTarget",
+    "ShiftBy",
+    "ToEarliest",
+    "ToLatest",
+    "ToOffset",
+    "ToOffsetsOf",
+    "ToTimestamp",
+    "TopicPartition",
+    "TopicPartitions",
+]
+
+CALL_S: Final = 10.0
+"""Longest wait for a coordinator, besides the time for which a heartbeat is held."""
+MEMBER_ID_BYTES: Final = 16
+
+T = TypeVar("T", bound=GroupResponse)
+
+
+class OffsetView(NamedTuple):
+    """A committed offset and the end of its partition."""
+
+    committed: FetchedOffset
+    end_offset: int | None
+    """None: unknown at the moment."""
+    member_id: str | None
+
+
+class GroupView(NamedTuple):
+    """A group with its lags."""
+
+    description: ConsumerGroupDescription
+    coordinator: BrokerId | None
+    """The leader of the group's partition; None: there is none at the moment."""
+    offsets: tuple[OffsetView, ...]
+
+
+class GroupService:
+    """Consumer groups of the cluster."""
+
+    def __init__(
+        self,
+        services: NodeServices,
+        offsets: OffsetService,
+        authorize: Authorize,
+        closing: asyncio.Event,
+    ) -> None:
+        self._services = services
+        self._offsets = offsets
+        self._authorize = authorize
+        self._closing = closing
+
+    # Membership
+
+    async def heartbeat(
+        self, principal: Principal, request: ConsumerHeartbeatRequest
+    ) -> ConsumerHeartbeatResponse:
+        """Join, stay in, or leave a group. Raises LogError as the coordinator decides.
+
+        A held heartbeat ends with NOT_READY when the listeners close: another node holds the next.
+        """
+        self._authorize(principal, Operation.READ, group_resource(request.group))
+        for name in request.subscribed_names or ():
+            self._authorize(principal, Operation.DESCRIBE, topic_resource(name))
+        if request.member_epoch == JOIN_EPOCH and not request.member_id:
+            token = self._services.randomness.token(MEMBER_ID_BYTES).hex()
+            request = replace(request, member_id=token)
+        wait_s = request.max_wait_ms / 1000
+        call = asyncio.ensure_future(
+            self._call(
+                request.group,
+                request,
+                ConsumerHeartbeatResponse,
+                timeout_s=CALL_S + wait_s,
+                is_held=request.max_wait_ms > 0,
+            )
+        )
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            if wait_s > 0:
+                await asyncio.wait((call, closing), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.wait((call,))
+            if call.done():
+                return call.result()
+            raise LogError(NOT_READY, "The node is stopping.")
+        finally:
+            closing.cancel()
+            if not call.done():
+                call.cancel()
+                await asyncio.wait((call,))
+
+    def topic_name(self, topic_id: TopicId) -> str:
+        """The name of a topic. Raises LogError(NOT_READY) until this node's metadata has it."""
+        topic = self._services.metadata.image.topics_by_id.get(topic_id)
+        if topic is None:
+            raise LogError(
+                NOT_READY, f"Node {self._services.node_id} does not know topic {topic_id} (yet)."
+            )
+        return topic.name
+
+    def topic_name_or_id(self, topic_id: TopicId) -> str:
+        """The name of a topic; its id for a deleted one."""
+        topic = self._services.metadata.image.topics_by_id.get(topic_id)
+        return topic_id if topic is None else topic.name
+
+    # Offsets
+
+    async def commit(
+        self,
+        principal: Principal,
+        group_id: str,
+        offsets: Sequence[OffsetToCommit],
+        committer: Committer,
+    ) -> list[PartitionOutcome]:
+        """Commit offsets; an outcome for each, in their order. Raises LogError."""
+        self._authorize(principal, Operation.READ, group_resource(group_id))
+        _check_count(len(offsets))
+        codes: list[int] = []
+        known: list[OffsetToCommit] = []
+        for one in offsets:
+            try:
+                topic = self._committable(principal, one)
+            except LogError as error:
+                codes.append(error.entry.code)
+            else:
+                codes.append(0)
+                known.append(
+                    OffsetToCommit(
+                        one.topic,
+                        one.partition,
+                        one.offset,
+                        one.leader_epoch,
+                        one.metadata,
+                        topic.topic_id,
+                    )
+                )
+        request = CommitOffsets(group_id, tuple(known), committer)
+        outcomes = iter((await self._call(group_id, request, OffsetOutcomes)).outcomes)
+        return [
+            next(outcomes) if not code else PartitionOutcome(one.topic, one.partition, code)
+            for one, code in zip(offsets, codes, strict=True)
+        ]
+
+    async def committed(
+        self,
+        principal: Principal,
+        group_id: str,
+        partitions: Mapping[str, Iterable[int]] | None,
+        *,
+        require_stable: bool,
+    ) -> tuple[FetchedOffset, ...]:
+        """Committed offsets of some partitions, or of all that have one."""
+        self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
+        wanted: tuple[TopicPartition, ...] | None = None
+        if partitions is not None:
+            topics = self._services.metadata.image.topics_by_name
+            wanted = tuple(
+                TopicPartition(name, number, topics[name].topic_id if name in topics else None)
+                for name, numbers in partitions.items()
+                for number in numbers
+            )
+            _check_count(len(wanted))
+        request = FetchOffsets(group_id, wanted, require_stable)
+        found = await self._call(group_id, request, FetchedOffsets, may_change=False)
+        return tuple(one for one in found.offsets if self._may_describe(principal, one.topic))
+
+    # Administration
+
+    async def groups(
+        self, principal: Principal
+    ) -> tuple[list[tuple[GroupListing, BrokerId | None]], list[str]]:
+        """All groups with their coordinators, and why some are missing."""
+        topic = self._services.metadata.image.topics_by_name.get(TOPIC)
+        if topic is None:
+            return [], []
+        answers = await asyncio.gather(
+            *(self._groups_of(topic, row.partition) for row in topic.partitions)
+        )
+        found: list[tuple[GroupListing, BrokerId | None]] = []
+        incomplete: list[str] = []
+        for row, answer in zip(topic.partitions, answers, strict=True):
+            if isinstance(answer, LogError):
+                incomplete.append(f"{TOPIC}-{row.partition}: {answer.message}")
+                continue
+            for listing in answer.groups:
+                try:
+                    self._authorize(principal, Operation.DESCRIBE, group_resource(listing.group))
+                except LogError as error:
+                    if error.entry is not FORBIDDEN:
+                        raise
+                else:
+                    found.append((listing, self._leader(row.partition)))
+        return sorted(found, key=lambda pair: pair[0].group), incomplete
+
+    async def describe(self, principal: Principal, group_id: str) -> GroupView:
+        """A group with members and lags. Raises LogError(UNKNOWN_GROUP)."""
+        description = await self._description(principal, group_id)
+        committed = await self.committed(principal, group_id, None, require_stable=False)
+        owners = {
+            (self.topic_name_or_id(one.topic_id), number): member.member_id
+            for member in description.members
+            for one in member.assignment
+            for number in one.partitions
+        }
+        rows = {(one.topic, one.partition): one for one in committed}
+        for place in owners:
+            rows.setdefault(place, FetchedOffset(*place))
+        bounds = {
+            (one.topic, one.partition): one.end_offset
+            for one in await self._bounds(principal, rows, None)
+            if not isinstance(one, LogError)
+        }
+        topic = self._services.metadata.image.topics_by_name.get(TOPIC)
+        number = 0 if topic is None else partition_of(group_id, len(topic.partitions))
+        return GroupView(
+            description,
+            self._leader(number),
+            tuple(
+                OffsetView(rows[place], bounds.get(place), owners.get(place))
+                for place in sorted(rows)
+            ),
+        )
+
+    async def delete(self, principal: Principal, group_id: str) -> None:
+        """Delete a group with its offsets. Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY."""
+        self._authorize(principal, Operation.DELETE, group_resource(group_id))
+        await self._call(group_id, DeleteGroupRequest(check_group_id(group_id)), Done)
+
+    async def delete_offsets(
+        self, principal: Principal, group_id: str, topics: Mapping[str, Collection[int] | None]
+    ) -> None:
+        """Forget committed offsets. Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY."""
+        self._authorize(principal, Operation.DELETE, group_resource(group_id))
+        for name in topics:
+            self._authorize(principal, Operation.READ, topic_resource(name))
+        await self._description(principal, group_id)
+        committed = await self.committed(principal, group_id, None, require_stable=False)
+        places = tuple(
+            TopicPartition(one.topic, one.partition) for one in _chosen(committed, topics)
+        )
+        if places:
+            await self._call(group_id, DeleteOffsets(group_id, places), OffsetOutcomes)
+
+    async def reset(
+        self,
+        principal: Principal,
+        group_id: str,
+        topics: Mapping[str, Collection[int] | None] | None,
+        target: ResetTarget,
+        *,
+        validate_only: bool,
+    ) -> list[tuple[ResetRow, LogError | None]]:
+        """Set the committed offsets of an empty group; the rows done, or only planned.
+
+        Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY, UNKNOWN_TOPIC.
+        """
+        self._authorize(principal, Operation.READ, group_resource(group_id))
+        description = await self._description(principal, group_id)
+        if description.members:
+            raise LogError(
+                GROUP_NOT_EMPTY,
+                f"Group {quoted(group_id)} has {counted(len(description.members), 'member')}: stop "
+                "all of them first.",
+            )
+        old = _offsets(await self.committed(principal, group_id, None, require_stable=True))
+        others: Mapping[tuple[str, int], int] = {}
+        if isinstance(target, ToOffsetsOf):
+            others = _offsets(
+                await self.committed(principal, target.group_id, None, require_stable=True)
+            )
+        places = [*old] if topics is None else self._places(principal, topics)
+        time_ms = lookup_time_ms(target, self._services.clock.time_ms())
+        found = await self._bounds(principal, places, time_ms)
+        rows: list[tuple[ResetRow, LogError | None]] = []
+        bounds = []
+        for place, one in zip(places, found, strict=True):
+            if isinstance(one, LogError):
+                row = ResetRow(*place, TopicId(""), old.get(place), None)
+                rows.append((row, one))
+            else:
+                bounds.append(one)
+        planned = plan_reset(target, bounds, old, others)
+        to_commit = offsets_to_commit(planned)
+        refused: dict[tuple[str, int], int] = {}
+        if to_commit and not validate_only:
+            refused = await self._commit_reset(principal, group_id, to_commit)
+        for row in planned:
+            code = refused.get((row.topic, row.partition), 0)
+            rows.append((row, LogError(UNKNOWN_PARTITION) if code else None))
+        return sorted(rows, key=lambda pair: (pair[0].topic, pair[0].partition))
+
+    def _places(
+        self, principal: Principal, topics: Mapping[str, Collection[int] | None]
+    ) -> list[tuple[str, int]]:
+        """The named partitions, without repeats. Raises LogError(UNKNOWN_TOPIC)."""
+        places: dict[tuple[str, int], None] = {}
+        for name, numbers in topics.items():
+            count = len(self._readable(principal, name).partitions)
+            wanted = range(count) if numbers is None else numbers
+            places.update(dict.fromkeys((name, number) for number in wanted))
+        return list(places)
+
+    async def _commit_reset(
+        self, principal: Principal, group_id: str, offsets: Sequence[OffsetToCommit]
+    ) -> dict[tuple[str, int], int]:
+        """Commit the offsets of a reset; the error codes by place."""
+        try:
+            outcomes = await self.commit(principal, group_id, offsets, Committer())
+        except LogError as error:
+            if error.entry is UNKNOWN_MEMBER:
+                raise LogError(GROUP_NOT_EMPTY, error.message) from None
+            raise
+        return {(one.topic, one.partition): one.error_code for one in outcomes}
+
+    # Parts
+
+    async def _description(self, principal: Principal, group_id: str) -> ConsumerGroupDescription:
+        self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
+        request = DescribeGroupRequest(check_group_id(group_id))
+        return await self._call(group_id, request, ConsumerGroupDescription, may_change=False)
+
+    async def _call(
+        self,
+        group_id: str,
+        request: GroupRequest,
+        kind: type[T],
+        *,
+        timeout_s: float = CALL_S,
+        may_change: bool = True,
+        is_held: bool = False,
+    ) -> T:
+        response = decode_response(
+            await self._services.coordinators.call(
+                NAME,
+                check_group_id(group_id),
+                encode_request(request),
+                timeout_s=timeout_s,
+                may_change=may_change,
+                may_repeat=not may_change,
+                is_held=is_held,
+            )
+        )
+        assert isinstance(response, kind)
+        return response
+
+    async def _groups_of(self, topic: TopicImage, number: PartitionId) -> GroupList | LogError:
+        try:
+            answer = await self._services.coordinators.call_partition(
+                topic,
+                number,
+                encode_request(ListGroupsRequest()),
+                timeout_s=CALL_S,
+                may_change=False,
+                may_repeat=True,
+            )
+        except LogError as error:
+            return error
+        response = decode_response(answer)
+        assert isinstance(response, GroupList)
+        return response
+
+    async def _bounds(
+        self,
+        principal: Principal,
+        places: Iterable[tuple[str, int]],
+        time_ms: int | None,
+    ) -> list[PartitionBounds | LogError]:
+        """The bounds of each place, and the offset at a time; an error of its own for each."""
+        image = self._services.metadata.image
+        wanted: dict[str, list[int]] = {}
+        found: dict[tuple[str, int], PartitionBounds | LogError] = {}
+        places = list(places)
+        for name, number in places:
+            try:
+                image.topic(name).partition(number)
+            except LogError as error:
+                found[name, number] = error
+            else:
+                wanted.setdefault(name, []).append(number)
+        times = await self._times(principal, wanted, time_ms)
+        bounds = await self._offsets.bounds_of(principal, wanted, any_node=True)
+        for name, (topic, rows) in bounds.items():
+            for number, row in rows.items():
+                found[name, number] = _bounds(
+                    name, number, topic.topic_id, row, times.get((name, number))
+                )
+        return [found[place] for place in places]
+
+    async def _times(
+        self, principal: Principal, wanted: Mapping[str, Iterable[int]], time_ms: int | None
+    ) -> dict[tuple[str, int], FoundRecord | LogError | None]:
+        """The first record at or after a time, by place."""
+        if time_ms is None:
+            return {}
+        at = {
+            name: dict.fromkeys(map(PartitionId, numbers), time_ms)
+            for name, numbers in wanted.items()
+        }
+        answers = await self._offsets.at_times(principal, at, any_node=True)
+        return {
+            (name, number): row
+            for name, (_, rows) in answers.items()
+            for number, row in rows.items()
+        }
+
+    def _readable(self, principal: Principal, name: str) -> TopicImage:
+        self._authorize(principal, Operation.READ, topic_resource(name))
+        return self._services.metadata.image.topic(name)
+
+    def _committable(self, principal: Principal, offset: OffsetToCommit) -> TopicImage:
+        """The topic of a commit. Raises LogError: FORBIDDEN, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, …."""
+        topic = self._readable(principal, offset.topic)
+        topic.partition(offset.partition)
+        if offset.topic_id not in (None, topic.topic_id):
+            raise LogError(UNKNOWN_TOPIC_ID)
+        return topic
+
+    def _may_describe(self, principal: Principal, name: str) -> bool:
+        try:
+            self._authorize(principal, Operation.DESCRIBE, topic_resource(name))
+        except LogError as error:
+            if error.entry is not FORBIDDEN:
+                raise
+            return False
+        return True
+
+    def _leader(self, number: int) -> BrokerId | None:
+        topic = self._services.metadata.image.topics_by_name.get(TOPIC)
+        return None if topic is None else topic.partitions[number].leader
+
+
+def _bounds(
+    name: str,
+    number: int,
+    topic_id: TopicId,
+    row: RoutedBounds | LogError,
+    at_time: FoundRecord | LogError | None,
+) -> PartitionBounds | LogError:
+    for error in (row, at_time):
+        if isinstance(error, LogError):
+            return error
+    assert isinstance(row, RoutedBounds)
+    assert not isinstance(at_time, LogError)
+    offset = None if at_time is None else at_time[0]
+    return PartitionBounds(
+        name, number, topic_id, row.log_start_offset, row.last_stable_offset, offset
+    )
+
+
+def _offsets(fetched: Iterable[FetchedOffset]) -> dict[tuple[str, int], int]:
+    """Committed offsets by place. Raises LogError for one that a transaction may change."""
+    found = {}
+    for one in fetched:
+        if one.error_code:
+            raise LogError(UNSTABLE_OFFSET_COMMIT)
+        found[one.topic, one.partition] = one.offset
+    return found
+
+
+def _chosen(
+    committed: Iterable[FetchedOffset], topics: Mapping[str, Collection[int] | None]
+) -> Iterable[FetchedOffset]:
+    for one in committed:
+        if one.topic in topics:
+            numbers = topics[one.topic]
+            if numbers is None or one.partition in numbers:
+                yield one
+
+
+def _check_count(count: int) -> None:
+    if count > OFFSETS_MAX:
+        raise LogError(INVALID_BODY, f"{count} offsets are over {OFFSETS_MAX}, the most at once.")

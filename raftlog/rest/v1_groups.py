@@ -1,0 +1,426 @@
+"""/v1 consumer groups: membership, committed offsets, descriptions, resets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from raftlog.api.groups import (
+    AssignedPartitions,
+    CommitRequest,
+    CommitResponse,
+    CommittedOffset,
+    CommittedPartition,
+    CommittedRequest,
+    CommittedResponse,
+    DeleteOffsetsRequest,
+    GroupDescription,
+    GroupList,
+    GroupListing,
+    GroupMember,
+    GroupOffset,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ResetPartition,
+    ResetRequest,
+    ResetResponse,
+)
+from raftlog.broker.groups import (
+    ByDuration,
+    Committer,
+    ConsumerHeartbeatRequest,
+    FetchedOffset,
+    GroupService,
+    MemberDescription,
+    OffsetToCommit,
+    ResetRow,
+    ResetTarget,
+    ShiftBy,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToOffsetsOf,
+    TopicPartitions,
+    ToTimestamp,
+)
+from raftlog.http.body import read_json
+from raftlog.http.request import Request, ServerContext
+from raftlog.http.responses import empty_response, json_response
+from raftlog.http.routing import Route
+from raftlog.record.errors import (
+    COORDINATOR_LOADING,
+    ERROR_TABLE,
+    FENCED_INSTANCE_ID,
+    FENCED_MEMBER_EPOCH,
+    GROUP_FULL,
+    GROUP_NOT_EMPTY,
+    INVALID_BODY,
+    INVALID_GROUP,
+    INVALID_PATTERN,
+    INVALID_SESSION_TIMEOUT,
+    NOT_COORDINATOR,
+    STALE_MEMBER_EPOCH,
+    TOO_MANY_GROUPS,
+    UNKNOWN_GROUP,
+    UNKNOWN_MEMBER,
+    UNKNOWN_TOPIC,
+    UNRELEASED_INSTANCE_ID,
+    LogError,
+)
+from raftlog.record.types import TopicId
+
+NO_OFFSET: Final = -1
+NO_LEADER_ID: Final = -1
+
+_heartbeat_decoder = msgspec.json.Decoder(HeartbeatRequest)
+_commit_decoder = msgspec.json.Decoder(CommitRequest)
+_committed_decoder = msgspec.json.Decoder(CommittedRequest)
+_reset_decoder = msgspec.json.Decoder(ResetRequest)
+_delete_offsets_decoder = msgspec.json.Decoder(DeleteOffsetsRequest)
+
+
+def _group(request: Request) -> str:
+    return request.path_parameters["group"]
+
+
+async def heartbeat(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/groups/{group}/heartbeat."""
+    body = await read_json(request, context, _heartbeat_decoder)
+    groups = context.broker.groups
+    response = await groups.heartbeat(
+        request.principal,
+        ConsumerHeartbeatRequest(
+            _group(request),
+            body.member_id,
+            body.member_epoch,
+            body.instance_id,
+            body.rack,
+            body.client_id or "",
+            request.remote or "",
+            None if body.topics is None else tuple(body.topics),
+            body.pattern,
+            body.assignor,
+            body.rebalance_timeout_ms,
+            body.session_timeout_ms,
+            None
+            if body.owned is None
+            else tuple(
+                TopicPartitions(TopicId(one.topic_id), tuple(sorted(one.partitions)))
+                for one in body.owned
+            ),
+            body.max_wait_ms,
+        ),
+    )
+    assignment = response.assignment
+    return json_response(
+        HeartbeatResponse(
+            response.member_id,
+            response.member_epoch,
+            response.heartbeat_interval_ms,
+            response.session_timeout_ms,
+            None
+            if assignment is None
+            else [
+                AssignedPartitions(
+                    groups.topic_name(one.topic_id), one.topic_id, list(one.partitions)
+                )
+                for one in assignment
+            ],
+        )
+    )
+
+
+async def commit(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/groups/{group}/offsets."""
+    body = await read_json(request, context, _commit_decoder)
+    outcomes = await context.broker.groups.commit(
+        request.principal,
+        _group(request),
+        [
+            OffsetToCommit(
+                one.topic,
+                one.partition,
+                one.offset,
+                one.leader_epoch,
+                one.metadata,
+                None if one.topic_id is None else TopicId(one.topic_id),
+            )
+            for one in body.offsets
+        ],
+        Committer(body.member_id, body.member_epoch),
+    )
+    return json_response(
+        CommitResponse(
+            [
+                CommittedPartition(one.topic, one.partition, *_error(one.error_code))
+                for one in outcomes
+            ]
+        )
+    )
+
+
+async def committed(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/groups/{group}/committed."""
+    body = await read_json(request, context, _committed_decoder)
+    found = await context.broker.groups.committed(
+        request.principal, _group(request), body.topics, require_stable=body.require_stable
+    )
+    return json_response(CommittedResponse([_committed_offset(one) for one in found]))
+
+
+async def list_groups(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET /v1/groups."""
+    found, incomplete = await context.broker.groups.groups(request.principal)
+    return json_response(
+        GroupList(
+            [
+                GroupListing(
+                    one.group,
+                    one.kind,
+                    one.state.lower(),
+                    one.members,
+                    NO_LEADER_ID if leader is None else leader,
+                )
+                for one, leader in found
+            ],
+            incomplete,
+        )
+    )
+
+
+async def describe_group(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET /v1/groups/{group}."""
+    groups = context.broker.groups
+    view = await groups.describe(request.principal, _group(request))
+    description = view.description
+    offsets = []
+    for one, end_offset, member_id in view.offsets:
+        is_known = end_offset is not None and one.offset != NO_OFFSET
+        offsets.append(
+            GroupOffset(
+                one.topic,
+                one.partition,
+                one.offset,
+                NO_OFFSET if end_offset is None else end_offset,
+                max(0, (end_offset or 0) - one.offset) if is_known else NO_OFFSET,
+                member_id,
+                one.metadata,
+            )
+        )
+    return json_response(
+        GroupDescription(
+            description.group,
+            description.kind,
+            description.state.lower(),
+            description.epoch,
+            description.assignor,
+            NO_LEADER_ID if view.coordinator is None else view.coordinator,
+            [_member(groups, one) for one in description.members],
+            offsets,
+        )
+    )
+
+
+async def delete_group(request: Request, context: ServerContext) -> web.StreamResponse:
+    """DELETE /v1/groups/{group}."""
+    await context.broker.groups.delete(request.principal, _group(request))
+    return empty_response()
+
+
+async def reset(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/groups/{group}/reset."""
+    body = await read_json(request, context, _reset_decoder)
+    rows = await context.broker.groups.reset(
+        request.principal,
+        _group(request),
+        body.topics,
+        _target(body),
+        validate_only=body.validate_only,
+    )
+    return json_response(
+        ResetResponse(not body.validate_only, [_reset_row(row, error) for row, error in rows])
+    )
+
+
+async def delete_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/groups/{group}/offsets/delete."""
+    body = await read_json(request, context, _delete_offsets_decoder)
+    await context.broker.groups.delete_offsets(request.principal, _group(request), body.topics)
+    return empty_response()
+
+
+def _target(body: ResetRequest) -> ResetTarget:
+    """The one target of the request. Raises LogError(INVALID_BODY)."""
+    targets: list[ResetTarget] = []
+    if body.to is not None:
+        if body.to not in ("earliest", "latest"):
+            raise LogError(INVALID_BODY, f"'to' is 'earliest' or 'latest', not {body.to!r}.")
+        targets.append(ToEarliest() if body.to == "earliest" else ToLatest())
+    if body.to_offset is not None:
+        targets.append(ToOffset(body.to_offset))
+    if body.to_timestamp_ms is not None:
+        targets.append(ToTimestamp(body.to_timestamp_ms))
+    if body.by_duration_ms is not None:
+        targets.append(ByDuration(body.by_duration_ms))
+    if body.shift_by is not None:
+        targets.append(ShiftBy(body.shift_by))
+    if body.like_group is not None:
+        targets.append(ToOffsetsOf(body.like_group))
+    if len(targets) != 1:
+        raise LogError(INVALID_BODY, f"A reset has one target; this one has {len(targets)}.")
+    return targets[0]
+
+
+def _reset_row(row: ResetRow, error: LogError | None) -> ResetPartition:
+    before = NO_OFFSET if row.old_offset is None else row.old_offset
+    return ResetPartition(
+        row.topic,
+        row.partition,
+        before,
+        before if row.new_offset is None else row.new_offset,
+        None if error is None else error.entry.code,
+        None if error is None else error.message,
+    )
+
+
+def _committed_offset(one: FetchedOffset) -> CommittedOffset:
+    return CommittedOffset(
+        one.topic,
+        one.partition,
+        one.offset,
+        one.leader_epoch,
+        one.metadata,
+        one.topic_id,
+        *_error(one.error_code),
+    )
+
+
+def _member(groups: GroupService, one: MemberDescription) -> GroupMember:
+    return GroupMember(
+        one.member_id,
+        one.member_epoch,
+        one.instance_id,
+        one.client_id,
+        one.client_host,
+        "stable" if one.assignment == one.target else "reconciling",
+        list(one.subscribed_names),
+        one.subscribed_pattern,
+        _assigned(groups, one.assignment),
+        _assigned(groups, one.target),
+    )
+
+
+def _assigned(
+    groups: GroupService, assignment: Iterable[TopicPartitions]
+) -> list[AssignedPartitions]:
+    return [
+        AssignedPartitions(
+            groups.topic_name_or_id(one.topic_id), one.topic_id, list(one.partitions)
+        )
+        for one in assignment
+    ]
+
+
+def _error(code: int) -> tuple[int | None, str | None]:
+    return (code, ERROR_TABLE[code].message) if code else (None, None)
+
+
+_GROUP: Final = "/v1/groups/{group}"
+_ERRORS: Final = (INVALID_GROUP, COORDINATOR_LOADING, NOT_COORDINATOR)
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        f"{_GROUP}/heartbeat",
+        heartbeat,
+        "Join a group, stay in it, or leave it (KIP-848). The node may hold the answer back for "
+        "`max_wait_ms`, until the member has something to do.",
+        tag="groups",
+        request_type=HeartbeatRequest,
+        response_type=HeartbeatResponse,
+        errors=(
+            INVALID_BODY,
+            INVALID_PATTERN,
+            INVALID_SESSION_TIMEOUT,
+            UNKNOWN_MEMBER,
+            FENCED_MEMBER_EPOCH,
+            FENCED_INSTANCE_ID,
+            UNRELEASED_INSTANCE_ID,
+            GROUP_FULL,
+            TOO_MANY_GROUPS,
+            *_ERRORS,
+        ),
+        # Nothing is lost: a member without an answer repeats all its state.
+        cancel_on_disconnect=True,
+    ),
+    Route(
+        "POST",
+        f"{_GROUP}/offsets",
+        commit,
+        "Commit offsets, as a member, or without one while the group is empty. Each partition "
+        "succeeds or fails by itself.",
+        tag="groups",
+        request_type=CommitRequest,
+        response_type=CommitResponse,
+        errors=(INVALID_BODY, UNKNOWN_MEMBER, STALE_MEMBER_EPOCH, TOO_MANY_GROUPS, *_ERRORS),
+    ),
+    Route(
+        "POST",
+        f"{_GROUP}/committed",
+        committed,
+        "Committed offsets of some partitions, or of all that have one",
+        tag="groups",
+        request_type=CommittedRequest,
+        response_type=CommittedResponse,
+        errors=(INVALID_BODY, *_ERRORS),
+    ),
+    Route(
+        "GET",
+        "/v1/groups",
+        list_groups,
+        "All groups; `incomplete` says why some are missing",
+        tag="groups",
+        response_type=GroupList,
+    ),
+    Route(
+        "GET",
+        _GROUP,
+        describe_group,
+        "A group with its members, committed offsets and lags",
+        tag="groups",
+        response_type=GroupDescription,
+        errors=(UNKNOWN_GROUP, *_ERRORS),
+    ),
+    Route(
+        "DELETE",
+        _GROUP,
+        delete_group,
+        "Delete an empty group with its offsets",
+        tag="groups",
+        status=204,
+        errors=(UNKNOWN_GROUP, GROUP_NOT_EMPTY, *_ERRORS),
+    ),
+    Route(
+        "POST",
+        f"{_GROUP}/reset",
+        reset,
+        "Set the committed offsets of an empty group, or show what would be set",
+        tag="groups",
+        request_type=ResetRequest,
+        response_type=ResetResponse,
+        errors=(INVALID_BODY, UNKNOWN_GROUP, UNKNOWN_TOPIC, GROUP_NOT_EMPTY, *_ERRORS),
+    ),
+    Route(
+        "POST",
+        f"{_GROUP}/offsets/delete",
+        delete_offsets,
+        "Forget committed offsets of topics that no member subscribes to",
+        tag="groups",
+        request_type=DeleteOffsetsRequest,
+        status=204,
+        errors=(INVALID_BODY, UNKNOWN_GROUP, GROUP_NOT_EMPTY, *_ERRORS),
+    ),
+)

@@ -1,0 +1,218 @@
+"""The group coordinator over a log: held heartbeats, what a load refuses, what a reload keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from raftlog.coordinator.consumer_decisions import GroupSettings
+from raftlog.coordinator.decision import CoordinatorRecord
+from raftlog.coordinator.group_kind import (
+    TOPIC,
+    GroupCoordinator,
+    carry_out,
+    decode_response,
+    encode_request,
+    group_kind,
+)
+from raftlog.coordinator.group_messages import (
+    ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
+    DeleteGroupRequest,
+    DescribeGroupRequest,
+    Done,
+    FetchedOffsets,
+)
+from raftlog.coordinator.load import load_shard
+from raftlog.coordinator.offset_messages import CommitOffsets, FetchOffsets, OffsetToCommit
+from raftlog.coordinator.record_codec import encode_record
+from raftlog.coordinator.records import GroupMetadataKey, GroupMetadataValue
+from raftlog.coordinator.shard import Shard
+from raftlog.peer.tasks import TaskGroup
+from raftlog.record.errors import FENCED_MEMBER_EPOCH, UNKNOWN_GROUP, UNSUPPORTED_FORMAT, LogError
+from tests.broker.data_fakes import DataNode
+from tests.controller.clock import SteppedClock, settle
+from tests.coordinator.images import put_topic
+
+KIND = group_kind(GroupSettings())
+SESSION_MS = 9_000
+HOLD_MS = 3_000
+HELD_S = 2.0
+"""Less: an answer within it did not wait for the end of the hold."""
+
+
+class Harness:
+    """The partition `__consumer_offsets-0`, led by this node, and topic `six`."""
+
+    def __init__(self, node: DataNode) -> None:
+        self.node = node
+        self.clock = SteppedClock()
+        self.fatal: list[str] = []
+        self.tasks = TaskGroup(self.fatal.append)
+        self.partition = node.replicas.here(TOPIC, 0)
+
+    async def load(self) -> GroupCoordinator:
+        role = self.partition.require_leader()
+        shard: GroupCoordinator = Shard(
+            KIND,
+            self.partition,
+            role,
+            clock=self.clock,
+            image=lambda: self.node.metadata.image,
+            tasks=self.tasks,
+        )
+        await load_shard(shard, self.clock.monotonic)
+        self.tasks.spawn(shard.run(), "shard")
+        return shard
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    node = DataNode()
+    await node.metadata.create_topic(TOPIC, partitions=1)
+    await node.metadata.create_topic("six", partitions=6)
+    one = Harness(node)
+    yield one
+    await one.tasks.close()
+    assert not one.fatal
+
+
+async def beat(
+    shard: GroupCoordinator, member: str, epoch: int, **fields: Any
+) -> ConsumerHeartbeatResponse:
+    request = ConsumerHeartbeatRequest("g", member, epoch, **fields)
+    answer = decode_response(await KIND.handle(shard, memoryview(encode_request(request))))
+    assert isinstance(answer, ConsumerHeartbeatResponse)
+    return answer
+
+
+async def join(shard: GroupCoordinator, member: str) -> ConsumerHeartbeatResponse:
+    return await beat(
+        shard, member, 0, subscribed_names=("six",), session_timeout_ms=SESSION_MS, owned=()
+    )
+
+
+def count(answer: ConsumerHeartbeatResponse) -> int:
+    assert answer.assignment is not None
+    return sum(len(topic.partitions) for topic in answer.assignment)
+
+
+async def test_a_held_heartbeat_is_answered_when_the_member_has_to_give_something_up(
+    harness: Harness,
+) -> None:
+    shard = await harness.load()
+    joined = await join(shard, "a")
+    assert count(joined) == 6
+    held = asyncio.ensure_future(beat(shard, "a", joined.member_epoch, max_wait_ms=HOLD_MS))
+    await settle()
+    assert not held.done()
+    assert count(await join(shard, "b")) == 0
+    assert count(await asyncio.wait_for(held, HELD_S)) == 3
+
+
+async def test_a_held_heartbeat_without_news_ends_with_its_time(harness: Harness) -> None:
+    shard = await harness.load()
+    joined = await join(shard, "a")
+    begun = asyncio.get_running_loop().time()
+    answer = await beat(shard, "a", joined.member_epoch, max_wait_ms=200)
+    assert asyncio.get_running_loop().time() - begun >= 0.2
+    assert (answer.assignment, answer.session_timeout_ms) == (None, SESSION_MS)
+
+
+async def test_another_heartbeat_of_the_member_ends_the_held_one(harness: Harness) -> None:
+    shard = await harness.load()
+    epoch = (await join(shard, "a")).member_epoch
+    first = asyncio.ensure_future(beat(shard, "a", epoch, max_wait_ms=HOLD_MS))
+    await settle()
+    second = asyncio.ensure_future(beat(shard, "a", epoch, max_wait_ms=HOLD_MS))
+    await asyncio.wait_for(first, HELD_S)
+    assert not second.done()
+    await join(shard, "b")
+    assert count(await asyncio.wait_for(second, HELD_S)) == 3
+
+
+async def test_a_heartbeat_of_an_old_epoch_is_refused_and_not_held(harness: Harness) -> None:
+    shard = await harness.load()
+    epoch = (await join(shard, "a")).member_epoch
+    with pytest.raises(LogError) as refused:
+        await asyncio.wait_for(beat(shard, "a", epoch + 1, max_wait_ms=HOLD_MS), 1)
+    assert refused.value.entry is FENCED_MEMBER_EPOCH
+
+
+async def test_a_held_heartbeat_does_not_outlive_its_session(harness: Harness) -> None:
+    shard = await harness.load()
+    epoch = (await join(shard, "a")).member_epoch
+    held = asyncio.ensure_future(beat(shard, "a", epoch, max_wait_ms=HOLD_MS))
+    await settle()
+    held.cancel()
+    await harness.clock.advance(SESSION_MS / 1000 + 1)
+    assert not (await describe(shard)).members
+    assert not shard.state._held
+
+
+async def describe(shard: GroupCoordinator) -> Any:
+    return await carry_out(shard, DescribeGroupRequest("g"))
+
+
+async def test_members_and_offsets_are_in_the_log(harness: Harness) -> None:
+    shard = await harness.load()
+    await carry_out(shard, CommitOffsets("g", (OffsetToCommit("six", 1, 7),)))
+    await join(shard, "a")
+    before = await describe(shard)
+    shard.end(LogError(UNKNOWN_GROUP))
+    shard = await harness.load()
+    assert await describe(shard) == before
+    found = await carry_out(shard, FetchOffsets("g", None))
+    assert isinstance(found, FetchedOffsets)
+    assert [(one.partition, one.offset) for one in found.offsets] == [(1, 7)]
+
+
+async def test_new_partitions_are_news(harness: Harness) -> None:
+    shard = await harness.load()
+    epoch = (await join(shard, "a")).member_epoch
+    held = asyncio.ensure_future(beat(shard, "a", epoch, max_wait_ms=HOLD_MS))
+    await settle()
+    image = harness.node.metadata.image
+    put_topic(image, "six", 8, image.topics_by_name["six"].topic_id)
+    shard.topics_changed({"six"})
+    await harness.clock.advance(1)
+    assert count(await asyncio.wait_for(held, HELD_S)) == 8
+
+
+async def test_a_group_is_deleted_in_all_its_steps(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftlog.coordinator.group_shard.DELETED_OFFSETS_MAX", 2)
+    shard = await harness.load()
+    offsets = tuple(OffsetToCommit("six", number, 7) for number in range(5))
+    await carry_out(shard, CommitOffsets("g", offsets))
+    assert await carry_out(shard, DeleteGroupRequest("g")) == Done()
+    with pytest.raises(LogError) as refused:
+        await describe(shard)
+    assert refused.value.entry is UNKNOWN_GROUP
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        encode_record(
+            CoordinatorRecord(
+                GroupMetadataKey("g"), GroupMetadataValue("consumer", 1, None, None, 0, ())
+            )
+        ),
+        (b"\0\x63newer", b"\0\0"),
+    ],
+    ids=["classic group", "unknown key"],
+)
+def test_records_that_this_release_cannot_serve_are_refused(record: tuple[bytes, bytes]) -> None:
+    with pytest.raises(LogError) as refused:
+        KIND.decode_record(*record)
+    assert refused.value.entry is UNSUPPORTED_FORMAT
+
+
+def test_the_tombstone_of_a_classic_group_is_no_state() -> None:
+    key, _ = encode_record(CoordinatorRecord(GroupMetadataKey("g"), None))
+    assert KIND.decode_record(key, None) is None
