@@ -89,7 +89,7 @@ def clear_damage_mark(disk: Disk, directory: str) -> None:
     """Mark the log as whole again, durably. Blocks. Raises DiskError."""
     marks = read_marks(disk, directory)
     if isinstance(marks, Marks) and marks.damage:
-        write_marks(disk, directory, Marks(marks.log_start_offset))
+        write_marks(disk, directory, Marks(marks.log_start_offset, horizon=marks.horizon))
 
 
 @dataclass

@@ -16,12 +16,13 @@ from raftlog.storage.compaction_plan import (
     CompactionHistory,
     DeletionHorizon,
 )
+from raftlog.storage.derived_state import Marks, clear_damage_mark, read_marks, write_marks
 from raftlog.storage.leader_epochs import EpochEntry, LeaderEpochs
 from raftlog.storage.log import Log
 from raftlog.storage.types import LogState
 from raftlog.world import DiskError
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
-from tests.storage.logs import EPOCH, batch, sent
+from tests.storage.logs import DIRECTORY, EPOCH, batch, sent
 from tests.storage.test_compaction_run import Written, fill, records
 
 TOMBSTONE = 40
@@ -165,6 +166,14 @@ async def test_a_copy_keeps_the_horizon_of_its_source(power: bool, keeps_checkpo
             assert seen == {"old", "empty"}
             return
     raise AssertionError("the restart never ended")
+
+
+def test_a_log_that_was_repaired_keeps_its_horizon() -> None:
+    disk = SimulatedDisk()
+    disk.make_directory(DIRECTORY)
+    write_marks(disk, DIRECTORY, Marks(Offset(5), "rot", COPIED))
+    clear_damage_mark(disk, DIRECTORY)
+    assert read_marks(disk, DIRECTORY) == Marks(Offset(5), "", COPIED)
 
 
 def epochs_of(*entries: tuple[int, int]) -> LeaderEpochs:
