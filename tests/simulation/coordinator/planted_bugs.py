@@ -15,12 +15,12 @@ from raftlog.replication.partition import Acks, Partition
 
 
 async def _answered_before_commit(shard: Any, _batch: Any, *, has_records: bool) -> None:
-    shard._timers_changed()
+    shard.timers_changed()
     await asyncio.sleep(0)
 
 
 async def _not_waited(shard: Any) -> None:
-    shard._timers_changed()
+    shard.timers_changed()
 
 
 def _going_on(end: Any) -> Any:

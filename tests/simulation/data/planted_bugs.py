@@ -186,7 +186,7 @@ MISTAKES: Final = (
         "forgets producers at failover",
         ProducerStates,
         "update",
-        lambda _self, _header, *, now_ms: None,
+        lambda _self, _header, **_options: None,
     ),
     Mistake(
         10,
