@@ -405,8 +405,8 @@ BLIND_SPOTS: Final = (
         "lost-replica-stays-eligible",
         "A replica that lost its records stays in the ELR (KIP-966).",
         ((apply_partitions, "next_elr", _with_the_lost(apply_partitions.next_elr)),),
-        84,
-        "failovers",
+        8,
+        "lone-async",
     ),
     BlindSpot(
         "truncates-where-told",
