@@ -14,7 +14,7 @@ from raftlog_client import Consumer, Producer, TopicPartition
 
 from bench.node import LoneNode, data_directory
 from bench.report import Result
-from bench.throughput import PARTITIONS, payload
+from raftlog.workloads.load import PARTITIONS, payload
 
 MIB = 1 << 20
 IDLE_S = 3.0

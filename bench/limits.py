@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from bench.node import data_directory
-from bench.report import Latencies, Result
+from bench.report import Result
+from raftlog.workloads.latencies import Latencies
 
 SYNCS = 300
 SEQUENTIAL_BYTES = 1 << 30

@@ -17,10 +17,14 @@ from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
 from raftlog.cluster.manifest import Flush
 
-SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum", "cluster", "spark")
+SUITES = (
+    *("limits", "throughput", "latency", "rest", "footprint", "quorum"),
+    *("cluster", "groups", "transactions", "spark"),
+)
+NOT_QUICK = {"groups", "transactions", "spark"}
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 1
-"""Enough to compare two trees: all suites but Spark in four minutes."""
+"""Enough to compare two trees."""
 
 
 @click.command()
@@ -35,7 +39,12 @@ QUICK_TRIALS = 1
     + "; ".join(f"{suite}: {', '.join(parts)}" for suite, parts in PARTS.items())
     + ".",
 )
-@click.option("--trials", default=30, show_default=True, help="Of each fault, in `cluster`.")
+@click.option(
+    "--trials",
+    default=30,
+    show_default=True,
+    help="Of each fault, in `cluster`, `groups` and `transactions`.",
+)
 @click.option(
     "--gb", default=1.0, show_default=True, help="Gigabytes that a follower misses, in `cluster`."
 )
@@ -45,7 +54,8 @@ QUICK_TRIALS = 1
 @click.option(
     "--quick",
     is_flag=True,
-    help="One short run of all suites but Spark, in four minutes, to compare two trees.",
+    help="One short run, in four minutes, to compare two trees; of all suites but groups, "
+    "transactions and spark, unless they are named.",
 )
 @click.option(
     "--output", default="bench/results", show_default=True, type=click.Path(path_type=Path)
@@ -66,7 +76,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     if quick:
         runs, scale = 1, scale * QUICK_SCALE
         trials, gb = min(trials, QUICK_TRIALS), gb * QUICK_SCALE
-    suites = suites or tuple(suite for suite in SUITES if not (quick and suite == "spark"))
+    suites = suites or tuple(suite for suite in SUITES if not (quick and suite in NOT_QUICK))
     try:
         own = [parts for suite, parts in PARTS.items() if suite in suites]
         parts = choose_parts(only, [part for each in own for part in each])

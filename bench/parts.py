@@ -1,4 +1,4 @@
-"""The suites made of parts, `cluster` and `spark`: choice and execution of their parts."""
+"""The suites made of parts: choice and execution of their parts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from bench.coordination import groups, takeover, transactions
 from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
@@ -32,6 +33,22 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "partitions": many.partitions,
         "create": create.create,
         "idle": many.idle,
+    },
+    "groups": {
+        "rebalance": groups.rebalance,
+        "member-kill": groups.member_kill,
+        "members-idle": groups.members_idle,
+        "million-offsets": takeover.million_offsets,
+        "commits": groups.commits,
+        "in-group": groups.consume_in_group,
+        "coordinator-kill": takeover.groups_killed,
+    },
+    "transactions": {
+        "small": transactions.small,
+        "throughput": transactions.throughput,
+        "idempotence": transactions.idempotence,
+        "exactly-once": transactions.exactly_once,
+        "txn-coordinator-kill": takeover.transactions_killed,
     },
     "spark": {
         "start": starting.start,

@@ -24,10 +24,11 @@ from typing import Any, Final
 from bench.cluster_processes import ClusterProcesses
 from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 from bench.node import MeasuredNode, data_directory
-from bench.report import Latencies, Result
+from bench.report import Result
 from bench.soak.register_clients import FIRST_VALUE, SETTINGS_PATH
 from raftlog.cluster.manifest import Flush
 from raftlog.cluster.process import SERVE
+from raftlog.workloads.latencies import Latencies
 
 MIB: Final = 1 << 20
 VOTERS: Final = 3

@@ -20,11 +20,12 @@ from typing import cast
 import uvloop
 
 from bench.node import LoneNode, cpu_times, data_directory, free_port
-from bench.report import Latencies, Result
-from bench.throughput import PARTITIONS, payload
+from bench.report import Result
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame, encode_produce_frames
 from raftlog.record.types import PartitionId
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.load import PARTITIONS, payload
 
 CONNECTIONS = 32
 RAW_BYTES = 1_000_000

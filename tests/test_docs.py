@@ -17,7 +17,7 @@ MARKDOWN_LINK: Final = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PAGE: Final = re.compile(r"(?<![\w/.*-])[\w./-]+\.md\b")
 MODULE: Final = re.compile(r"(?<![\w/.*-])[a-z_][\w/]*\.py\b")
 NOT_OF_THE_REPOSITORY: Final = frozenset(
-    {"tour.py", "node.py", "app.py", "program.py", "job.py", "main.py", "setup.py"}
+    {"tour.py", "copy_trips.py", "node.py", "app.py", "program.py", "job.py", "main.py", "setup.py"}
 )
 """Names that a page or a help text gives to a file of its reader."""
 

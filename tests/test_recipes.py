@@ -1,9 +1,12 @@
-"""The programs of docs/recipes.md, run against a real node."""
+"""The programs of docs/recipes.md, and one of the README, run against a real node."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +19,14 @@ from raftlog_client import Admin, Consumer, Producer, TopicPartition
 from bench.node import LoneNode
 from tests.language import ROOT
 
-BLOCK: Final = re.compile(r"^```python (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK: Final = re.compile(r"^```(?:python|bash) (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
     node = LoneNode(tmp_path_factory.mktemp("node") / "data", flush="async")
     node.start()
-    for topic in ("orders", "clicks", "amounts"):
+    for topic in ("orders", "clicks", "amounts", "rides", "trips", "copies"):
         node.create_topic(topic, 2)
     try:
         yield node
@@ -37,11 +40,17 @@ def _forget_modules() -> Iterator[None]:
     sys.modules.pop("sync_producer", None)
 
 
+def source_of(name: str, address: str, page: str = "docs/recipes.md") -> str:
+    """One block of the page, with the node's address."""
+    blocks = dict(BLOCK.findall((ROOT / page).read_text(encoding="utf-8")))
+    source: str = blocks[name]
+    return source.replace("localhost:8082", address)
+
+
 def recipe(name: str, address: str) -> Any:
-    """The module of one block of the page, with the node's address."""
-    blocks = dict(BLOCK.findall((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")))
+    """The module of one block of the page."""
     module = ModuleType(name)
-    source = blocks[name].replace("localhost:8082", address)
+    source = source_of(name, address)
     exec(compile(source, f"docs/recipes.md, {name}", "exec"), module.__dict__)
     return module
 
@@ -51,12 +60,24 @@ async def records_of(address: str, topic: str, count: int) -> list[Any]:
         return [await consumer.getone() for _ in range(count)]
 
 
+async def committed_values(address: str, topic: str) -> list[bytes | None]:
+    """All values up to the end as of now, sorted: a duplicate shows."""
+    found: list[bytes | None] = []
+    async with Consumer(topic, bootstrap_servers=address, auto_offset_reset="earliest") as consumer:
+        ends = await consumer.end_offsets([TopicPartition(topic, number) for number in range(2)])
+        while [one for one, end in ends.items() if await consumer.position(one) < end]:
+            for records in (await consumer.getmany(timeout_ms=100)).values():
+                found += [record.value for record in records]
+    return sorted(found, key=lambda value: value or b"")
+
+
 def test_every_recipe_is_run() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     names = [name for name, _ in BLOCK.findall(text)]
-    assert text.count("```python") == len(names)
+    assert text.count("```python") + text.count("```bash") == len(names)
     own = Path(__file__).read_text(encoding="utf-8")
-    assert [name for name in names if f'recipe("{name}"' not in own] == []
+    calls = ('recipe("{}"', 'source_of("{}"')
+    assert [name for name in names if not any(call.format(name) in own for call in calls)] == []
 
 
 def test_fastapi(node: LoneNode) -> None:
@@ -130,3 +151,36 @@ async def test_exactly_once_into_a_database(node: LoneNode) -> None:
     async with Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer:
         await module.run(db, consumer, sources, until_idle=True)
     assert dict(db.execute("SELECT account, balance FROM balances")) == {"ada": 4, "bob": 7}
+
+
+async def test_the_tour_s_copy_goes_on_and_copies_each_record_once(node: LoneNode) -> None:
+    source = source_of("copy_trips", node.address, "README.md")
+    values = [b"%d" % number for number in range(400)]
+    async with Producer(bootstrap_servers=node.address) as producer:
+        for part in (values[:300], values[300:]):
+            await producer.send_many("trips", part)
+            command = (sys.executable, "-c", source)
+            done = await asyncio.to_thread(subprocess.run, command, timeout=60, check=False)
+            assert done.returncode == 0
+            assert await committed_values(node.address, "copies") == sorted(
+                values[: values.index(part[-1]) + 1]
+            )
+
+
+def test_consumer_in_curl(node: LoneNode) -> None:
+    body = {"records": [{"value": {"km": 12}}, {"value": {"km": 7}}]}
+    node.request("POST", "/topics/rides/partitions/0", body)
+    done = subprocess.run(
+        ["bash", "-c", source_of("curl_consumer", node.address)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    created, records, _committed = map(json.loads, done.stdout.splitlines())
+    assert created["instance_id"] == "worker-1"
+    assert [record["value"] for record in records] == [{"km": 12}, {"km": 7}]
+    group = node.request("GET", "/v1/groups/billing")
+    assert group["members"] == []
+    offsets = {row["partition"]: row["offset"] for row in group["offsets"]}
+    assert offsets[0] == 2

@@ -26,7 +26,7 @@ from bench.replication.cluster import (
     running_cluster,
 )
 from bench.report import Result
-from bench.throughput import payload
+from raftlog.workloads.load import payload
 
 TOPIC: Final = "missed"
 RECORD_BYTES: Final = 1_000

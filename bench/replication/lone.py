@@ -7,7 +7,6 @@ from typing import Final
 
 from raftlog_client import Producer
 
-from bench.latency import open_loop
 from bench.replication.cluster import (
     PARTITIONS,
     Cluster,
@@ -15,8 +14,10 @@ from bench.replication.cluster import (
     run_workload,
     running_cluster,
 )
-from bench.report import Latencies, Result
-from bench.throughput import payload
+from bench.report import Result
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.load import payload
+from raftlog.workloads.open_loop import open_loop
 
 RECORDS: Final = 3_000
 WARM_UP: Final = 200

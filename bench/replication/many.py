@@ -23,7 +23,7 @@ from bench.replication.cluster import (
     running_cluster,
 )
 from bench.report import Result
-from bench.throughput import payload
+from raftlog.workloads.load import payload
 
 TOPICS: Final = 10
 PARTITIONS_EACH: Final = 100

@@ -23,7 +23,7 @@ from bench.replication.cluster import (
     running_cluster,
 )
 from bench.report import Result
-from bench.throughput import awaited_sends, consume_each, consume_many, send_many
+from raftlog.workloads.load import awaited_sends, consume_each, consume_many, send_many
 
 Send = Callable[[str, str, int, int], Coroutine[Any, Any, float]]
 

@@ -27,7 +27,7 @@ from bench.replication.cluster import (
     run_workload,
 )
 from bench.replication.sampled import SERVE_SAMPLED, samples_of, sampling
-from bench.throughput import send_many
+from raftlog.workloads.load import send_many
 
 FREQUENCY: Final = 499
 RECORD: Final = ("perf", "record", "-F", str(FREQUENCY), "-g")

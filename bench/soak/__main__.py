@@ -19,15 +19,15 @@ import uvloop
 
 from bench.cluster_processes import ClusterProcesses, NoLeaderError, Place
 from bench.replication.cluster import Cluster, run_workload
-from bench.soak import records, registers
-from bench.soak.nemesis import RECORD_GROUPS, REGISTER_GROUPS, endless_kinds
+from bench.soak import chain, records, registers
+from bench.soak.nemesis import CHAIN_GROUPS, RECORD_GROUPS, REGISTER_GROUPS, endless_kinds
 from bench.wires import NoWiresError, Wires
 from raftlog.cluster.errors import ClusterError
 
 CHECK_TIMEOUT_S: Final = 1_800.0
 """For the end of a run: healing, final reads, checks."""
 
-Workload = Literal["records", "registers"]
+Workload = Literal["records", "registers", "chain"]
 
 
 class Defaults(NamedTuple):
@@ -41,6 +41,7 @@ class Defaults(NamedTuple):
 DEFAULTS: Final[dict[Workload, Defaults]] = {
     "records": Defaults("3", 1_500.0, RECORD_GROUPS),
     "registers": Defaults("3,5", 200.0, REGISTER_GROUPS),
+    "chain": Defaults("3", 1_000.0, CHAIN_GROUPS),
 }
 
 
@@ -63,15 +64,18 @@ class Options(NamedTuple):
     type=click.Choice(list(DEFAULTS)),
     default="records",
     show_default=True,
-    help="Records of topics, or the cluster's settings as registers.",
+    help="Records of topics, the cluster's settings as registers, or a group that processes "
+    "records exactly once.",
 )
 @click.option("--minutes", default=5.0, show_default=True, help="Length of the load of each run.")
 @click.option("--nodes", help="Cluster sizes, one run each. Default: 3; registers: 3,5.")
 @click.option("--faults", help="Groups of faults, in turn. Default: all.")
 @click.option(
-    "--every", default=20.0, show_default=True, help="Seconds from fault to fault (records)."
+    "--every", default=20.0, show_default=True, help="Seconds from fault to fault (not registers)."
 )
-@click.option("--rate", type=float, help="Operations a second. Default: 1500; registers: 200.")
+@click.option(
+    "--rate", type=float, help="Operations a second. Default: 1500; registers: 200; chain: 1000."
+)
 @click.option("--writers", default=2, show_default=True, help="Processes with clients (records).")
 @click.option("--seed", type=int, help="Of the faults, and of the clients of registers.")
 @click.option(
@@ -138,6 +142,10 @@ def _replay(directory: Path) -> bool:
         found = registers.RegistersRun.replay(directory)
         registers.print_report(found)
         return not found.anomalies
+    if (directory / chain.LOGS_FILE).exists():
+        chain_run = chain.ChainRun.replay(directory)
+        chain.print_report(chain_run)
+        return not chain_run.anomalies
     run = records.RecordsRun.replay(directory)
     records.print_report(run, 0)
     return not run.anomalies
@@ -197,6 +205,23 @@ def _soak(
         )
         registers.print_report(found)
         return not found.anomalies
+    if options.workload == "chain":
+        chain_run = run_workload(
+            chain.soak(
+                Cluster(processes),
+                history,
+                kinds=kinds,
+                seconds=options.seconds,
+                every_s=options.every_s,
+                rate=options.rate,
+                seed=options.seed,
+                log=_log,
+            ),
+            options.seconds + CHECK_TIMEOUT_S,
+        )
+        chain_run.save(history)
+        chain.print_report(chain_run)
+        return not chain_run.anomalies
     run = run_workload(
         records.soak(
             Cluster(processes),

@@ -19,6 +19,7 @@ import msgspec
 
 from bench.cluster_processes import NoLeaderError
 from bench.replication.cluster import Cluster, NotWholeError
+from bench.soak.chain_processes import ChainProcesses
 from bench.wires import Cuts, Wires
 
 WHOLE_TIMEOUT_S: Final = 90.0
@@ -69,6 +70,7 @@ class Nemesis:
     pace: Pace = field(default_factory=Pace)
     wires: Wires | None = None
     cuts: Cuts | None = None
+    clients: ChainProcesses | None = None
     log: Callable[[str], None] = print
     faults: list[Fault] = field(default_factory=list)
     anomalies: list[str] = field(default_factory=list)
@@ -157,9 +159,32 @@ class Nemesis:
         """All nodes."""
         return tuple(self._nodes)
 
+    async def coordinator(self) -> tuple[int, ...]:
+        """A coordinator of the chain's group or of one of its transactional ids."""
+        with suppress(NotWholeError):
+            places = self._clients.coordinated()
+            rows = await self.cluster.known(sorted({topic for topic, _ in places}))
+            nodes = {r.leader for r in rows if r.leader >= 0 and (r.topic, r.partition) in places}
+            if nodes:
+                return (self.randomness.choice(sorted(nodes)),)
+        return await self.any_node()
+
+    async def any_client(self) -> tuple[int, ...]:
+        """Any one process of the chain, by its number."""
+        return (self.randomness.choice(self._clients.numbers),)
+
+    async def all_clients(self) -> tuple[int, ...]:
+        """All processes of the chain."""
+        return tuple(self._clients.numbers)
+
     @property
     def _nodes(self) -> list[int]:
         return sorted(self.cluster.addresses)
+
+    @property
+    def _clients(self) -> ChainProcesses:
+        assert self.clients is not None
+        return self.clients
 
     # Acts
 
@@ -176,6 +201,18 @@ class Nemesis:
         await asyncio.to_thread(processes.pause, *victims)
         await asyncio.sleep(self._draw(self.pace.pause_s))
         await asyncio.to_thread(processes.resume, *victims)
+
+    async def kill_clients(self, victims: tuple[int, ...]) -> None:
+        """Kill processes of the chain, and start them again after a while."""
+        await self._clients.kill(victims)
+        await asyncio.sleep(self._draw(self.pace.down_s))
+        await self._clients.start(victims)
+
+    async def pause_clients(self, victims: tuple[int, ...]) -> None:
+        """Pause processes of the chain for a while."""
+        self._clients.pause(victims)
+        await asyncio.sleep(self._draw(self.pace.pause_s))
+        self._clients.resume(victims)
 
     async def roll(self, victims: tuple[int, ...]) -> None:
         """Restart the nodes cleanly, each once all replicas are in sync."""
@@ -245,6 +282,11 @@ KINDS: Final[dict[str, tuple[Act, Victims]]] = {
     "kill two": (Nemesis.kill, Nemesis.two_nodes),
     "kill some": (Nemesis.kill, Nemesis.some_nodes),
     "kill all": (Nemesis.kill, Nemesis.all_nodes),
+    "kill coordinator": (Nemesis.kill, Nemesis.coordinator),
+    "kill client": (Nemesis.kill_clients, Nemesis.any_client),
+    "kill all clients": (Nemesis.kill_clients, Nemesis.all_clients),
+    "pause client": (Nemesis.pause_clients, Nemesis.any_client),
+    "pause coordinator": (Nemesis.pause, Nemesis.coordinator),
     "pause leader": (Nemesis.pause, Nemesis.leader),
     "pause controller": (Nemesis.pause, Nemesis.controller),
     "pause quorum follower": (Nemesis.pause, Nemesis.quorum_follower),
@@ -272,3 +314,12 @@ REGISTER_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
     for act in ("kill", "pause")
 }
 """Faults of a soak of registers, which live in the metadata quorum."""
+CHAIN_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
+    "kill": dict.fromkeys(
+        ["kill leader", "kill coordinator", "kill controller", "kill two", "kill all"], 1
+    ),
+    "pause": dict.fromkeys(["pause leader", "pause coordinator", "pause two"], 1),
+    "clients": dict.fromkeys(["kill client", "kill all clients", "pause client"], 1),
+    "roll": {"rolling restart": 1},
+}
+"""Faults of a soak of the exactly-once chain."""

@@ -1,6 +1,6 @@
 """Latency of a stream from topic to topic: from the due time of a record until its second read.
 
-Open loop, as in `bench.latency`; the query starts its batches without delay, and only copies.
+Open loop (`raftlog.workloads.open_loop`); the query starts its batches at once, and only copies.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.latency import open_loop
 from bench.node import running_node
 from bench.replication.cluster import Options, run_workload
-from bench.report import Latencies, Result
+from bench.report import Result
 from bench.spark.running import checkpoint, source, spark
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.open_loop import open_loop
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

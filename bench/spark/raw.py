@@ -89,7 +89,7 @@ def read(cluster: Cluster, fetch_bytes: int) -> int:
     chunks = cluster.read(
         TOPIC, info.topic_id, 0, bounds.start, bounds.end, fetch_bytes=fetch_bytes
     )
-    return sum(len(chunk) for chunk in chunks)
+    return sum(len(chunk.data) for chunk in chunks)
 
 
 async def create(address: str) -> None:

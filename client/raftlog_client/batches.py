@@ -243,6 +243,9 @@ class PendingBatch:
         for future in self.futures:
             if not future.done():
                 future.set_exception(error)
+                if self._is_transactional:
+                    # The end of the transaction says so: the future need not be awaited.
+                    future.exception()
         self._end()
 
     async def settled(self) -> None:

@@ -266,6 +266,7 @@ class Consumer(Startable, Generic[K, V]):
             await self._begin_read()
             unit = self._buffer.next_unit()
             if unit is None:
+                self._fetcher.check_answered()
                 await self._wait_for_data(None)
                 continue
             # A bare loop over a list iterator: no other work is done per record.
@@ -279,6 +280,7 @@ class Consumer(Startable, Generic[K, V]):
             await self._begin_read()
             unit = self._buffer.next_unit()
             if unit is None:
+                self._fetcher.check_answered()
                 await self._wait_for_data(None)
                 continue
             for record in unit.iterator:
@@ -297,8 +299,10 @@ class Consumer(Startable, Generic[K, V]):
 
         Raises CorruptDataError, OffsetOutOfRangeError, NoOffsetError, SerializationError,
         TopicNotFoundError, TopicChangedError or another RaftlogClientError of a partition; reading
-        goes on with the others at the next call. IllegalStateError before any topic or partition is
-        chosen.
+        goes on with the others at the next call. Also raises, with no records left, once no node
+        has given an answer of use for `request_timeout_ms`: ConnectionLostError if they are gone, a
+        retriable ServerError if they are starting. The next call waits again.
+        IllegalStateError before any topic or partition is chosen.
         """
         limit = self._max_poll_records if max_records is None else max_records
         if limit is not None and limit < 1:
@@ -311,6 +315,7 @@ class Consumer(Startable, Generic[K, V]):
             await self._begin_read()
             if taken := self._buffer.take_many(limit, partitions):
                 return taken
+            self._fetcher.check_answered()
             remaining_s = deadline - loop.time()
             if remaining_s <= 0:
                 return {}

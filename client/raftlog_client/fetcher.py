@@ -134,7 +134,7 @@ class Fetcher:
         self._metadata = metadata
         self._buffer = buffer
         self._settings = settings
-        self._leaders = LeaderCalls(metadata)
+        self._leaders = LeaderCalls(metadata, on_unanswered=self._unanswered)
         self._buffers = BufferPool(POOLED_MAX)
         self._on_data = on_data
         """Called when the buffer has new data, or a position became known."""
@@ -148,6 +148,9 @@ class Fetcher:
         """Set, and replaced, after each query for positions."""
         self.position_error: RaftlogClientError | None = None
         """Why some partition has no position yet."""
+        self._unanswered_error: RaftlogClientError | None = None
+        """Set when no node has answered for the request timeout; until one answers, or until the
+        reader has it."""
         self._is_scheduled = False
         self._is_running = False
 
@@ -240,6 +243,12 @@ class Fetcher:
         self.want(state)
         self._schedule()
 
+    def check_answered(self) -> None:
+        """Raise the error, once, if no node has answered for the request timeout."""
+        error, self._unanswered_error = self._unanswered_error, None
+        if error is not None:
+            raise error
+
     async def positions_known(self, sources: Iterable[TopicPartition]) -> None:
         """Return once these have a position, or an error to raise, or are assigned no more."""
         while self._is_running:
@@ -259,7 +268,8 @@ class Fetcher:
         if not self._is_running:
             return
         settings = self._settings
-        for node in self._nodes.values():
+        # A partition that has moved meanwhile may add its new leader.
+        for node in list(self._nodes.values()):
             while node.wanted and len(node.requests) < FETCHES_PER_NODE_MAX:
                 room = settings.buffer_bytes_max - self._buffer.buffered_bytes - self._asked_bytes
                 if node.requests and room < settings.partition_max_bytes:
@@ -332,6 +342,7 @@ class Fetcher:
         try:
             with request.call:
                 await self._pool.fetch(node.address, body, request, timeout_s)
+            self._unanswered_error = None
         except RaftlogClientError as error:
             if isinstance(error, ConnectionLostError):
                 self._metadata.suspect(node.address)
@@ -496,6 +507,18 @@ class Fetcher:
         """Give the reader the error, after the records before it."""
         state.error = error
         self._buffer.refresh(state)
+        self._on_data()
+
+    def _unanswered(self, error: RaftlogClientError) -> None:
+        """No node has answered in time: tell the reader, and go on trying."""
+        if isinstance(error, ConnectionLostError):
+            error = ConnectionLostError(
+                f"No node has answered for {self._metadata.request_timeout_s:.3g} s: "
+                f"{error.reason}. The next read goes on waiting for the cluster.",
+                outcome_unknown=False,
+                reason=error.reason,
+            )
+        self._unanswered_error = error
         self._on_data()
 
     def _park(self, state: PartitionState) -> None:

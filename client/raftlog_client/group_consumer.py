@@ -82,7 +82,7 @@ class ConsumerGroup:
     def start(self) -> None:
         """Begin automatic commits, and at the committed offsets of partitions chosen before."""
         if self._settings.auto_commit_interval_s is not None:
-            self.offsets.start_auto_commit(self._settings.auto_commit_interval_s)
+            self.offsets.start_auto_commit(self._settings.auto_commit_interval_s, wake=self._wake)
         self.assigned()
 
     def assigned(self) -> None:
@@ -139,6 +139,7 @@ class ConsumerGroup:
 
     async def begin_read(self) -> None:
         """A read call begins, or goes on after a wait."""
+        self.offsets.check_auto_commit()
         if self._membership is None:
             if self.offsets.must_place:
                 self.offsets.place_soon()

@@ -17,7 +17,8 @@ The rules:
    the coordinator cannot know.
 3. An answer may be lost. The next heartbeat then repeats the whole state, and the coordinator
    answers with the whole assignment.
-4. A fenced member gives up everything at once, and joins again with the same id. Each time is
+4. A fenced member repeats its whole state, unless it just has: an answer may be lost that moved its
+   epoch on. Fenced again, it gives up everything and joins again with the same id. Each time is
    another *incarnation*: a commit begun in one never counts for a later one.
 """
 
@@ -124,6 +125,8 @@ class GroupMember:
         """The owned partitions of the last answered heartbeat; None: to report all state."""
         self._reporting: frozenset[GroupPartition] = frozenset()
         """The owned partitions when the present heartbeat was made."""
+        self._is_idle = False
+        """Whether the present heartbeat only keeps the session alive, and reports nothing."""
         self._must_acknowledge = False
         """Whether the coordinator waits for a report of unchanged owned partitions."""
 
@@ -175,9 +178,12 @@ class GroupMember:
     def request(self) -> HeartbeatRequest:
         """The next heartbeat. One that only keeps the session alive is held open by the node."""
         settings = self.settings
+        # Assigned partitions may be taken before the answer comes: they count as owned, or the
+        # coordinator could give them to others, and the member would commit them in its next epoch.
         self._reporting = self.owned
         is_joining = self.state is MemberState.JOINING
-        if not self.has_report:
+        self._is_idle = not self.has_report
+        if self._is_idle:
             return HeartbeatRequest(
                 self._member_id,
                 self.epoch,
@@ -186,7 +192,10 @@ class GroupMember:
             )
         if self._reported is not None and not is_joining:
             return HeartbeatRequest(
-                self._member_id, self.epoch, settings.instance_id, owned=by_topic(self.owned)
+                self._member_id,
+                self.epoch,
+                settings.instance_id,
+                owned=by_topic(self.owned | self.assigned),
             )
         return HeartbeatRequest(
             self._member_id,
@@ -198,7 +207,7 @@ class GroupMember:
             assignor=settings.assignor,
             session_timeout_ms=settings.session_timeout_ms,
             rebalance_timeout_ms=settings.rebalance_timeout_ms,
-            owned=by_topic(self.owned),
+            owned=by_topic(self.owned | self.assigned),
         )
 
     def answered(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
@@ -228,6 +237,11 @@ class GroupMember:
 
     def refused(self, entry: ErrorEntry) -> Refusal:
         """The coordinator refused a heartbeat. After LOST call `lose`."""
+        if entry is FENCED_MEMBER_EPOCH and self._is_idle:
+            # A late copy of an earlier heartbeat may have moved the epoch on, unanswered: the
+            # coordinator can only tell from the whole state, which the next heartbeat has.
+            self.unanswered()
+            return Refusal.RETRY
         if entry in (UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH):
             return Refusal.LOST
         if entry is UNRELEASED_INSTANCE_ID and self.state is MemberState.JOINING:

@@ -15,11 +15,12 @@ from typing import Final
 from urllib.parse import quote
 
 from raftlog.api.groups import HeartbeatRequest, HeartbeatResponse
+from raftlog.record.coordinators import OFFSETS_TOPIC
 from raftlog_client.assignment import Assignment
 from raftlog_client.errors import ConnectionLostError, RaftlogClientError, ServerError
 from raftlog_client.group_member import GroupMember, GroupPartition, MemberState, Refusal
 from raftlog_client.group_offsets import GroupOffsets
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
 from raftlog_client.rebalance import RebalanceListener
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.subscription import OffsetReset
@@ -74,6 +75,7 @@ class GroupMembership:
         self._wake_reader = wake
         self._group = offsets.group_id
         self._path = f"/v1/groups/{quote(self._group, safe='')}/heartbeat"
+        self._coordinator = CoordinatorKey(OFFSETS_TOPIC, self._group)
         self._error: RaftlogClientError | None = None
         """Raised by the next read call."""
         self._is_fatal = False
@@ -109,9 +111,15 @@ class GroupMembership:
             )
             for task in self._tasks:
                 task.add_done_callback(self._task_ended)
-        self._report.set()
-        while self._member.has_report and self._error is None:
-            await self._answered.wait()
+        # The application is alive: no heartbeat leaves the group, as none would join again.
+        self._must_leave = False
+        self.is_waiting = True
+        try:
+            self._report.set()
+            while self._member.has_report and self._error is None:
+                await self._answered.wait()
+        finally:
+            self.is_waiting = False
         await self.poll()
 
     async def poll(self) -> None:
@@ -186,9 +194,9 @@ class GroupMembership:
                     # Given back meanwhile, a partition begins again at its committed offset.
                     gone = revoked & member.owned
                     member.gave_up(gone)
-                    self._assignment.drop(one.source for one in gone)
+                    self._assignment.drop(one.source for one in sorted(gone))
                     self._report.set()
-            if added := member.to_add:
+            if added := sorted(member.to_add):
                 member.took(added)
                 self._assignment.add(
                     {one.source: one.topic_id for one in added}, [self._reset(p) for p in added]
@@ -281,6 +289,7 @@ class GroupMembership:
                 HeartbeatResponse,
                 request,
                 timeout_s=request.max_wait_ms / 1000 + slack_s,
+                coordinator=self._coordinator,
             )
         )
         report = asyncio.ensure_future(self._report.wait())
@@ -375,7 +384,7 @@ class GroupMembership:
     def _drop(self, lost: Collection[GroupPartition]) -> None:
         sources = {one.source for one in lost}
         self._offsets.lost_uncommitted |= self._offsets.positions().keys() & sources
-        self._assignment.drop(sources)
+        self._assignment.drop(sorted(sources))
         self._lost |= sources
         self._notify()
 
@@ -390,7 +399,7 @@ class GroupMembership:
     async def _leave(self) -> None:
         if self._member.state is MemberState.JOINED:
             request, owned = self._member.leave()
-            self._assignment.drop(one.source for one in owned)
+            self._assignment.drop(one.source for one in sorted(owned))
             await self._send_last(request)
 
     async def _send_last(self, request: HeartbeatRequest) -> None:

@@ -1,7 +1,8 @@
 """Committed offsets of a group: commit, look up, begin there.
 
-Commits of one consumer travel one after the other, so that an older one never overwrites a newer
-one. A commit is bound to the membership in which it began, and is never sent for another.
+Commits of one consumer travel one after the other, and a member's commit names the offset that it
+replaces: an older one never overwrites a newer one. A commit is bound to the membership in which it
+began, and is never sent for another.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from raftlog.api.groups import (
+    ANY_OFFSET,
     NO_MEMBER_EPOCH,
     CommitRequest,
     CommitResponse,
@@ -21,7 +23,13 @@ from raftlog.api.groups import (
     CommittedResponse,
     OffsetCommit,
 )
-from raftlog.record.errors import FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH, UNKNOWN_MEMBER
+from raftlog.record.coordinators import OFFSETS_TOPIC
+from raftlog.record.errors import (
+    FENCED_MEMBER_EPOCH,
+    OFFSET_SUPERSEDED,
+    STALE_MEMBER_EPOCH,
+    UNKNOWN_MEMBER,
+)
 from raftlog.record.types import Offset
 from raftlog_client.assignment import Assignment
 from raftlog_client.errors import (
@@ -32,7 +40,7 @@ from raftlog_client.errors import (
 )
 from raftlog_client.fetcher import Fetcher
 from raftlog_client.group_member import GroupMember
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
 from raftlog_client.rebalance import OffsetAndMetadata
 from raftlog_client.subscription import OffsetReset, PartitionState
 from raftlog_client.types import TopicPartition
@@ -66,6 +74,7 @@ class GroupOffsets:
         self.must_place = False
         """Whether some partition's committed offset is to be looked up again."""
         self._path = f"/v1/groups/{quote(group_id, safe='')}"
+        self._coordinator = CoordinatorKey(OFFSETS_TOPIC, group_id)
         self._metadata = metadata
         self._assignment = assignment
         self._fetcher = fetcher
@@ -122,10 +131,16 @@ class GroupOffsets:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._metadata.request_timeout_s
         attempt = 0
+        superseded: set[TopicPartition] = set()
         while left:
             member_id, member_epoch = self._identity(left, incarnation)
-            request = CommitRequest(offset_commits(left, self._assignment), member_id, member_epoch)
+            request = CommitRequest(
+                offset_commits(left, self._assignment, self._expected(left, superseded)),
+                member_id,
+                member_epoch,
+            )
             error: ServerError | None = None
+            superseded_before = len(superseded)
             try:
                 answer = await self._metadata.call_any(
                     "POST",
@@ -133,16 +148,21 @@ class GroupOffsets:
                     CommitResponse,
                     request,
                     patience_s=COORDINATOR_PATIENCE_S,
+                    coordinator=self._coordinator,
                 )
             except ServerError as refusal:
                 error = self._judged(refusal)
             else:
                 for row in answer.results:
                     source = TopicPartition(row.topic, row.partition)
-                    if row.error_code:
+                    if row.error_code == OFFSET_SUPERSEDED.code and source not in superseded:
+                        superseded.add(source)
+                    elif row.error_code:
                         error = self._judged(server_error(row.error_code, row.message))
                     elif (done := left.pop(source, None)) is not None:
                         self.committed_now(source, done.offset)
+                if error is None and len(superseded) > superseded_before:
+                    continue
                 if error is None and left:
                     raise RaftlogClientError("A node's answer lacks offsets of the commit.")
             if error is None:
@@ -154,6 +174,24 @@ class GroupOffsets:
             if error.entry is STALE_MEMBER_EPOCH:
                 self._on_stale_epoch()
             await asyncio.sleep(delay_s)
+
+    def _expected(
+        self, sources: Iterable[TopicPartition], superseded: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The committed offsets as a member knows them, for each first attempt.
+
+        So a copy of a commit that reaches the coordinator late, after newer commits, changes
+        nothing. An offset that proved to be another one is replaced whatever it is: the partition
+        is this member's, and no commit of the member is newer.
+        """
+        if self.member is None:
+            return {}
+        states = self._assignment.states
+        return {
+            source: states[source].committed
+            for source in sources
+            if source in states and source not in superseded
+        }
 
     def _judged(self, error: ServerError) -> ServerError:
         """The error if a repeat of the commit may help. Raises otherwise."""
@@ -189,37 +227,46 @@ class GroupOffsets:
             )
         return identity.member_id, identity.member_epoch
 
-    def start_auto_commit(self, interval_s: float) -> None:
-        """Commit processed positions every so often, until `close`."""
+    def start_auto_commit(self, interval_s: float, *, wake: Callable[[], None]) -> None:
+        """Commit processed positions every so often, until `close`.
+
+        `wake` is called when the commits have ended; then `check_auto_commit` raises why.
+        """
         self._auto = asyncio.ensure_future(self._keep_committing(interval_s))
+        self._auto.add_done_callback(lambda _: wake())
+
+    def check_auto_commit(self) -> None:
+        """Raise what has ended automatic commits: they must not end unseen."""
+        if self._auto is not None and self._auto.done():
+            self._auto.result()
 
     async def _keep_committing(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            try:
-                await self.commit_processed()
-            except Exception:
-                # A bug; the next commit may work, and without commits records are only read again.
-                logger.exception("group %s: automatic commit failed", self.group_id)
+            await self.commit_processed()
 
     async def commit_processed(self, only: Collection[TopicPartition] | None = None) -> None:
         """Commit processed positions; a failure is logged: the records are read again then."""
-        offsets = self.processed_positions(only)
-        if self.member is not None:
-            allowed = self.member.committable(self.member.incarnation)
-            offsets = {one: offset for one, offset in offsets.items() if one in allowed}
-        if not offsets:
-            return
-        try:
-            await self.commit(offsets)
-        except RaftlogClientError as error:
-            logger.warning(
-                "group %s: automatic commit of %d partitions failed, records since the last commit "
-                "will be read again if the partitions move: %s",
-                self.group_id,
-                len(offsets),
-                error,
-            )
+        # In line with other commits: the one before may be of partitions that are then given up.
+        async with self._lock:
+            offsets = self.processed_positions(only)
+            incarnation = 0
+            if self.member is not None:
+                incarnation = self.member.incarnation
+                allowed = self.member.committable(incarnation)
+                offsets = {one: offset for one, offset in offsets.items() if one in allowed}
+            if not offsets:
+                return
+            try:
+                await self._commit(dict(offsets), incarnation)
+            except RaftlogClientError as error:
+                logger.warning(
+                    "group %s: automatic commit of %d partitions failed, records since the last "
+                    "commit will be read again if the partitions move: %s",
+                    self.group_id,
+                    len(offsets),
+                    error,
+                )
 
     # Lookups
 
@@ -265,6 +312,7 @@ class GroupOffsets:
             CommittedResponse,
             CommittedRequest(topics),
             patience_s=COORDINATOR_PATIENCE_S,
+            coordinator=self._coordinator,
         )
         rows = {TopicPartition(row.topic, row.partition): row for row in answer.offsets}
         return {
@@ -334,9 +382,14 @@ class GroupOffsets:
 
 
 def offset_commits(
-    offsets: Mapping[TopicPartition, OffsetAndMetadata], assignment: Assignment | None = None
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    assignment: Assignment | None = None,
+    expected: Mapping[TopicPartition, int] | None = None,
 ) -> list[OffsetCommit]:
-    """Offsets as requests carry them, with the ids of assigned topics."""
+    """Offsets as requests carry them, with the ids of assigned topics.
+
+    `expected`: the offsets that they replace, where known.
+    """
     states = {} if assignment is None else assignment.states
     return [
         OffsetCommit(
@@ -345,6 +398,7 @@ def offset_commits(
             Offset(value.offset),
             topic_id=states[source].topic_id if source in states else None,
             metadata=value.metadata,
+            expected=ANY_OFFSET if expected is None else expected.get(source, ANY_OFFSET),
         )
         for source, value in offsets.items()
     ]

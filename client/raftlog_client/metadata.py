@@ -21,6 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from raftlog.api.cluster import MetadataResponse, MetadataTopic, TopicsToProduce
+from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import METHOD_NOT_ALLOWED, NOT_FOUND, UNKNOWN_PARTITION, UNKNOWN_TOPIC
 from raftlog_client.errors import (
     ConnectionLostError,
@@ -48,6 +49,12 @@ SUSPECT_S: Final = 10.0
 """How long other nodes are tried first."""
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
 """A topic just created may not be known on every node yet: refreshes before it is unknown."""
+COORDINATOR_LOOKUP_S: Final = 0.5
+"""Pause between two lookups of coordinators that are not known, or have failed."""
+COORDINATOR_AVOIDED_S: Final = 1.0
+"""How long any node is called instead of a coordinator that has failed: about an election."""
+COORDINATOR_AGE_S: Final = 60.0
+"""Coordinators move without an error, too; any node forwards, but that costs a second way."""
 JITTER: Final = 0.2
 """Each pause is up to a fifth shorter or longer than its nominal length: many clients must not
 return in step."""
@@ -86,6 +93,14 @@ class ClusterView:
         return ClusterInfo(self.cluster_id, self.controller_id, tuple(self.brokers.values()))
 
 
+class CoordinatorKey(NamedTuple):
+    """What a request to a coordinator is about: a key of an internal topic."""
+
+    topic: str
+    key: str
+    """A group or transactional id. An id of a sink is coordinated elsewhere, and is forwarded."""
+
+
 class Leadership(NamedTuple):
     """A partition's leader (None: no leader) and leader epoch."""
 
@@ -118,6 +133,11 @@ class ClusterMetadata:
         """Whether any node has ever answered."""
         self._suspects: dict[NodeAddress, float] = {}
         """Until when each is suspect. Bounded by the cluster's size."""
+        self._looked_up_at: dict[str, float] = {}
+        """When each internal topic was last looked up for its coordinators."""
+        self._avoided_until: dict[str, float] = {}
+        """Until when coordinators of each internal topic are not called directly."""
+        self._lookups: set[asyncio.Task[ClusterView]] = set()
 
     @property
     def request_timeout_s(self) -> float:
@@ -233,8 +253,11 @@ class ClusterMetadata:
         *,
         is_idempotent: bool = True,
         patience_s: float = math.inf,
+        coordinator: CoordinatorKey | None = None,
     ) -> T:
         """Send a request to any node: one after another, with pauses, until one answers.
+
+        The first one is the `coordinator`, if known: any other node would forward to it.
 
         A request that is not idempotent is repeated only if it certainly reached no node. The next
         node is tried after `patience_s` of silence. Gives up, with the last error, after the
@@ -249,7 +272,14 @@ class ClusterMetadata:
             patience_now_s = patience_s * (1 << min(attempt // len(self.addresses()), 16))
             timeout_s = min(max(started + self._total_s - loop.time(), 0.01), patience_now_s)
             try:
-                return await self.call_next(method, path, kind, body, timeout_s=timeout_s)
+                return await self.call_next(
+                    method,
+                    path,
+                    kind,
+                    body,
+                    timeout_s=timeout_s,
+                    coordinator=None if attempt else coordinator,
+                )
             except (ConnectionLostError, ServerError) as error:
                 may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
                 # Each known node gets one attempt at once; only then comes a pause.
@@ -273,18 +303,28 @@ class ClusterMetadata:
         body: msgspec.Struct | None = None,
         *,
         timeout_s: float,
+        coordinator: CoordinatorKey | None = None,
     ) -> T:
-        """Send a request to the next node in turn, once. Raises as `Transport.call`."""
-        address = self._next_address()
+        """Send a request to the coordinator if known, else to the next node in turn, once.
+
+        Raises as `Transport.call`. After a failure the coordinator is looked up again, and the
+        next requests take their turn.
+        """
+        direct = None if coordinator is None else self._coordinator_address(coordinator)
+        address = self._next_address() if direct is None else direct
         try:
             answer = await self._transport.call(
                 address, method, path, kind, body, timeout_s=timeout_s
             )
         except ConnectionLostError:
             self.suspect(address)
+            if coordinator is not None:
+                self._avoid_coordinator(coordinator)
             raise
-        except ServerError:
+        except ServerError as error:
             self._has_answer = True
+            if direct is not None and coordinator is not None and error.retriable:
+                self._avoid_coordinator(coordinator)
             raise
         self._has_answer = True
         self._suspects.pop(address, None)
@@ -309,7 +349,7 @@ class ClusterMetadata:
 
     async def close(self) -> None:
         """Give up refreshes under way."""
-        tasks = list(self._refreshing.values())
+        tasks = [*self._lookups, *self._refreshing.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -328,6 +368,39 @@ class ClusterMetadata:
             outcome_unknown=error.outcome_unknown,
             reason=error.reason,
         )
+
+    def _coordinator_address(self, coordinator: CoordinatorKey) -> NodeAddress | None:
+        """The leader of the key's partition, if known, trusted and not suspect. Never waits."""
+        topic, key = coordinator
+        now = asyncio.get_running_loop().time()
+        description = self.view.topics.get(topic)
+        is_avoided = now < self._avoided_until.get(topic, -math.inf)
+        interval_s = COORDINATOR_AGE_S
+        if is_avoided or description is None:
+            interval_s = COORDINATOR_LOOKUP_S
+        if now - self._looked_up_at.get(topic, -math.inf) >= interval_s:
+            self._looked_up_at[topic] = now
+            lookup = asyncio.ensure_future(self.refresh((topic,)))
+            self._lookups.add(lookup)
+            lookup.add_done_callback(self._looked_up)
+        if is_avoided or description is None or not description.partitions:
+            return None
+        number = partition_of(key, len(description.partitions))
+        address = self.leader_address(topic, number)
+        if address is None or now < self._suspects.get(address, -math.inf):
+            return None
+        return address
+
+    def _looked_up(self, lookup: asyncio.Task[ClusterView]) -> None:
+        self._lookups.discard(lookup)
+        # Any node forwards to the coordinator, and tells its callers what fails.
+        if not lookup.cancelled() and (error := lookup.exception()) is not None:
+            logger.debug("the coordinators could not be looked up: %r", error)
+
+    def _avoid_coordinator(self, coordinator: CoordinatorKey) -> None:
+        """Its requests take their turn for a while, and it is looked up again."""
+        now = asyncio.get_running_loop().time()
+        self._avoided_until[coordinator.topic] = now + COORDINATOR_AVOIDED_S
 
     def _next_address(self) -> NodeAddress:
         addresses = self.addresses()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from raftlog.api.records import FetchPartition, FetchRequest
+from raftlog.api.records import FetchPartition, FetchRequest, Isolation
 from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     STORAGE_FAILED,
@@ -22,7 +23,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.frames import FetchFrame
 from raftlog.record.header import parse_header
-from raftlog.record.types import Offset
+from raftlog.record.types import AbortedTransaction, Offset
 from raftlog_client.errors import (
     ConnectionLostError,
     RaftlogClientError,
@@ -60,6 +61,8 @@ class RangeChunk(NamedTuple):
     """May be empty: compaction leaves offsets without records."""
     next_offset: int
     """All records of the range below this offset have been given."""
+    aborted: Sequence[AbortedTransaction] = ()
+    """With read_committed: transactions whose records, if in `data`, are to be skipped."""
 
 
 class _Buffer:
@@ -108,6 +111,8 @@ class _Answer:
         self.offset = self.next_offset = offset
         self.size_bytes = 0
         self.log_start_offset = -1
+        self.aborted: dict[AbortedTransaction, None] = {}
+        """Of all whole frames; one that lasts over several is in each one's list."""
         self.error: RaftlogClientError | None = None
 
     def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
@@ -123,13 +128,14 @@ class _Answer:
             self.error = server_error(frame.error_code, bytes(data).decode(errors="replace"))
         elif self.error is None:
             self.size_bytes += len(data)
+            self.aborted.update(dict.fromkeys(frame.aborted))
             self.next_offset = max(self.next_offset, frame.next_offset)
 
     def chunk(self) -> RangeChunk | None:
         """The received frames as a chunk; None without progress."""
         if self.next_offset <= self.offset:
             return None
-        return RangeChunk(self.buffer.first(self.size_bytes), self.next_offset)
+        return RangeChunk(self.buffer.first(self.size_bytes), self.next_offset, tuple(self.aborted))
 
 
 class RangeReader:
@@ -145,8 +151,13 @@ class RangeReader:
         start: int,
         end: int,
         chunk_bytes: int,
+        isolation: Isolation = "read_uncommitted",
     ) -> None:
-        """`chunk_bytes`: about how much a chunk holds; more only if one batch alone is larger."""
+        """`chunk_bytes`: about how much a chunk holds; more only if one batch alone is larger.
+
+        With read_committed, chunks name the aborted transactions in their data, and a range up
+        to an `end` beyond the last stable offset is waited for.
+        """
         self.offset = start
         """Start of the next chunk."""
         self._end = end
@@ -156,6 +167,7 @@ class RangeReader:
         self._source = source
         self._topic_id = topic_id
         self._chunk_bytes = chunk_bytes
+        self._isolation: Isolation = isolation
         self._buffer_bytes = min(FIRST_BUFFER_BYTES, chunk_bytes)
         self._buffers = BufferPool(BUFFERS_KEPT_MAX)
         self._is_stale = False
@@ -261,6 +273,7 @@ class RangeReader:
             max_bytes=self._chunk_bytes,
             # The node must answer before this reader stops listening.
             max_wait_ms=int(min(WAIT_MS, timeout_s * 1000 * WAIT_SHARE_MAX)),
+            isolation=self._isolation,
         )
         call = self._leaders.follow(
             address,

@@ -178,11 +178,14 @@ class LeaderCalls:
         metadata: ClusterMetadata,
         *,
         on_view: Callable[[Collection[str]], None] | None = None,
+        on_unanswered: Callable[[RaftlogClientError], None] | None = None,
     ) -> None:
         """`on_view` is called with each new view, before parked partitions resume: with the topics
-        of a `refresh_soon`, with none after a look for other leaders."""
+        of a `refresh_soon`, with none after a look for other leaders. `on_unanswered` is called
+        when no node has given metadata within the request timeout, and when one has refused."""
         self.metadata = metadata
         self._on_view = on_view
+        self._on_unanswered = on_unanswered
         self._parked: dict[Hashable, _Parked] = {}
         """By owner; bounded by the partitions that the client uses."""
         self._refresh_names: set[str] = set()
@@ -244,6 +247,7 @@ class LeaderCalls:
                     logger.info(
                         "%s is slow, and no other node has metadata: %s", call.address, error
                     )
+                    self._unanswered(error)
                 if self._on_view is not None:
                     self._on_view(())
                 self.resume_moved()
@@ -305,6 +309,7 @@ class LeaderCalls:
             except RaftlogClientError as error:
                 # Parked partitions request it again after their back-off.
                 logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
+                self._unanswered(error)
                 return
             if self._on_view is not None:
                 self._on_view(names)
@@ -445,6 +450,11 @@ class LeaderCalls:
             # The same nodes are queried again: no others are known.
             logger.warning("No metadata of %s: %s", ", ".join(sorted(stale)), error)
             self._stale |= stale
+            self._unanswered(error)
+
+    def _unanswered(self, error: RaftlogClientError) -> None:
+        if self._on_unanswered is not None:
+            self._on_unanswered(error)
 
 
 def all_answers(

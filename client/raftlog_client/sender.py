@@ -95,6 +95,7 @@ class Sender:
         self._identity: ProducerIdentity | None = None
         self._identity_task: asyncio.Task[None] | None = None
         self._is_scheduled = False
+        self._is_abandoning = False
         self._is_closed = False
 
     async def start(self) -> None:
@@ -109,16 +110,25 @@ class Sender:
         for topic in self.topics.values():
             for queue in topic.queues:
                 queue.forget_identity()
+        if identity is not None:
+            # Partitions may be queued still: of an aborted transaction that had sent nothing.
+            self._schedule()
 
     async def abandon_all(self, error: RaftlogClientError) -> None:
         """Give up all batches, those in flight too: the end of their transaction fences them."""
         tasks = [task for node in self._nodes.values() for task in node.requests]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A request that began meanwhile would settle batches of the next transaction.
+        self._is_abandoning = True
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            self._is_abandoning = False
         for topic in self.topics.values():
             for queue in topic.queues:
                 queue.abandon(error)
+        self._schedule()
 
     async def close(self) -> None:
         """Stop sending. Requests in flight are given up, their batches' outcome unknown."""
@@ -173,12 +183,13 @@ class Sender:
 
     def _send_queued(self) -> None:
         self._is_scheduled = False
-        if self._is_closed:
+        if self._is_closed or self._is_abandoning:
             return
         if self.is_idempotent and self._identity is None:
             self._want_identity()
             return
-        for node in self._nodes.values():
+        # A partition that has moved meanwhile may add its new leader.
+        for node in list(self._nodes.values()):
             while node.queued and len(node.requests) < self._in_flight_requests_max:
                 queues = self._collect(node)
                 if not queues:

@@ -18,13 +18,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from raftlog.api.groups import CommitResponse
+from raftlog.api.groups import NO_MEMBER_EPOCH, CommitResponse
 from raftlog.api.transactions import (
     EndRequest,
     InitRequest,
     TransactionOffsets,
     TransactionProducer,
 )
+from raftlog.record.coordinators import TRANSACTIONS_TOPIC
 from raftlog.record.errors import STALE_MEMBER_EPOCH
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog_client.batches import ProducerIdentity
@@ -40,7 +41,7 @@ from raftlog_client.errors import (
 )
 from raftlog_client.group_consumer import ConsumerGroup, with_metadata
 from raftlog_client.group_offsets import offset_commits
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
 from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata
 from raftlog_client.sender import Sender
 from raftlog_client.transaction_state import (
@@ -78,6 +79,7 @@ class Transactions:
         """`flush` returns once all batches of this moment are settled."""
         self.state = TransactionState(transactional_id)
         self._path = f"/v1/transactions/{quote(transactional_id, safe='')}"
+        self._coordinator = CoordinatorKey(TRANSACTIONS_TOPIC, transactional_id)
         self._metadata = metadata
         self._timeout_ms = timeout_ms
         self._keeps_prepared = keeps_prepared
@@ -97,6 +99,7 @@ class Transactions:
             TransactionProducer,
             InitRequest(self._timeout_ms, keep_prepared=self._keeps_prepared),
             patience_s=COORDINATOR_PATIENCE_S,
+            coordinator=self._coordinator,
         )
         self.state.started(_identity(answer), is_prepared=answer.is_prepared)
 
@@ -175,9 +178,12 @@ class Transactions:
     async def add_offsets(
         self,
         offsets: Callable[[], tuple[GroupMetadata, _Offsets]],
-        on_stale_epoch: Callable[[], None],
+        on_stale_epoch: Callable[[], None] | None,
     ) -> _Offsets:
-        """Commit offsets of a group with the transaction. `offsets` is called for each attempt."""
+        """Commit offsets of a group with the transaction. `offsets` is called for each attempt.
+
+        `on_stale_epoch`: the member has a newer epoch; after it the next attempt may have that.
+        """
         self.state.check_write()
         try:
             return await self._add_offsets(offsets, on_stale_epoch)
@@ -303,7 +309,12 @@ class Transactions:
             patience_s = min(COORDINATOR_PATIENCE_S, max(deadline - loop.time(), 0.01))
             try:
                 return await self._metadata.call_next(
-                    "POST", path, kind, body(), timeout_s=patience_s
+                    "POST",
+                    path,
+                    kind,
+                    body(),
+                    timeout_s=patience_s,
+                    coordinator=self._coordinator,
                 )
             except asyncio.CancelledError:
                 maybe_done()
@@ -330,7 +341,7 @@ class Transactions:
     async def _add_offsets(
         self,
         offsets: Callable[[], tuple[GroupMetadata, _Offsets]],
-        on_stale_epoch: Callable[[], None],
+        on_stale_epoch: Callable[[], None] | None,
     ) -> _Offsets:
         identity = self.state.identity
         assert identity is not None
@@ -437,13 +448,14 @@ class Transaction:
     async def commit_offsets(
         self,
         offsets: Consumer[Any, Any] | Mapping[TopicPartition, int | OffsetAndMetadata],
-        group: GroupMetadata | None = None,
+        group: GroupMetadata | str | None = None,
     ) -> None:
         """Commit a consumer's positions with the transaction, all or nothing: exactly once.
 
-        Give the consumer, for the positions after all records given out; or offsets and
-        the `group_metadata()` of their consumer. The consumer's `auto_commit_interval_ms` is None.
-        Raises TransactionAbortableError if the consumer has lost a partition meanwhile.
+        Give the consumer, for the positions after all records given out, with its
+        `auto_commit_interval_ms` None; or offsets, and the `group_metadata()` of their consumer, or
+        the id of a group without members. Raises TransactionAbortableError: the consumer has lost a
+        partition meanwhile, the member is not the group's any more, or the group has members.
         """
         if isinstance(offsets, Consumer):
             source = offsets.transaction_source()
@@ -453,9 +465,11 @@ class Transaction:
             self._committed.append((source, sent))
             return
         if group is None:
-            raise ValueError("offsets need the group_metadata() of their consumer")
-        whole = with_metadata(offsets)
-        await self._transactions.add_offsets(lambda: (group, whole), lambda: None)
+            raise ValueError("offsets need the group_metadata() of their consumer, or a group id")
+        if isinstance(group, str):
+            group = GroupMetadata(group, "", NO_MEMBER_EPOCH)
+        named, whole = group, with_metadata(offsets)
+        await self._transactions.add_offsets(lambda: (named, whole), None)
 
 
 def _identity(answer: TransactionProducer) -> ProducerIdentity:

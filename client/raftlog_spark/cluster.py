@@ -16,15 +16,15 @@ from raftlog_client.errors import RaftlogClientError, TopicNotFoundError
 from raftlog_client.fetch_protocol import FetchConnectionPool
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import bounds_of_topics, offsets_of_times
-from raftlog_client.range_reader import RangeReader
+from raftlog_client.range_reader import RangeChunk, RangeReader
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
 
+from raftlog.api.records import Isolation
 from raftlog_spark.background import Background, result_of
 from raftlog_spark.errors import RaftlogSparkError, TopicGone, spark_error
 from raftlog_spark.sink.batch_writer import BatchWriter
 
-ISOLATIONS: Final = ("read_uncommitted", "read_committed")
 RETRY_FIRST_MS: Final = 20
 RETRY_MAX_MS: Final = 250
 CLIENT_ID: Final = "raftlog-spark"
@@ -129,7 +129,7 @@ class Cluster:
         With isolation "read_committed" up to the last stable offset, with "read_uncommitted" up to
         the high watermark. Raises TopicGone.
         """
-        is_stable = _is_committed(isolation)
+        is_stable = _isolation(isolation) == "read_committed"
         metadata = self._connected().metadata
         found = self._run(bounds_of_topics(metadata, topics), "asking for offsets", topics)
         return {
@@ -167,20 +167,21 @@ class Cluster:
         *,
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
         isolation: str = "read_uncommitted",
-    ) -> Iterator[memoryview]:
+    ) -> Iterator[RangeChunk]:
         """The record batches of offsets `start` to before `end`, as stored.
 
-        Each view holds whole batches, about `fetch_bytes` of data, and continues where the last one
-        ended; the first and last may hold records outside of the range. `decode` checks CRCs. The
-        next view is fetched while the caller works on one; a view lives as long as the caller uses
-        it, and at most three are held for a caller that drops each view. `end` comes from `bounds`
-        with the same isolation: no later data is looked at. After a leader's death the fetch
-        continues at the new leader.
+        Each chunk holds whole batches, about `fetch_bytes` of data, and continues where the last
+        one ended; the first and last may hold records outside of the range. With "read_committed"
+        it names the aborted transactions in its data. `decode` checks CRCs, and skips what is
+        aborted. The next chunk is fetched while the caller works on one; a chunk's data lives as
+        long as the caller uses it, and at most three are held for a caller that drops each chunk.
+        `end` comes from `bounds` with the same isolation: no later data is looked at. After a
+        leader's death the fetch continues at the new leader.
 
         Raises OffsetOutOfRange (records of the range were deleted; `lowest` is the first one left),
         TopicGone, TopicRecreated; ValueError for invalid settings.
         """
-        _is_committed(isolation)
+        isolated = _isolation(isolation)
         if fetch_bytes < 1 or start < 0:
             raise ValueError(f"fetch_bytes {fetch_bytes} and start {start} make no sense")
         if start >= end:
@@ -194,6 +195,7 @@ class Cluster:
             start=start,
             end=end,
             chunk_bytes=fetch_bytes,
+            isolation=isolated,
         )
         return chunks(parts.background, reader, topic=topic, end=end)
 
@@ -305,10 +307,10 @@ def _connected_to(bootstrap_servers: str, request_timeout_s: float, client_id: s
     )
 
 
-def _is_committed(isolation: str) -> bool:
-    if isolation not in ISOLATIONS:
-        raise ValueError(f"isolation must be one of {', '.join(ISOLATIONS)}, not {isolation!r}")
-    return isolation == "read_committed"
+def _isolation(name: str) -> Isolation:
+    if name not in ("read_uncommitted", "read_committed"):
+        raise ValueError(f"isolation must be read_uncommitted or read_committed, not {name!r}")
+    return "read_committed" if name == "read_committed" else "read_uncommitted"
 
 
 async def _start(transport: Transport) -> None:
@@ -323,8 +325,8 @@ async def _close(parts: _Parts) -> None:
 
 def chunks(
     background: Background, reader: RangeReader, *, topic: str, end: int
-) -> Iterator[memoryview]:
-    """The reader's chunks, one by one; never an empty one.
+) -> Iterator[RangeChunk]:
+    """The reader's chunks, one by one; none without data.
 
     Holds the caller's chunk and the next. Raises RaftlogSparkError.
     """
@@ -341,7 +343,7 @@ def chunks(
             if not is_last:
                 pending = background.submit(reader.next())
             if chunk.data:
-                yield chunk.data
+                yield chunk
             if is_last:
                 return
             # Drop the chunk before waiting for the next.

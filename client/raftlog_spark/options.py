@@ -6,8 +6,7 @@ silently reads from the wrong offset costs more than a refused query.
 
 Of two options for the same setting, the more exact one wins, as in the Kafka source:
 `startingTimestamp` before `startingOffsetsByTimestamp` before `startingOffsets`; `ending...`
-likewise. One default differs: `isolationLevel` is `read_committed`, since leftovers of a sink's
-retried task must not be read.
+likewise. One default differs: `isolationLevel` is `read_committed`, as in the Python client.
 """
 
 from __future__ import annotations
@@ -83,7 +82,8 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = {
     "maxRecordsPerPartition": "Offsets of one Spark partition, at most.",
     "failOnDataLoss": "`true` (default): a stream fails if offsets that it has not read are gone.",
     "includeHeaders": "`true`: the column `headers` is there. Default `false`.",
-    "isolationLevel": "`read_committed` (default) or `read_uncommitted`. Also "
+    "isolationLevel": "`read_committed` (default): up to the last stable offset, without records "
+    "of aborted transactions. `read_uncommitted`: up to the high watermark, with them. Also "
     "`kafka.isolation.level`.",
     "fetchBytes": "Bytes of one fetch, 64 KiB to 64 MiB; default 8 MiB.",
 }

@@ -20,6 +20,8 @@ LEAVE_STATIC_EPOCH: Final = -2
 """Leaves, and comes back under its `instance_id` before the session ends."""
 NO_MEMBER_EPOCH: Final = -1
 """Of commits without a member, while the group is empty."""
+ANY_OFFSET: Final = -2
+"""Commit, whatever offset is there."""
 
 _TopicName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 _Id = Annotated[str, Meta(max_length=255)]
@@ -93,6 +95,9 @@ class OffsetCommit(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     """40404 if the topic of that name has another id."""
     leader_epoch: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = -1
     metadata: Annotated[str, Meta(max_length=4_096)] = ""
+    expected: Annotated[int, Meta(ge=ANY_OFFSET, le=INT64_MAX)] = ANY_OFFSET
+    """The committed offset as the client knows it, -1 for none: 40935 if another one is there, so
+    that a late copy of a request never takes the offset back. -2: commit whatever is there."""
 
 
 class CommitRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -154,7 +159,8 @@ class GroupListing(msgspec.Struct, frozen=True):
     kind: str
     """`consumer`, `classic`, or `offsets`: committed offsets without members ever."""
     state: str
-    """`empty`, `assigning`, `reconciling`, `stable`; classic groups have Kafka's states."""
+    """`empty`, `reconciling`, `stable`; of classic groups `preparing-rebalance` and
+    `completing-rebalance`, too."""
     members: int
     coordinator: int
     """The node with the group's state."""
@@ -199,7 +205,8 @@ class GroupOffset(msgspec.Struct, frozen=True):
 
 
 class GroupDescription(msgspec.Struct, frozen=True):
-    """A group with its members and lags."""
+    """A group with its members and lags. What members of a classic group subscribe to, and own, is
+    known to themselves alone; their epoch is the group's generation."""
 
     group: str
     kind: str

@@ -51,6 +51,7 @@ class Cluster(msgspec.Struct, frozen=True):
     brokers: Link
     broker_configs: Link
     topics: Link
+    consumer_groups: Link
     partition_reassignments: Link
 
 
@@ -193,6 +194,92 @@ class Replica(msgspec.Struct, frozen=True):
     is_leader: bool
     is_in_sync: bool
     broker: Link
+
+
+class ConsumerGroup(msgspec.Struct, frozen=True):
+    """A consumer group."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    consumer_group_id: str
+    is_simple: bool
+    """Whether the group has committed offsets, and never had a member."""
+    partition_assignor: str
+    state: str
+    """EMPTY, STABLE or RECONCILING."""
+    type: str
+    """CONSUMER (KIP-848) or CLASSIC."""
+    is_mixed_consumer_group: bool
+    """Never: members of a group are of one protocol."""
+    coordinator: Link | None
+    consumers: Link
+    lag_summary: Link
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """A member of a consumer group."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    consumer_group_id: str
+    consumer_id: str
+    instance_id: str | None
+    client_id: str
+    assignments: Link
+
+
+class ConsumerAssignment(msgspec.Struct, frozen=True):
+    """A partition of a member."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    consumer_group_id: str
+    consumer_id: str
+    topic_name: str
+    partition_id: int
+    partition: Link
+    lag: Link
+
+
+class ConsumerLag(msgspec.Struct, frozen=True):
+    """The lag of a group in one partition."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    consumer_group_id: str
+    topic_name: str
+    partition_id: int
+    current_offset: int
+    """The committed offset."""
+    log_end_offset: int
+    lag: int
+    consumer_id: str
+    """The member that has the partition; empty without one."""
+    instance_id: str | None
+    client_id: str
+
+
+class ConsumerGroupLagSummary(msgspec.Struct, frozen=True):
+    """The largest lag of a group, and the sum of all."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    consumer_group_id: str
+    max_lag_consumer_id: str
+    max_lag_instance_id: str | None
+    max_lag_client_id: str
+    max_lag_topic_name: str
+    max_lag_partition_id: int
+    max_lag: int
+    total_lag: int
+    max_lag_consumer: Link | None
+    """null: no member has the partition."""
+    max_lag_partition: Link
 
 
 class ConfigValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

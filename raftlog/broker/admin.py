@@ -21,6 +21,7 @@ from raftlog.broker.authorize import (
     Authorize,
     Operation,
     Principal,
+    may_describe,
     topic_resource,
 )
 from raftlog.broker.limits import BrokerSettings
@@ -35,7 +36,7 @@ from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, T
 from raftlog.metadata.reassignment import Move
 from raftlog.raft import PeerStatus, QuorumStatus
 from raftlog.raft.voters import NODE_ID_MAX, VoterSet, few_voters_warning
-from raftlog.record.errors import FORBIDDEN, LogError
+from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
 from raftlog.replication.cluster_metadata import in_steps
 from raftlog.replication.partition import Partition
@@ -128,7 +129,11 @@ class AdminService:
     def topics(self, principal: Principal) -> list[TopicImage]:
         """The topics that the principal may describe, by name."""
         topics = self._metadata.image.topics_by_name
-        return [topics[name] for name in sorted(topics) if self._may_describe(principal, name)]
+        return [
+            topics[name]
+            for name in sorted(topics)
+            if may_describe(self._authorize, principal, topic_resource(name))
+        ]
 
     def topics_of(self, principal: Principal, names: Iterable[str]) -> dict[str, TopicImage | None]:
         """Topics by name, in the order of `names`; None for unknown ones.
@@ -137,7 +142,9 @@ class AdminService:
         """
         topics = self._metadata.image.topics_by_name
         return {
-            name: topics.get(name) if self._may_describe(principal, name) else None
+            name: topics.get(name)
+            if may_describe(self._authorize, principal, topic_resource(name))
+            else None
             for name in names
         }
 
@@ -407,15 +414,6 @@ class AdminService:
         """Hand the quorum's leadership to a voter (None: the one furthest ahead)."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._quorum.transfer_leadership(node_id)
-
-    def _may_describe(self, principal: Principal, name: str) -> bool:
-        try:
-            self._authorize(principal, Operation.DESCRIBE, topic_resource(name))
-        except LogError as error:
-            if error.entry is not FORBIDDEN:
-                raise
-            return False
-        return True
 
 
 def _progress(row: PartitionImage, replica: Partition | None) -> ReplicaProgress:

@@ -16,7 +16,7 @@ listener answers with the typed error of its protocol.
 | new partitions | ALTER | TOPIC |
 | topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
 | transactions: init, writes, ends, sink epochs; description | WRITE; DESCRIBE | TRANSACTIONAL_ID |
-| group membership, commits, resets | READ | GROUP, and TOPIC of each offset |
+| group membership, consumer instances, commits, resets | READ | GROUP, and TOPIC of each offset |
 | committed offsets, group description; deletion | DESCRIBE; DELETE | GROUP |
 | nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
 
@@ -103,6 +103,17 @@ def group_resource(group_id: str) -> Resource:
 
 def allow_all(_principal: Principal, _operation: Operation, _resource: Resource) -> None:
     """Refuse nothing: there are no ACLs yet."""
+
+
+def may_describe(authorize: Authorize, principal: Principal, resource: Resource) -> bool:
+    """Whether the principal has DESCRIBE: resources without it are left out of lists."""
+    try:
+        authorize(principal, Operation.DESCRIBE, resource)
+    except LogError as error:
+        if error.entry is not FORBIDDEN:
+            raise
+        return False
+    return True
 
 
 _ON_INTERNAL_TOPICS: Final = frozenset(

@@ -17,11 +17,12 @@ caller is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from raftlog.broker.authorize import Authorize, Operation, Principal, topic_resource
+from raftlog.broker.closing import until_closing
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
@@ -210,20 +211,9 @@ class FetchService:
         """
         if timeout_s <= 0 or self.closing.is_set() or not positions:
             return
-        await self.until_closing(self._partitions.wait_for_data(positions, timeout_s, isolation))
-
-    async def until_closing(self, wait: Coroutine[Any, Any, None]) -> None:
-        """Await `wait`, or cancel it when the listeners close."""
-        data = asyncio.ensure_future(wait)
-        closing = asyncio.ensure_future(self.closing.wait())
-        try:
-            await asyncio.wait((data, closing), return_when=asyncio.FIRST_COMPLETED)
-            if data.done():
-                data.result()
-        finally:
-            # Also when the reader has left, and this very wait is cancelled.
-            data.cancel()
-            closing.cancel()
+        await until_closing(
+            self._partitions.wait_for_data(positions, timeout_s, isolation), self.closing
+        )
 
 
 class MultiFetch:
@@ -292,13 +282,14 @@ class MultiFetch:
             positions = [
                 (one.partition, one.offset) for one in self._partitions if one.partition is not None
             ]
-            await service.until_closing(
+            await until_closing(
                 service.replicas.wait_for_data(
                     positions,
                     min_bytes=min_bytes,
                     timeout_s=timeout_s,
                     isolation=self._isolation,
-                )
+                ),
+                service.closing,
             )
 
     async def chunks(self, max_bytes: int | None) -> AsyncIterator[tuple[PartitionFetch, Fetched]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import UnionType
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -17,11 +18,17 @@ from raftlog.broker.authorize import (
     Operation,
     Principal,
     group_resource,
+    may_describe,
     topic_resource,
+    transactional_id_resource,
 )
+from raftlog.broker.closing import until_closing
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import FoundRecord, OffsetService
 from raftlog.broker.offsets import PartitionBounds as RoutedBounds
+from raftlog.coordinator.classic_messages import DescribedGroup
+from raftlog.coordinator.decision import Producer
+from raftlog.coordinator.group_checks import check_group_id
 from raftlog.coordinator.group_kind import NAME, TOPIC, decode_response, encode_request
 from raftlog.coordinator.group_messages import (
     JOIN_EPOCH,
@@ -39,8 +46,9 @@ from raftlog.coordinator.group_messages import (
     ListGroupsRequest,
     MemberDescription,
     OffsetOutcomes,
+    classic_description,
+    state_words,
 )
-from raftlog.coordinator.group_shard import check_group_id
 from raftlog.coordinator.offset_messages import (
     OFFSETS_MAX,
     ByDuration,
@@ -64,8 +72,8 @@ from raftlog.coordinator.offset_messages import (
 )
 from raftlog.coordinator.offset_reset import lookup_time_ms, offsets_to_commit, plan_reset
 from raftlog.coordinator.records import TopicPartitions
-from raftlog.coordinator.service import partition_of
 from raftlog.metadata.image import TopicImage
+from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import (
     FORBIDDEN,
     GROUP_NOT_EMPTY,
@@ -92,6 +100,7 @@ __all__ = [
     "GroupView",
     "MemberDescription",
     "OffsetToCommit",
+    "OpenTransaction",
     "PartitionOutcome",
     "ResetRow",
     "ResetTarget",
@@ -103,6 +112,7 @@ __all__ = [
     "ToTimestamp",
     "TopicPartition",
     "TopicPartitions",
+    "state_words",
 ]
 
 CALL_S: Final = 10.0
@@ -119,6 +129,13 @@ class OffsetView(NamedTuple):
     end_offset: int | None
     """None: unknown at the moment."""
     member_id: str | None
+
+
+class OpenTransaction(NamedTuple):
+    """A producer's transaction, for offsets that are committed with it."""
+
+    transactional_id: str
+    producer: Producer
 
 
 class GroupView(NamedTuple):
@@ -161,29 +178,19 @@ class GroupService:
             token = self._services.randomness.token(MEMBER_ID_BYTES).hex()
             request = replace(request, member_id=token)
         wait_s = request.max_wait_ms / 1000
-        call = asyncio.ensure_future(
-            self._call(
-                request.group,
-                request,
-                ConsumerHeartbeatResponse,
-                timeout_s=CALL_S + wait_s,
-                is_held=request.max_wait_ms > 0,
-            )
+        if not wait_s:
+            return await self.call(request.group, request, ConsumerHeartbeatResponse)
+        held = self.call(
+            request.group,
+            request,
+            ConsumerHeartbeatResponse,
+            timeout_s=CALL_S + wait_s,
+            is_held=True,
         )
-        closing = asyncio.ensure_future(self._closing.wait())
-        try:
-            if wait_s > 0:
-                await asyncio.wait((call, closing), return_when=asyncio.FIRST_COMPLETED)
-            else:
-                await asyncio.wait((call,))
-            if call.done():
-                return call.result()
+        found = await until_closing(held, self._closing)
+        if found is None:
             raise LogError(NOT_READY, "The node is stopping.")
-        finally:
-            closing.cancel()
-            if not call.done():
-                call.cancel()
-                await asyncio.wait((call,))
+        return found
 
     def topic_name(self, topic_id: TopicId) -> str:
         """The name of a topic. Raises LogError(NOT_READY) until this node's metadata has it."""
@@ -207,8 +214,15 @@ class GroupService:
         group_id: str,
         offsets: Sequence[OffsetToCommit],
         committer: Committer,
+        transaction: OpenTransaction | None = None,
     ) -> list[PartitionOutcome]:
-        """Commit offsets; an outcome for each, in their order. Raises LogError."""
+        """Commit offsets, at once or with a transaction; an outcome for each, in their order.
+
+        Raises LogError; for a transaction also as its coordinator decides, with nothing committed.
+        """
+        if transaction is not None:
+            resource = transactional_id_resource(transaction.transactional_id)
+            self._authorize(principal, Operation.WRITE, resource)
         self._authorize(principal, Operation.READ, group_resource(group_id))
         _check_count(len(offsets))
         codes: list[int] = []
@@ -228,10 +242,14 @@ class GroupService:
                         one.leader_epoch,
                         one.metadata,
                         topic.topic_id,
+                        one.expected,
                     )
                 )
         request = CommitOffsets(group_id, tuple(known), committer)
-        outcomes = iter((await self._call(group_id, request, OffsetOutcomes)).outcomes)
+        if transaction is not None:
+            transactional_id, producer = transaction
+            request = replace(request, producer=producer, transactional_id=transactional_id)
+        outcomes = iter((await self.call(group_id, request, OffsetOutcomes)).outcomes)
         return [
             next(outcomes) if not code else PartitionOutcome(one.topic, one.partition, code)
             for one, code in zip(offsets, codes, strict=True)
@@ -257,8 +275,12 @@ class GroupService:
             )
             _check_count(len(wanted))
         request = FetchOffsets(group_id, wanted, require_stable)
-        found = await self._call(group_id, request, FetchedOffsets, may_change=False)
-        return tuple(one for one in found.offsets if self._may_describe(principal, one.topic))
+        found = await self.call(group_id, request, FetchedOffsets, may_change=False)
+        return tuple(
+            one
+            for one in found.offsets
+            if may_describe(self._authorize, principal, topic_resource(one.topic))
+        )
 
     # Administration
 
@@ -320,7 +342,7 @@ class GroupService:
     async def delete(self, principal: Principal, group_id: str) -> None:
         """Delete a group with its offsets. Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY."""
         self._authorize(principal, Operation.DELETE, group_resource(group_id))
-        await self._call(group_id, DeleteGroupRequest(check_group_id(group_id)), Done)
+        await self.call(group_id, DeleteGroupRequest(check_group_id(group_id)), Done)
 
     async def delete_offsets(
         self, principal: Principal, group_id: str, topics: Mapping[str, Collection[int] | None]
@@ -335,7 +357,7 @@ class GroupService:
             TopicPartition(one.topic, one.partition) for one in _chosen(committed, topics)
         )
         if places:
-            await self._call(group_id, DeleteOffsets(group_id, places), OffsetOutcomes)
+            await self.call(group_id, DeleteOffsets(group_id, places), OffsetOutcomes)
 
     async def reset(
         self,
@@ -413,18 +435,26 @@ class GroupService:
     async def _description(self, principal: Principal, group_id: str) -> ConsumerGroupDescription:
         self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
         request = DescribeGroupRequest(check_group_id(group_id))
-        return await self._call(group_id, request, ConsumerGroupDescription, may_change=False)
+        kinds = ConsumerGroupDescription | DescribedGroup
+        found: ConsumerGroupDescription | DescribedGroup = await self.call(
+            group_id, request, kinds, may_change=False
+        )
+        return classic_description(found) if isinstance(found, DescribedGroup) else found
 
-    async def _call(
+    async def call(
         self,
         group_id: str,
         request: GroupRequest,
-        kind: type[T],
+        kind: type[T] | UnionType,
         *,
         timeout_s: float = CALL_S,
         may_change: bool = True,
         is_held: bool = False,
     ) -> T:
+        """Have the group's coordinator answer a request of an authorized caller.
+
+        Without `may_change`, it may be repeated. Raises LogError.
+        """
         response = decode_response(
             await self._services.coordinators.call(
                 NAME,
@@ -510,15 +540,6 @@ class GroupService:
         if offset.topic_id not in (None, topic.topic_id):
             raise LogError(UNKNOWN_TOPIC_ID)
         return topic
-
-    def _may_describe(self, principal: Principal, name: str) -> bool:
-        try:
-            self._authorize(principal, Operation.DESCRIBE, topic_resource(name))
-        except LogError as error:
-            if error.entry is not FORBIDDEN:
-                raise
-            return False
-        return True
 
     def _leader(self, number: int) -> BrokerId | None:
         topic = self._services.metadata.image.topics_by_name.get(TOPIC)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from raftlog.coordinator.service import Coordinators
+from raftlog.coordinator.status import CoordinatorStatus
 from raftlog.metadata.apply import ApplyResult
 from raftlog.raft import RaftMember
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY, LogError
@@ -42,6 +43,8 @@ class NodeServices:
     node_id: BrokerId
     replication: Callable[[], ReplicationStatus]
     """Sums over all replicas of this node, for metrics."""
+    coordination: Callable[[], CoordinatorStatus]
+    """Sums over all coordinators of this node, for metrics."""
     is_ready: Callable[[], str | None]
     """None while the node serves; otherwise the reason why not (starting, stopping): listeners then
     refuse every request. A node without an active controller serves."""

@@ -61,6 +61,7 @@ from raftlog.record.types import (
 from raftlog.replication.arrival_order import ArrivalOrder, Place
 from raftlog.replication.partition import Acks
 from raftlog.routing.handle import PartitionHandle
+from raftlog.routing.transaction_hooks import append_at_leader
 
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
@@ -486,16 +487,14 @@ class ProduceService:
                 max_message_bytes=partition.log.config.max_message_bytes,
                 allow_transactional=options.transactional_id is not None,
             )
-            if options.transactional_id is None:
-                appended = await partition.append(batches, acks=acks, timeout_s=timeout_s)
-            else:
-                appended = await self._partitions.transactions.append(
-                    partition,
-                    batches,
-                    transactional_id=options.transactional_id,
-                    acks=acks,
-                    timeout_s=timeout_s,
-                )
+            appended = await append_at_leader(
+                self._partitions.transactions,
+                partition,
+                batches,
+                transactional_id=options.transactional_id,
+                acks=acks,
+                timeout_s=timeout_s,
+            )
         except LogError as error:
             if is_known:
                 counters = self._topics.topic(topic)

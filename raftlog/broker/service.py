@@ -17,6 +17,7 @@ from typing import Final
 
 from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
+from raftlog.broker.consumer_instances import ConsumerInstanceService
 from raftlog.broker.fetch import FetchService
 from raftlog.broker.groups import GroupService
 from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
@@ -57,6 +58,9 @@ class Broker:
         self.offsets = OffsetService(services, settings, authorize)
         self.transactions = TransactionService(services, authorize)
         self.groups = GroupService(services, self.offsets, authorize, self.closing)
+        self.consumer_instances = ConsumerInstanceService(
+            services, self.groups, self.fetch, self.offsets, authorize
+        )
         self.admin = AdminService(services, settings, authorize)
 
     @property

@@ -15,11 +15,11 @@ from raftlog.broker.authorize import (
     Operation,
     Principal,
     Resource,
+    may_describe,
     transactional_id_resource,
 )
 from raftlog.broker.node import NodeServices
 from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.service import partition_of
 from raftlog.coordinator.transaction import VERSION_2
 from raftlog.coordinator.transaction_kind import NAME, TOPIC, decode_response, encode_request
 from raftlog.coordinator.transaction_messages import (
@@ -44,6 +44,7 @@ from raftlog.coordinator.transaction_messages import (
     sink_shard_key,
 )
 from raftlog.metadata.image import TopicImage
+from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import LogError
 from raftlog.record.types import NO_PRODUCER_ID, BrokerId
 
@@ -153,7 +154,9 @@ class TransactionService:
             found += (
                 CoordinatedTransaction(one, row.leader)
                 for one in answer.transactions
-                if self._may_describe(principal, one.transactional_id)
+                if may_describe(
+                    self._authorize, principal, transactional_id_resource(one.transactional_id)
+                )
             )
         return TransactionsFound(found, incomplete)
 
@@ -209,15 +212,6 @@ class TransactionService:
             return error.as_outcome()
         assert isinstance(response, TransactionListing)
         return response
-
-    def _may_describe(self, principal: Principal, transactional_id: str) -> bool:
-        try:
-            self._authorize(
-                principal, Operation.DESCRIBE, transactional_id_resource(transactional_id)
-            )
-        except LogError:
-            return False
-        return True
 
 
 def _sink_resource(sink_id: str) -> Resource:

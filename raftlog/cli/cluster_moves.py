@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from asyncio import gather, sleep
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,7 +75,11 @@ def transfer_leadership(
     if unclean:
         if partitions is None:
             raise click.UsageError("--unclean needs --topic and --partition")
-        _confirm("Records that the new leader lacks are lost for good. Go on?", no_confirm)
+        output.confirm(
+            "Records that the new leader lacks are lost for good. Go on?",
+            no_confirm,
+            danger="this may lose records for good",
+        )
     wanted = None if partitions is None else partition_numbers(partitions)
     done = run(servers, _transfer(servers, topic, wanted, node, unclean=unclean))
     if output_format == "json":
@@ -323,18 +326,6 @@ def place_of(word: str) -> TopicPartition:
     if not (slash and topic and number.isascii() and number.isdigit() and len(number) < 10):
         raise click.BadParameter(f"{word!r} is not TOPIC/PARTITION")
     return TopicPartition(topic, int(number))
-
-
-def _confirm(question: str, no_confirm: bool) -> None:
-    if no_confirm:
-        return
-    if not (output.for_person(sys.stdin) and output.for_person(sys.stderr)):
-        raise CommandError(
-            "this may lose records for good, and nobody is here to confirm it",
-            hint="Say --no-confirm if it is meant.",
-            code=ExitCode.USAGE,
-        )
-    click.confirm(question, abort=True, err=True)
 
 
 def _numbers(numbers: Sequence[int]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING
 import click
 from raftlog_client import Admin, Consumer, TopicPartition
 
+from raftlog.cli import output
 from raftlog.cli.offsets import (
+    EARLIEST,
     LATEST,
     POSITION_HELP,
     Anchor,
@@ -35,9 +38,15 @@ from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from raftlog.api.records import Isolation
+
 POLL_TIMEOUT_MS = 500
 RECORDS_PER_WRITE_MAX = 10_000
 """Bounds the memory of one write, and the delay of Ctrl-C."""
+COMMIT_INTERVAL_MS = 1_000
+"""How often a member commits the offsets of the records that it has written."""
+UNASSIGNED_S_MAX = 15.0
+"""A member without partitions for so long ends, unless it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class Plan:
     """None: never, follow the topic."""
     count_max: int | None
     formatter: Formatter
+    isolation: Isolation
+    group: str | None
 
 
 @click.command(
@@ -71,6 +82,14 @@ class Plan:
 @click.option("-f", "--follow", is_flag=True, help="Do not stop at the end: wait for more.")
 @click.option("-n", "--count", type=click.IntRange(0), help="Stop after so many records.")
 @click.option("-p", "--partition", "partitions", metavar="0,2-5", help="Only these partitions.")
+@click.option("-g", "--group", help="Read as a member of this consumer group, and commit.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_committed", "read_uncommitted"]),
+    default="read_committed",
+    show_default=True,
+    help="Whether to leave out records of transactions that are open or aborted.",
+)
 @click.option(
     "--format",
     "output_format",
@@ -92,6 +111,8 @@ def consume(
     follow: bool,
     count: int | None,
     partitions: str | None,
+    group: str | None,
+    isolation: Isolation,
     output_format: str,
     print_key: bool,
     key_separator: str,
@@ -103,12 +124,17 @@ def consume(
     on waiting for new records, and so does starting at `latest`, where there is nothing yet.
     Records of one partition come in order; those of several are mixed as they arrive.
 
+    With --group the members of the group share the partitions. Each goes on from the group's
+    committed offset; --offset earliest or latest is for partitions without one. Offsets are
+    committed after their records were written: each record is printed at least once.
+
     \b
       raftlog topic consume orders | jq .total
       raftlog topic consume orders --follow --format '%d{iso} %k %v\\n'
       raftlog topic consume orders --offset @2026-01-01 --until @2026-01-02 --format json
       raftlog topic consume orders --from @-1h --count 100
       raftlog topic consume orders --offset -10 --partition 0
+      raftlog topic consume orders --group billing --follow
 
     \b
     json prints topic, partition, offset, timestamp (ms), key, value and headers. Bytes that are not
@@ -116,7 +142,15 @@ def consume(
     """
     if follow and until is not None:
         raise click.UsageError("--follow never stops, so it cannot be combined with --until")
-    if start == LATEST and until is None:
+    if group is not None:
+        if until is not None or partitions is not None:
+            raise click.UsageError("--group goes without --until and --partition")
+        if start not in (EARLIEST, LATEST):
+            raise click.UsageError(
+                "--group begins at committed offsets (`raftlog group seek` sets them): --offset is "
+                "earliest or latest then"
+            )
+    elif start == LATEST and until is None:
         follow = True
     plan = Plan(
         servers=servers,
@@ -126,8 +160,10 @@ def consume(
         until=None if follow else (until or LATEST),
         count_max=count,
         formatter=_formatter(output_format, print_key, key_separator),
+        isolation=isolation,
+        group=group,
     )
-    run(servers, _consume(plan))
+    run(servers, _consume(plan) if group is None else _consume_in_group(plan))
 
 
 def _formatter(output_format: str, print_key: bool, key_separator: str) -> Formatter:
@@ -152,16 +188,19 @@ async def _consume(plan: Plan) -> None:
     async with (
         Admin(bootstrap_servers=plan.servers) as admin,
         Consumer[bytes | None, bytes | None](
-            bootstrap_servers=plan.servers, auto_offset_reset="none"
+            bootstrap_servers=plan.servers, auto_offset_reset="none", isolation=plan.isolation
         ) as consumer,
     ):
         where = (plan.topics, plan.partitions)
-        starts = await resolve(admin, consumer, *where, plan.start)
+        isolation = plan.isolation
+        starts = await resolve(admin, consumer, *where, plan.start, isolation=isolation)
         ends: dict[TopicPartition, int] | None = None
         if plan.until is not None:
-            present = await resolve(admin, consumer, *where, LATEST)
-            _check_start(plan.start, present)
-            until = await resolve(admin, consumer, *where, plan.until)
+            if plan.start.anchor is Anchor.OFFSET:
+                _check_start(plan.start, await resolve(admin, consumer, *where, LATEST))
+            # The end of an open transaction is not waited for.
+            present = await resolve(admin, consumer, *where, LATEST, isolation=isolation)
+            until = await resolve(admin, consumer, *where, plan.until, isolation=isolation)
             # Records that a partition does not have yet are not waited for.
             ends = {place: min(end, present[place]) for place, end in until.items()}
             starts = {place: start for place, start in starts.items() if start < ends[place]}
@@ -176,11 +215,57 @@ def _check_start(start: Position, ends: dict[TopicPartition, int]) -> None:
     """One partition may well be shorter than another; but an offset beyond all of them is a
     mistake."""
     place, end = max(ends.items(), key=lambda item: item[1])
-    if start.anchor is Anchor.OFFSET and start.amount > end:
+    if start.amount > end:
         where = f"{place.topic} partition {place.partition} ends at {end}"
         raise LogError(
             OFFSET_OUT_OF_RANGE, f"Offset {start.amount} is beyond every partition's end; {where}."
         )
+
+
+async def _consume_in_group(plan: Plan) -> None:
+    assert plan.group is not None
+    async with (
+        Admin(bootstrap_servers=plan.servers) as admin,
+        Consumer[bytes | None, bytes | None](
+            bootstrap_servers=plan.servers,
+            client_id="raftlog-cli",
+            group_id=plan.group,
+            auto_commit_interval_ms=COMMIT_INTERVAL_MS,
+            auto_offset_reset="earliest" if plan.start == EARLIEST else "latest",
+            isolation=plan.isolation,
+        ) as consumer,
+    ):
+        ends: dict[TopicPartition, int] | None = None
+        if plan.until is not None:
+            ends = await resolve(
+                admin, consumer, plan.topics, None, LATEST, isolation=plan.isolation
+            )
+        await consumer.subscribe(plan.topics)
+        left = plan.count_max
+        unassigned_since_s = time.monotonic()
+        while left != 0:
+            fetched = await consumer.getmany(
+                timeout_ms=POLL_TIMEOUT_MS,
+                max_records=min(left or RECORDS_PER_WRITE_MAX, RECORDS_PER_WRITE_MAX),
+            )
+            for records in fetched.values():
+                # All of them: the next read commits them.
+                sys.stdout.buffer.write(plan.formatter(records))
+                left = None if left is None else left - len(records)
+            if fetched:
+                sys.stdout.buffer.flush()
+            assigned = consumer.assignment()
+            if assigned:
+                unassigned_since_s = time.monotonic()
+            if fetched or ends is None:
+                continue
+            if not assigned and time.monotonic() - unassigned_since_s > UNASSIGNED_S_MAX:
+                output.message(f"raftlog: other members of {plan.group} have all partitions")
+                return
+            if assigned and all(
+                [await consumer.position(place) >= ends.get(place, 0) for place in assigned]
+            ):
+                return
 
 
 class _Reading:

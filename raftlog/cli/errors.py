@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """The command line, the environment, a file of settings or an input line is wrong."""
     NOT_FOUND = 3
-    """No such topic, partition or file."""
+    """No such topic, partition, group, transactional id or file."""
     UNREACHABLE = 4
     """No node could be reached, or none was ready in time; the same command may work later."""
     INTERRUPTED = 130
@@ -61,6 +61,29 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
     table.UNKNOWN_PARTITION.code: (
         ExitCode.NOT_FOUND,
         "`raftlog topic describe NAME` shows its partitions.",
+    ),
+    table.UNKNOWN_GROUP.code: (
+        ExitCode.NOT_FOUND,
+        "`raftlog group list` shows the groups; the first member or commit makes one.",
+    ),
+    table.UNKNOWN_TRANSACTION.code: (
+        ExitCode.NOT_FOUND,
+        "`raftlog txn list` shows the transactional ids.",
+    ),
+    table.GROUP_NOT_EMPTY.code: (
+        ExitCode.FAILED,
+        "`raftlog group describe NAME` shows its members.",
+    ),
+    table.INVALID_TXN_STATE.code: (
+        ExitCode.FAILED,
+        "`raftlog txn describe ID` shows the state.",
+    ),
+    table.INVALID_GROUP.code: (ExitCode.USAGE, None),
+    table.INVALID_TRANSACTIONAL_ID.code: (ExitCode.USAGE, None),
+    table.COORDINATOR_LOADING.code: (ExitCode.UNREACHABLE, "Try again in a moment."),
+    table.NOT_COORDINATOR.code: (
+        ExitCode.UNREACHABLE,
+        "`raftlog cluster health` shows what is amiss.",
     ),
     table.TOPIC_EXISTS.code: (
         ExitCode.FAILED,

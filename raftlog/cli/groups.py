@@ -96,6 +96,52 @@ topic = LazyGroup(
     help="Create, inspect, write and read topics.",
 )
 
+_GROUPS = "raftlog.cli.consumer_groups"
+
+group = LazyGroup(
+    "group",
+    subcommands={
+        "list": Lazy(_GROUPS, "list_groups", "List consumer groups."),
+        "describe": Lazy(_GROUPS, "describe", "Show a group's offsets, lags and members."),
+        "seek": Lazy(_GROUPS, "seek", "Set the committed offsets of a group."),
+        "offset-delete": Lazy(_GROUPS, "offset_delete", "Forget committed offsets of topics."),
+        "delete": Lazy(_GROUPS, "delete", "Delete a group with its offsets."),
+    },
+    help="Show consumer groups, their members and lags; set and delete their offsets.",
+)
+
+_TRANSACTIONS = "raftlog.cli.transactions"
+
+txn = LazyGroup(
+    "txn",
+    subcommands={
+        "list": Lazy(
+            _TRANSACTIONS, "list_transactions", "List transactions, and what they hold back."
+        ),
+        "describe": Lazy(_TRANSACTIONS, "describe", "Show a transactional id."),
+        "abort": Lazy(_TRANSACTIONS, "abort", "Abort a transaction, and fence its producer."),
+    },
+    help="Show transactions and the partitions that they hold back; abort one.",
+)
+
+_BENCH = "raftlog.cli.bench"
+
+bench = LazyGroup(
+    "bench",
+    subcommands={
+        "produce": Lazy(_BENCH, "produce", "Write records: throughput and publish latency."),
+        "consume": Lazy(_BENCH, "consume", "Read records: throughput, by hand or in a group."),
+        "end-to-end": Lazy(_BENCH, "end_to_end", "Latency from producer to consumer, at a rate."),
+        "groups": Lazy(_BENCH, "groups", "Time to rebalance a group; rate of offset commits."),
+        "transactions": Lazy(_BENCH, "transactions", "Latency and rate of transactions."),
+    },
+    help="""Measure a cluster with this client, from this machine.
+
+    The topics and groups that a command makes are deleted when it ends. Latencies are in
+    milliseconds; the fields of --format json have OpenMessaging's names.
+    """,
+)
+
 _INFO = "raftlog.cli.cluster_info"
 _LOCAL = "raftlog.cli.cluster_local"
 _MOVES = "raftlog.cli.cluster_moves"

@@ -86,10 +86,13 @@ cli = RootGroup(
     subcommands={
         "serve": Lazy("raftlog.cli.serve", "serve", "Run one node in the foreground."),
         "topic": Lazy("raftlog.cli.groups", "topic", "Create, inspect, write and read topics."),
+        "group": Lazy("raftlog.cli.groups", "group", "Show consumer groups; set their offsets."),
+        "txn": Lazy("raftlog.cli.groups", "txn", "Show transactions; abort one."),
         "cluster": Lazy(
             "raftlog.cli.groups", "cluster", "Show a cluster; run one here; change it."
         ),
         "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change the voters."),
+        "bench": Lazy("raftlog.cli.groups", "bench", "Measure a cluster."),
         "pipeline": Lazy("raftlog.cli.pipeline", "pipeline", "Run data pipelines on Spark."),
         "completion": Lazy(
             "raftlog.cli.completion", "completion", "Print the shell's completion script."
@@ -102,8 +105,8 @@ cli = RootGroup(
     node on this machine, 127.0.0.1:8082. Data goes to stdout, messages to stderr.
 
     \b
-    Exit codes: 0 done; 1 refused or failed; 2 wrong usage or input; 3 no such topic, partition
-    or file; 4 no node reachable or ready in time; 130 Ctrl-C.
+    Exit codes: 0 done; 1 refused or failed; 2 wrong usage or input; 3 no such topic, partition,
+    group or file; 4 no node reachable or ready in time; 130 Ctrl-C.
     """,
 )
 click.version_option(__version__, "-V", "--version", message="raftlog %(version)s")(cli)

@@ -17,6 +17,8 @@ from raftlog.record.errors import UNKNOWN_PARTITION, LogError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from raftlog.api.records import Isolation
+
 POSITION_HELP = """earliest or start; latest or end; N, an offset; +N, N records after the
 beginning; -N, the last N records of each partition; @T, the first record at or after a time: in
 ISO-8601 (UTC if it names no zone), in seconds since 1970 (ten digits) or milliseconds (thirteen, or
@@ -122,13 +124,16 @@ async def resolve(
     topics: Iterable[str],
     partitions: Iterable[int] | None,
     position: Position,
+    *,
+    isolation: Isolation = "read_uncommitted",
 ) -> dict[TopicPartition, int]:
-    """The offset of a position in each partition, within the partition's range.
+    """The offset of a position in each partition, within the range of readers of an isolation.
 
     An explicit offset stays unchanged, so that the node rejects one out of range instead of reading
     other records. Raises ServerError, and LogError for an unknown partition.
     """
     known = await admin.offsets(topics)
+    ends = {partition: offsets.end_for(isolation) for partition, offsets in known.items()}
     if partitions is not None:
         wanted = {TopicPartition(topic, number) for topic in topics for number in partitions}
         if missing := sorted(wanted - known.keys()):
@@ -142,19 +147,19 @@ async def resolve(
             return dict.fromkeys(known, position.amount)
         case Anchor.BEGINNING:
             return {
-                partition: min(offsets.beginning_offset + position.amount, offsets.end_offset)
+                partition: min(offsets.beginning_offset + position.amount, ends[partition])
                 for partition, offsets in known.items()
             }
         case Anchor.END:
             return {
-                partition: max(offsets.end_offset - position.amount, offsets.beginning_offset)
+                partition: max(ends[partition] - position.amount, offsets.beginning_offset)
                 for partition, offsets in known.items()
             }
         case Anchor.TIME:
             found = await consumer.offsets_for_times(dict.fromkeys(known, position.amount))
-            ends = {partition: offsets.end_offset for partition, offsets in known.items()}
-            return ends | {
-                partition: place.offset for partition, place in found.items() if place is not None
+            return {
+                partition: ends[partition] if place is None else place.offset
+                for partition, place in found.items()
             }
         case _:
             assert_never(position.anchor)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import click
 import orjson
 
+from raftlog.cli.errors import CommandError, ExitCode
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
@@ -35,6 +37,19 @@ def message(text: str) -> None:
 def counted(number: int, noun: str) -> str:
     """`1 record`, `2,000 records`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def confirm(question: str, no_confirm: bool, *, danger: str) -> None:
+    """Ask before a change for good. Raises CommandError without a terminal, Abort for a no."""
+    if no_confirm:
+        return
+    if not (for_person(sys.stdin) and for_person(sys.stderr)):
+        raise CommandError(
+            f"{danger}, and nobody is here to confirm it",
+            hint="Say --no-confirm if it is meant.",
+            code=ExitCode.USAGE,
+        )
+    click.confirm(question, abort=True, err=True)
 
 
 def json_line(document: Any) -> bytes:
@@ -86,21 +101,18 @@ def _write_rich_table(
 MEGABYTE = 1_000_000
 
 
-class Transfer:
-    """Counts records and bytes, and shows the progress on stderr if that is a terminal."""
+class ProgressBar:
+    """A bar with figures on stderr, if that is a terminal."""
 
-    def __init__(self, label: str, *, total_bytes: int | None, is_shown: bool) -> None:
-        self.records = 0
-        self.bytes = 0
+    def __init__(self, label: str, *, total: float | None, is_shown: bool = True) -> None:
         self._label = label
-        self._total_bytes = total_bytes
+        self._total = total
         self._is_shown = is_shown and for_person(sys.stderr)
-        self._started_s = time.monotonic()
         self._bar: tuple[Progress, TaskID] | None = None
 
     def __enter__(self) -> Self:
         if self._is_shown:
-            self._bar = _open_bar(self._label, self._total_bytes)
+            self._bar = _open_bar(self._label, self._total)
         return self
 
     def __exit__(
@@ -113,6 +125,27 @@ class Transfer:
             self._bar[0].stop()
 
     @property
+    def is_open(self) -> bool:
+        """Whether somebody sees it."""
+        return self._bar is not None
+
+    def update(self, completed: float, figures: str) -> None:
+        """Show so much of the total, with these figures beside."""
+        if self._bar is not None:
+            progress, task = self._bar
+            progress.update(task, completed=completed, counts=figures)
+
+
+class Transfer(ProgressBar):
+    """Counts records and bytes, and shows the progress."""
+
+    def __init__(self, label: str, *, total_bytes: int | None, is_shown: bool) -> None:
+        super().__init__(label, total=total_bytes, is_shown=is_shown)
+        self.records = 0
+        self.bytes = 0
+        self._started_s = time.monotonic()
+
+    @property
     def seconds(self) -> float:
         """Since the transfer was made."""
         return time.monotonic() - self._started_s
@@ -121,15 +154,12 @@ class Transfer:
         """Count records handed over."""
         self.records += records
         self.bytes += size_bytes
-        if self._bar is not None:
-            progress, task = self._bar
+        if self.is_open:
             rate = self.bytes / MEGABYTE / max(self.seconds, 0.001)
-            progress.update(
-                task, completed=self.bytes, counts=f"{self.records:,} records  {rate:.1f} MB/s"
-            )
+            self.update(self.bytes, f"{self.records:,} records  {rate:.1f} MB/s")
 
 
-def _open_bar(label: str, total_bytes: int | None) -> tuple[Progress, TaskID]:
+def _open_bar(label: str, total: float | None) -> tuple[Progress, TaskID]:
     from rich.console import Console  # noqa: PLC0415 - only a person's terminal pays for rich
     from rich.progress import (  # noqa: PLC0415 - only a person's terminal pays for rich
         BarColumn,
@@ -143,10 +173,10 @@ def _open_bar(label: str, total_bytes: int | None) -> tuple[Progress, TaskID]:
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[counts]}"),
-        TimeElapsedColumn() if total_bytes is None else TimeRemainingColumn(),
+        TimeElapsedColumn() if total is None else TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )
-    task = progress.add_task(label, total=total_bytes, counts="")
+    task = progress.add_task(label, total=total, counts="")
     progress.start()
     return progress, task

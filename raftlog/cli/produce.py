@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
@@ -89,6 +89,18 @@ SKIPPED_REPORTED_MAX = 10
     show_default=True,
     help="How long a batch may wait for more records.",
 )
+@click.option(
+    "--transactional-id",
+    metavar="ID",
+    help="Write the whole input in one transaction: all of it is seen, or nothing.",
+)
+@click.option(
+    "--transaction-timeout-ms",
+    type=click.IntRange(1, 2**31 - 1),
+    default=60_000,
+    show_default=True,
+    help="A transaction that takes longer is aborted.",
+)
 @servers_option
 @format_option
 def produce(
@@ -111,6 +123,8 @@ def produce(
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"],
     batch_bytes: int,
     linger_ms: float,
+    transactional_id: str | None,
+    transaction_timeout_ms: int,
     servers: str,
     output_format: str,
 ) -> int:
@@ -125,6 +139,9 @@ def produce(
 
     A bad line ends the run: the records before it are written, none after it; the message names it.
     Records with equal keys go to one partition, in the order of the input.
+
+    With --transactional-id a bad line, a failure or Ctrl-C aborts the transaction: readers of
+    committed records see none of the input. An earlier producer of the id is fenced.
 
     \b
       tail -F app.log | raftlog topic produce logs
@@ -142,6 +159,8 @@ def produce(
         raise click.UsageError("an --envelope has its own key and timestamp: drop the --…-field")
     if key_separator == "" or len(delimiter) != 1:
         raise click.UsageError("a separator cannot be empty, and a csv delimiter is one character")
+    if transactional_id is not None and acks != "all":
+        raise click.UsageError("--transactional-id needs --acks all")
     options = RecordOptions(
         partition=partition,
         key=None if key is None else key.encode(),
@@ -168,10 +187,47 @@ def produce(
         batch_bytes_max=batch_bytes,
         request_bytes_max=REQUEST_BYTES_MAX,
         linger_ms=linger_ms,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=transaction_timeout_ms,
     )
     paths = files or (STDIN,)
     as_json = output_format == "json"
-    return run(servers, _produce(topic, paths, reader, producer, servers=servers, as_json=as_json))
+    send = _send_all if transactional_id is None else _send_in_transaction
+    return run(
+        servers, _produce(topic, paths, reader, producer, send, servers=servers, as_json=as_json)
+    )
+
+
+async def _send_all(producer: Producer, topic: str, feed: Feed) -> SendSummary:
+    return await producer.send_many(topic, feed.records())
+
+
+class _IncompleteInputError(Exception):
+    """The input ended before its end: its transaction must not be committed."""
+
+
+def _check_complete(feed: Feed) -> None:
+    if feed.error is not None or feed.is_stopped:
+        raise _IncompleteInputError
+
+
+async def _send_in_transaction(producer: Producer, topic: str, feed: Feed) -> SendSummary:
+    """Send the whole input in one transaction; nothing of an input that is cut short."""
+    try:
+        async with producer.transaction():
+            summary = await producer.send_many(topic, feed.records())
+            _check_complete(feed)
+    except _IncompleteInputError:
+        return SendSummary()
+    except SendManyError as error:
+        # All of them are aborted, the acknowledged ones, too.
+        raise SendManyError(
+            str(error),
+            summary=SendSummary(),
+            failed_count=error.failed_count + error.summary.count,
+            outcome_unknown=False,
+        ) from error.__cause__
+    return summary
 
 
 async def _produce(
@@ -179,6 +235,7 @@ async def _produce(
     paths: Sequence[str],
     reader: Callable[[], RecordReader],
     producer: Producer,
+    send: Callable[[Producer, str, Feed], Awaitable[SendSummary]],
     *,
     servers: str,
     as_json: bool,
@@ -199,19 +256,20 @@ async def _produce(
         stack.enter_context(_ends_on_interrupt(feed))
         async with producer:
             try:
-                summary = await producer.send_many(topic, feed.records())
+                summary = await send(producer, topic, feed)
             except SendManyError as error:
                 failure, summary = error, error.summary
     _report(topic, summary, feed, as_json)
     if failure is not None:
         raise _send_failure(servers, failure)
     if feed.error is not None:
-        raise CommandError(
-            str(feed.error),
-            hint=f"What stands before it is written ({output.counted(summary.count, 'record')}). "
-            "Mend the line and go on from it, or use --skip-bad.",
-            code=ExitCode.USAGE,
+        hint = (
+            "The transaction is aborted: nothing is written. Mend the line, or use --skip-bad."
+            if send is _send_in_transaction
+            else f"What stands before it is written ({output.counted(summary.count, 'record')}). "
+            "Mend the line and go on from it, or use --skip-bad."
         )
+        raise CommandError(str(feed.error), hint=hint, code=ExitCode.USAGE)
     return ExitCode.INTERRUPTED if feed.is_stopped else ExitCode.OK
 
 

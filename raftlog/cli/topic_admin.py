@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -203,7 +202,11 @@ def trim_prefix(
       raftlog topic trim-prefix orders --offset @2026-01-01 --no-confirm
     """
     wanted = None if partitions is None else partition_numbers(partitions)
-    _confirm(f"Delete the records of {name} before {offset}?", no_confirm)
+    output.confirm(
+        f"Delete the records of {name} before {offset}?",
+        no_confirm,
+        danger="this deletes records for good",
+    )
 
     async def trim() -> dict[TopicPartition, int]:
         async with (
@@ -342,18 +345,6 @@ async def _wait_led(admin: Admin, topic: TopicDescription) -> None:
         output.message(progress)
         # An answer has all partitions: the nodes have more urgent work.
         await asyncio.sleep(max(1.0, 5 * (time.monotonic() - started)))
-
-
-def _confirm(question: str, no_confirm: bool) -> None:
-    if no_confirm:
-        return
-    if not (output.for_person(sys.stdin) and output.for_person(sys.stderr)):
-        raise CommandError(
-            "this deletes records for good, and nobody is here to confirm it",
-            hint="Say --no-confirm if it is meant.",
-            code=ExitCode.USAGE,
-        )
-    click.confirm(question, abort=True, err=True)
 
 
 def topic_document(topic: TopicDescription) -> dict[str, Any]:

@@ -17,9 +17,8 @@ and when a static member takes over in a stable one; only `replay` makes a gener
 membership of a rebalance in progress (members, protocols, next generation, held requests, ids not
 joined yet) is soft state: decisions change it directly, and it is in no record.
 
-**A reload** restores the last recorded generation, STABLE or EMPTY, with its members, the protocol
-chosen and the assignments; `restart_timers` begins all sessions. What was soft is gone, and its
-members recover as Kafka's clients do:
+**A reload** restores the last recorded generation, and `restart_timers` begins all sessions. What
+was soft is gone, and its members recover as Kafka's clients do:
 - a member of the restored generation goes on, and meets no rebalance that was in progress;
 - one that joined the lost generation too gets ILLEGAL_GENERATION, and joins again under its id;
 - one that is in no record gets UNKNOWN_MEMBER, and joins again as a new member;
@@ -29,9 +28,8 @@ members recover as Kafka's clients do:
 
 **Held requests.** A member holds at most one join or one sync; while it does its session has no
 deadline. A join is held until the rebalance deadline at most, a sync until the sync deadline: the
-longest rebalance timeout each, which the members choose, and again after a time in which the
-partition took no writes. A newer request of the member, its removal or a rebalance releases the
-ticket with an error.
+longest rebalance timeout of a member, and again after a time without writes. A newer request of
+the member, its removal or a rebalance releases the ticket with an error.
 
 Errors are raised before anything changes (but a session's deadline may be set).
 
@@ -48,13 +46,10 @@ from raftlog.coordinator.classic_members import Member, Members, joining, restor
 from raftlog.coordinator.classic_messages import (
     PROTOCOLS_MAX,
     ClassicHeartbeat,
-    ClassicLimits,
     ClassicState,
-    ClassicTimer,
     DescribedGroup,
     Held,
     Joined,
-    JoinedMember,
     JoinGroup,
     JoinResponse,
     LeaveGroup,
@@ -67,9 +62,9 @@ from raftlog.coordinator.classic_messages import (
     Synced,
     SyncGroup,
     SyncResponse,
-    TimerKind,
 )
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Timers
+from raftlog.coordinator.decision import CoordinatorRecord, Decision, Event
+from raftlog.coordinator.group_settings import MemberTimer, Shared, TimerKind
 from raftlog.coordinator.offset_messages import Committer
 from raftlog.coordinator.records import GroupMetadataKey, GroupMetadataValue
 from raftlog.record.errors import (
@@ -77,7 +72,6 @@ from raftlog.record.errors import (
     GROUP_FULL,
     ILLEGAL_GENERATION,
     INCONSISTENT_PROTOCOL,
-    INVALID_SESSION_TIMEOUT,
     REBALANCE_IN_PROGRESS,
     RECORD_TOO_LARGE,
     UNKNOWN_MEMBER,
@@ -101,11 +95,11 @@ class _Turn:
 class ClassicGroup:
     """The state machine of one group.
 
-    `now_ms` is monotonic, for `timers`, which all classic groups of a shard share; `wall_ms` is
-    stored. The shard drops the group once it is DEAD or `is_vacant`.
+    `now_ms` is monotonic, for the timers; `wall_ms` is stored. The shard drops the group once it is
+    DEAD or `is_vacant`.
     """
 
-    def __init__(self, group_id: str, timers: Timers[ClassicTimer], limits: ClassicLimits) -> None:
+    def __init__(self, group_id: str, shared: Shared) -> None:
         self.group_id = group_id
         self.state = ClassicState.EMPTY
         self.generation = 0
@@ -114,14 +108,13 @@ class ClassicGroup:
         self.leader: str | None = None
         self.is_recorded = False
         self._state_since_ms = 0
-        self._timers = timers
-        self._join_timer = ClassicTimer(group_id, TimerKind.REBALANCE)
-        self._sync_timer = ClassicTimer(group_id, TimerKind.SYNC)
-        self._limits = limits
+        self._shared = shared
+        self._timers = shared.timers
+        self._join_timer = MemberTimer(TimerKind.REBALANCE, group_id)
+        self._sync_timer = MemberTimer(TimerKind.SYNC, group_id)
         self._members = Members()
         self._expected: dict[str, int] = {}
         """Ids handed out that have not joined yet (KIP-394), and their session timeouts."""
-        self._last_ticket = 0
         self._delay_end_ms: int | None = None
         """Latest end of the initial delay; None outside it."""
         self._has_newcomer = False
@@ -133,6 +126,11 @@ class ClassicGroup:
     def is_empty(self) -> bool:
         """No members: any author may commit offsets, and the group may be deleted."""
         return not self._members
+
+    @property
+    def member_count(self) -> int:
+        """Members, without ids that have not joined yet."""
+        return len(self._members)
 
     @property
     def is_vacant(self) -> bool:
@@ -149,7 +147,14 @@ class ClassicGroup:
         is_stable = self.state is ClassicState.STABLE
         members = (each.described(self.protocol, is_stable=is_stable) for each in self._members)
         protocol = self.protocol if is_stable else None
-        return DescribedGroup(self.state, self.protocol_type, protocol, tuple(members))
+        return DescribedGroup(
+            self.group_id,
+            self.state,
+            self.generation,
+            self.protocol_type,
+            protocol,
+            tuple(members),
+        )
 
     def tombstones(self) -> tuple[CoordinatorRecord, ...]:
         """The records that delete an empty group."""
@@ -190,18 +195,17 @@ class ClassicGroup:
             self._timers.set(self._sync_timer, now_ms + wait_ms)
         if self.state is ClassicState.PREPARING_REBALANCE:
             if self._delay_end_ms is not None:
-                wait_ms = self._limits.initial_rebalance_delay_ms
+                wait_ms = self._shared.settings.initial_rebalance_delay_ms
             self._timers.set(self._join_timer, now_ms + wait_ms)
 
     # Decisions
 
     def join(
-        self, request: JoinGroup, *, new_member_id: str, now_ms: int, wall_ms: int
+        self, request: JoinGroup, *, now_ms: int, wall_ms: int
     ) -> Decision[Step[JoinResponse]]:
-        """Join or join again. `new_member_id`: for a request without one.
+        """Join or join again.
 
-        Raises INVALID_SESSION_TIMEOUT, INCONSISTENT_PROTOCOL, GROUP_FULL,
-        UNKNOWN_MEMBER, FENCED_INSTANCE_ID.
+        Raises INCONSISTENT_PROTOCOL, GROUP_FULL, UNKNOWN_MEMBER, FENCED_INSTANCE_ID.
         """
         turn = _Turn(now_ms, wall_ms)
         previous: Member | None = None
@@ -211,7 +215,7 @@ class ClassicGroup:
             previous = self._members.of_instance(request.instance_id)
             if previous is not None and request.member_id:
                 raise LogError(FENCED_INSTANCE_ID)
-        member = joining(request, request.member_id or new_member_id)
+        member = joining(request, request.member_id or request.new_member_id)
         self._check_join(request, member, previous)
         if previous is None:
             return self._join_as_new(member, request, turn)
@@ -244,11 +248,11 @@ class ClassicGroup:
         assignments = {each.member_id: each.assignment for each in request.assignments}
         if is_leader:
             size = sum(len(assignments.get(each.member_id, b"")) for each in self._members)
-            if size > self._limits.bytes_max:
+            if size > self._shared.settings.classic_bytes_max:
                 raise LogError(
                     RECORD_TOO_LARGE,
                     f"The assignments of group {self.group_id!r} take {size:,} bytes; "
-                    f"{self._limits.bytes_max:,} are possible.",
+                    f"{self._shared.settings.classic_bytes_max:,} are possible.",
                 )
         member.sync_ticket = ticket = self._hold(member, turn)
         self._mark_synced(member)
@@ -307,7 +311,7 @@ class ClassicGroup:
         if self.state is ClassicState.COMPLETING_REBALANCE and not is_transactional:
             raise LogError(REBALANCE_IN_PROGRESS)
 
-    def on_timer(self, timer: ClassicTimer, *, now_ms: int, wall_ms: int) -> Decision[Step[None]]:
+    def on_timer(self, timer: MemberTimer, *, now_ms: int, wall_ms: int) -> Decision[Step[None]]:
         """Act on a deadline of this group that has passed."""
         turn = _Turn(now_ms, wall_ms)
         match timer.kind:
@@ -322,17 +326,20 @@ class ClassicGroup:
                 self._after_removal(self._remove(late, turn), turn)
         return self._decided(None, turn)
 
+    def dissolve(self, *, now_ms: int, wall_ms: int) -> tuple[Released, ...]:
+        """Give up all members: the records of a decision that has changed them were refused."""
+        turn = _Turn(now_ms, wall_ms)
+        self._remove(list(self._members), turn, RECORD_TOO_LARGE)
+        self._timers.cancel(self._join_timer)
+        self._timers.cancel(self._sync_timer)
+        self.state, self._state_since_ms, self._delay_end_ms = ClassicState.EMPTY, wall_ms, None
+        self.protocol = None
+        return tuple(turn.released)
+
     # Joining
 
     def _check_join(self, request: JoinGroup, member: Member, previous: Member | None) -> None:
-        limits = self._limits
-        session_ms = request.session_timeout_ms
-        if not limits.session_timeout_min_ms <= session_ms <= limits.session_timeout_max_ms:
-            raise LogError(
-                INVALID_SESSION_TIMEOUT,
-                f"The session timeout is {session_ms} ms; {limits.session_timeout_min_ms} to "
-                f"{limits.session_timeout_max_ms} are possible.",
-            )
+        settings = self._shared.settings
         others = len(self._members) - (previous is not None)
         if (
             not request.protocol_type
@@ -342,13 +349,13 @@ class ClassicGroup:
         ):
             raise LogError(INCONSISTENT_PROTOCOL)
         is_new = previous is None and member.member_id not in self._expected
-        if is_new and others + len(self._expected) >= limits.members_max:
+        if is_new and others + len(self._expected) >= settings.members_max:
             raise LogError(GROUP_FULL)
-        if self._members.size_with(member, previous) > limits.bytes_max:
+        if self._members.size_with(member, previous) > settings.classic_bytes_max:
             raise LogError(
                 GROUP_FULL,
                 f"The metadata of all members of group {self.group_id!r} would take more than "
-                f"{limits.bytes_max:,} bytes.",
+                f"{settings.classic_bytes_max:,} bytes.",
             )
 
     def _join_as_new(
@@ -425,7 +432,7 @@ class ClassicGroup:
             member.owes_sync = False
             self._release_sync(member, LogError(REBALANCE_IN_PROGRESS), turn)
         wait_ms = self._members.longest_rebalance_timeout_ms()
-        delay_ms = self._limits.initial_rebalance_delay_ms
+        delay_ms = self._shared.settings.initial_rebalance_delay_ms
         self._delay_end_ms = None
         if was_empty and delay_ms:
             self._delay_end_ms = turn.now_ms + max(wait_ms, delay_ms)
@@ -448,7 +455,7 @@ class ClassicGroup:
         delay_end_ms = self._delay_end_ms
         if self._has_newcomer and delay_end_ms is not None and turn.now_ms < delay_end_ms:
             self._has_newcomer = False
-            next_ms = turn.now_ms + self._limits.initial_rebalance_delay_ms
+            next_ms = turn.now_ms + self._shared.settings.initial_rebalance_delay_ms
             self._timers.set(self._join_timer, min(next_ms, delay_end_ms))
             return
         self._delay_end_ms = None
@@ -473,6 +480,7 @@ class ClassicGroup:
             self.protocol, self.leader = None, None
             turn.records.append(self._record(turn, {}))
             return
+        self._shared.counts[Event.REBALANCE] += 1
         self.state = ClassicState.COMPLETING_REBALANCE
         self.protocol = self._members.voted_protocol()
         if self.leader not in {each.member_id for each in joined}:
@@ -528,8 +536,7 @@ class ClassicGroup:
         """
         self._release(member, REBALANCE_IN_PROGRESS, turn)
         self._timers.cancel(self._session(member.member_id))
-        self._last_ticket += 1
-        return self._last_ticket
+        return self._shared.next_ticket()
 
     def _release(self, member: Member, error: ErrorEntry, turn: _Turn) -> None:
         self._release_sync(member, LogError(error), turn)
@@ -549,8 +556,8 @@ class ClassicGroup:
             end_ms = now_ms + member.session_timeout_ms
             self._timers.set(self._session(member.member_id), end_ms)
 
-    def _session(self, member_id: str) -> ClassicTimer:
-        return ClassicTimer(self.group_id, TimerKind.SESSION, member_id)
+    def _session(self, member_id: str) -> MemberTimer:
+        return MemberTimer(TimerKind.SESSION, self.group_id, member_id)
 
     def _check_generation(self, generation: int) -> None:
         if generation != self.generation:
@@ -574,10 +581,7 @@ class ClassicGroup:
             self.protocol_type,
             protocol,
             leader,
-            tuple(
-                JoinedMember(each.member_id, each.instance_id, each.metadata(protocol))
-                for each in (self._members if is_leader else ())
-            ),
+            self._members.joined(protocol) if is_leader else (),
             skip_assignment,
         )
 
@@ -585,10 +589,7 @@ class ClassicGroup:
         return Synced(self.protocol_type, self.protocol or "", assignment)
 
     def _record(self, turn: _Turn, assignments: dict[str, bytes]) -> CoordinatorRecord:
-        members = tuple(
-            each.recorded(self.protocol, assignments.get(each.member_id, b""))
-            for each in self._members
-        )
+        members = self._members.recorded(self.protocol, assignments)
         value = GroupMetadataValue(
             self.protocol_type,
             self.generation,

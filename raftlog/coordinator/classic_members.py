@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from raftlog.coordinator.classic_messages import DescribedMember, JoinGroup, Protocol
+from raftlog.coordinator.classic_messages import (
+    DescribedMember,
+    JoinedMember,
+    JoinGroup,
+    Protocol,
+)
 from raftlog.coordinator.records import ClassicMember
 from raftlog.record.errors import FENCED_INSTANCE_ID, UNKNOWN_MEMBER, LogError, quoted
 
@@ -190,6 +195,18 @@ class Members:
             next(each.name for each in member.protocols if each.name in common) for member in self
         )
         return max(votes, key=votes.__getitem__)
+
+    def joined(self, protocol: str) -> tuple[JoinedMember, ...]:
+        """All members, for their leader."""
+        return tuple(
+            JoinedMember(each.member_id, each.instance_id, each.metadata(protocol)) for each in self
+        )
+
+    def recorded(
+        self, protocol: str | None, assignments: Mapping[str, bytes]
+    ) -> tuple[ClassicMember, ...]:
+        """All members, for the record of a generation."""
+        return tuple(each.recorded(protocol, assignments.get(each.member_id, b"")) for each in self)
 
     def longest_rebalance_timeout_ms(self) -> int:
         """How long a rebalance waits for all members."""

@@ -1,4 +1,4 @@
-"""Requests of classic groups and their answers, free of any protocol; limits, tickets, timers.
+"""Requests of classic groups and their answers, free of any protocol; tickets of held requests.
 
 Requests and answers are one MessagePack array each between nodes, as `group_messages` frames them.
 Protocol metadata and assignments are bytes of the clients, opaque here. An `error_code` is a code
@@ -7,7 +7,6 @@ of the error table; 0: none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -54,6 +53,8 @@ class JoinGroup(_Body, frozen=True, tag=30):
     """The client joins in two steps (KIP-394)."""
     can_skip_assignment: bool = True
     """The client knows `Joined.skip_assignment` (KIP-814)."""
+    new_member_id: str = ""
+    """Made by the listener, for a request without a member id."""
 
 
 class JoinedMember(_Part, frozen=True):
@@ -173,24 +174,12 @@ class DescribedMember(_Part, frozen=True):
 class DescribedGroup(_Body, frozen=True, tag=35):
     """A group, for operators. Metadata and assignments are empty unless it is stable."""
 
+    group: str
     state: ClassicState
+    generation: int
     protocol_type: str
     protocol: str | None
     members: tuple[DescribedMember, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassicLimits:
-    """Bounds of all classic groups. Times in milliseconds."""
-
-    session_timeout_min_ms: int = 1_000
-    session_timeout_max_ms: int = 300_000
-    initial_rebalance_delay_ms: int = 300
-    members_max: int = 1_000
-    """Members, and ids that have not joined yet."""
-    bytes_max: int = 480 * 1024
-    """Of all members' metadata, and of all assignments: a record holds one of each, and must fit
-    into the topic's `max.message.bytes`, since a refused record would lose the held requests."""
 
 
 class Held(NamedTuple):
@@ -221,24 +210,8 @@ class Step(NamedTuple, Generic[R]):
     released: tuple[Released, ...] = ()
 
 
-class TimerKind(StrEnum):
-    """Deadlines of a classic group."""
-
-    SESSION = "session"
-    """A member, or an id that has not joined yet, was silent."""
-    REBALANCE = "rebalance"
-    """The group waits no longer for members to join."""
-    SYNC = "sync"
-    """The group waits no longer for members to sync."""
-
-
-class ClassicTimer(NamedTuple):
-    """A key of the timers. Only sessions name a member."""
-
-    group_id: str
-    kind: TimerKind
-    member_id: str = ""
-
-
 JoinResponse: TypeAlias = Joined | MemberIdRequired | Held
 SyncResponse: TypeAlias = Synced | Held
+ClassicRequest: TypeAlias = JoinGroup | SyncGroup | ClassicHeartbeat | LeaveGroup
+ClassicResponse: TypeAlias = Joined | MemberIdRequired | Synced | Left
+"""Of all but heartbeats, which have nothing to say."""

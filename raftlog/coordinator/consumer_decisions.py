@@ -8,9 +8,7 @@ heartbeats (`reconciliation`). See DESIGN.md for the table of heartbeats.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -23,7 +21,7 @@ from raftlog.coordinator.assignors import (
     preferred_assignor,
 )
 from raftlog.coordinator.consumer_group import ConsumerGroup, held_pairs
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Timers
+from raftlog.coordinator.decision import CoordinatorRecord, Decision, Event
 from raftlog.coordinator.group_messages import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -31,8 +29,10 @@ from raftlog.coordinator.group_messages import (
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
 )
+from raftlog.coordinator.group_settings import MemberTimer, Shared, TimerKind
 from raftlog.coordinator.reconciliation import UNASSIGNED, MemberState, reconcile
 from raftlog.coordinator.records import (
+    NO_TIMESTAMP,
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
@@ -62,7 +62,6 @@ from raftlog.record.errors import (
     FENCED_INSTANCE_ID,
     FENCED_MEMBER_EPOCH,
     GROUP_FULL,
-    GROUP_NOT_EMPTY,
     UNKNOWN_MEMBER,
     UNRELEASED_INSTANCE_ID,
     LogError,
@@ -76,55 +75,6 @@ REBALANCE_TIMEOUT_MS: Final = 5 * 60 * 1000
 """Of a member that names none: Kafka's `max.poll.interval.ms`."""
 HEARTBEATS_PER_SESSION: Final = 3
 """Losing one heartbeat, or two, must not end a session."""
-HEARTBEAT_INTERVAL_MS_MAX: Final = 5_000
-"""A member learns of its new assignment by a heartbeat, however long its session is."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """Bounds of the groups of one shard."""
-
-    session_timeout_ms: int = 45_000
-    """Of a member that names none."""
-    session_timeout_ms_min: int = 1_000
-    session_timeout_ms_max: int = 300_000
-    members_max: int = 1_000
-    """Of one group: a rebalance writes a record for each member with a new target."""
-    groups_max: int = 10_000
-    """Of one shard."""
-    retention_ms: int = 7 * 24 * 60 * 60 * 1000
-    """Offsets end so long after their group became empty."""
-    sweep_interval_ms: int = 10 * 60 * 1000
-    """Between two searches for offsets that have ended."""
-
-
-class TimerKind(StrEnum):
-    """The timers of a member."""
-
-    SESSION = "session"
-    """From the last heartbeat: the member is gone."""
-    REBALANCE = "rebalance"
-    """From the request to give up partitions: the member is stuck."""
-
-
-class MemberTimer(NamedTuple):
-    """A member's timer."""
-
-    kind: TimerKind
-    group: str
-    member_id: str
-
-
-class ShardTimer(StrEnum):
-    """The timers of a shard."""
-
-    SWEEP = "sweep"
-    """Ended offsets and groups are to be looked for."""
-    REFRESH = "refresh"
-    """Topics have changed."""
-
-
-GroupTimer: TypeAlias = MemberTimer | ShardTimer
 
 
 class _Target(NamedTuple):
@@ -140,9 +90,9 @@ class ConsumerDecisions:
     A decision that raises has changed no timer.
     """
 
-    def __init__(self, settings: GroupSettings, timers: Timers[GroupTimer]) -> None:
-        self._settings = settings
-        self._timers = timers
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._timers = shared.timers
 
     def heartbeat(
         self,
@@ -192,6 +142,7 @@ class ConsumerDecisions:
             records.append(CoordinatorRecord(member_key, after))
         if before is None or _subscription(before) != _subscription(after):
             members = {**members, member_id: after}
+            self._shared.counts[Event.REBALANCE] += 1
             target = _rebalance(records, group, members, targets, image=image, time_ms=time_ms)
         else:
             target = _Target(group.assignment_epoch, targets)
@@ -231,16 +182,6 @@ class ConsumerDecisions:
         """Remove a member that a timer found gone or stuck."""
         return Decision(None, self._removal(group, member_id, image, time_ms))
 
-    def delete(self, group: ConsumerGroup) -> Decision[None]:
-        """End the group. Raises LogError(GROUP_NOT_EMPTY)."""
-        if group.members:
-            raise LogError(
-                GROUP_NOT_EMPTY,
-                f"Group {quoted(group.group_id)} has {counted(len(group.members), 'member')}: stop "
-                "all of them first.",
-            )
-        return Decision(None, tuple(group.tombstones()))
-
     def is_stale(
         self, group: ConsumerGroup, image: MetadataImage, changed: Collection[str] | None
     ) -> bool:
@@ -271,7 +212,10 @@ class ConsumerDecisions:
             CoordinatorRecord(ConsumerGroupRegularExpressionKey(group.group_id, pattern), value)
             for pattern, value in new_patterns.items()
         ]
-        _retarget(records, group, group.members, patterns, group.targets, image=image)
+        self._shared.counts[Event.REBALANCE] += 1
+        _retarget(
+            records, group, group.members, patterns, group.targets, image=image, time_ms=time_ms
+        )
         return Decision(None, tuple(records))
 
     def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
@@ -321,6 +265,7 @@ class ConsumerDecisions:
         records = group.member_tombstones(member_id)
         members = _without(group.members, member_id)
         targets = _without(group.targets, member_id)
+        self._shared.counts[Event.REBALANCE] += 1
         _rebalance(records, group, members, targets, image=image, time_ms=time_ms)
         self._cancel(group, member_id)
         return tuple(records)
@@ -334,7 +279,10 @@ class ConsumerDecisions:
             )
         holder = None if instance_id is None else group.instances.get(instance_id)
         if holder is None or holder == member_id:
-            if member_id not in group.members and len(group.members) >= self._settings.members_max:
+            if (
+                member_id not in group.members
+                and len(group.members) >= self._shared.settings.members_max
+            ):
                 raise LogError(
                     GROUP_FULL,
                     f"Group {quoted(group.group_id)} has {counted(len(group.members), 'member')}, "
@@ -351,11 +299,11 @@ class ConsumerDecisions:
         return holder
 
     def _session_timeout_ms(self, member: ConsumerGroupMemberMetadataValue) -> int:
-        return member.session_timeout_ms or self._settings.session_timeout_ms
+        return member.session_timeout_ms or self._shared.settings.session_timeout_ms
 
     def _heartbeat_interval_ms(self, member: ConsumerGroupMemberMetadataValue) -> int:
         third_ms = self._session_timeout_ms(member) // HEARTBEATS_PER_SESSION
-        return min(third_ms, HEARTBEAT_INTERVAL_MS_MAX)
+        return min(third_ms, self._shared.settings.heartbeat_interval_ms_max)
 
     def _set_timers(
         self,
@@ -486,7 +434,7 @@ def _rebalance(
         patterns[new] = resolve(new, image, time_ms)
         new_key = ConsumerGroupRegularExpressionKey(group.group_id, new)
         records.append(CoordinatorRecord(new_key, patterns[new]))
-    return _retarget(records, group, members, patterns, targets, image=image)
+    return _retarget(records, group, members, patterns, targets, image=image, time_ms=time_ms)
 
 
 def _retarget(
@@ -497,6 +445,7 @@ def _retarget(
     targets: Mapping[str, Assignment],
     *,
     image: MetadataImage,
+    time_ms: int,
 ) -> _Target:
     """Raise the group epoch and compute its target assignment. Appends the records."""
     epoch = group.epoch + 1
@@ -504,7 +453,9 @@ def _retarget(
     records.append(
         CoordinatorRecord(
             ConsumerGroupMetadataKey(group.group_id),
-            ConsumerGroupMetadataValue(epoch, metadata_hash(counts)),
+            ConsumerGroupMetadataValue(
+                epoch, metadata_hash(counts), NO_TIMESTAMP if members else time_ms
+            ),
         )
     )
     assignor = ASSIGNORS[preferred_assignor(member.server_assignor for member in members.values())]

@@ -24,6 +24,7 @@ from raftlog.coordinator.group_messages import (
 )
 from raftlog.coordinator.reconciliation import UNASSIGNED, MemberState, reconcile
 from raftlog.coordinator.records import (
+    NO_TIMESTAMP,
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
@@ -54,6 +55,7 @@ class ConsumerGroup:
     """One group, made by the replay of its records."""
 
     __slots__ = (
+        "_emptied_ms",
         "_holders",
         "assignment_epoch",
         "current",
@@ -82,6 +84,7 @@ class ConsumerGroup:
         self.patterns: dict[str, ConsumerGroupRegularExpressionValue] = {}
         self.instances: dict[str, str] = {}
         """Member id, by instance id."""
+        self._emptied_ms = NO_TIMESTAMP
         self._holders: dict[TopicId, dict[int, str]] = {}
         """Member id by partition: assigned, or to be given up."""
 
@@ -98,6 +101,16 @@ class ConsumerGroup:
         )
 
     @property
+    def member_count(self) -> int:
+        """Members, with those that are absent for a restart."""
+        return len(self.members)
+
+    @property
+    def empty_since_ms(self) -> int | None:
+        """Wall time at which the last member went; NO_TIMESTAMP: unknown; None with members."""
+        return None if self.members else self._emptied_ms
+
+    @property
     def state(self) -> str:
         """`Empty`, `Reconciling` or `Stable`."""
         if not self.members:
@@ -108,6 +121,11 @@ class ConsumerGroup:
             for current in self.current.values()
         )
         return "Stable" if is_stable else "Reconciling"
+
+    @property
+    def assignor(self) -> str:
+        """The assignor that most members prefer."""
+        return preferred_assignor(member.server_assignor for member in self.members.values())
 
     def holder(self, pair: Pair) -> str | None:
         """The member that has the partition, assigned or to be given up; None: it is free."""
@@ -174,7 +192,7 @@ class ConsumerGroup:
             state=self.state,
             epoch=self.epoch,
             assignment_epoch=self.assignment_epoch,
-            assignor=preferred_assignor(member.server_assignor for member in self.members.values()),
+            assignor=self.assignor,
             members=tuple(self._description(member_id) for member_id in sorted(self.members)),
         )
 
@@ -220,8 +238,9 @@ class ConsumerGroup:
         match key, value:
             case ConsumerGroupMetadataKey(), ConsumerGroupMetadataValue():
                 self.epoch, self.metadata_hash = value.epoch, value.metadata_hash
+                self._emptied_ms = value.empty_since_ms
             case ConsumerGroupMetadataKey(), None:
-                self.epoch, self.metadata_hash = 0, 0
+                self.epoch, self.metadata_hash, self._emptied_ms = 0, 0, NO_TIMESTAMP
             case (
                 ConsumerGroupTargetAssignmentMetadataKey(),
                 ConsumerGroupTargetAssignmentMetadataValue(),

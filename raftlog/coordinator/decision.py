@@ -12,15 +12,17 @@ sets them again, with their full length.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
+from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from raftlog.coordinator.records import Key, Value
 from raftlog.record.types import ProducerEpoch, ProducerId
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -39,11 +41,28 @@ class Producer(NamedTuple):
     producer_epoch: ProducerEpoch
 
 
+class Event(StrEnum):
+    """What a node counts of its coordinators, for metrics."""
+
+    REBALANCE = "rebalance"
+    """A group began another assignment or generation."""
+    OFFSET_COMMIT = "offset commit"
+    """An offset was committed, also in a transaction."""
+    TRANSACTION_TIMEOUT = "transaction timeout"
+    """A transaction was aborted because its producer was silent for its timeout."""
+    PRODUCER_FENCED = "producer fenced"
+    """A request of a producer with an old epoch was refused."""
+
+
+Counts: TypeAlias = Counter[Event]
+"""Since the start of the node. Soft state, like timers."""
+
+
 @dataclass(frozen=True, slots=True)
-class Decision(Generic[R]):
+class Decision(Generic[R_co]):
     """The answer to a request, and the records that must be committed before it leaves."""
 
-    response: R
+    response: R_co
     records: tuple[CoordinatorRecord, ...] = ()
     """Appended together: all of them are committed, or none."""
     producer: Producer | None = None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from raftlog.coordinator.consumer_decisions import (
-    HEARTBEATS_PER_SESSION,
-    GroupSettings,
-    GroupTimer,
-)
-from raftlog.coordinator.decision import CoordinatorRecord, Decision
+from raftlog.coordinator.classic_messages import Held, JoinGroup, SyncGroup
+from raftlog.coordinator.consumer_decisions import HEARTBEATS_PER_SESSION
+from raftlog.coordinator.decision import CoordinatorRecord, Counts, Decision, Producer
+from raftlog.coordinator.group_checks import REBALANCE_TIMEOUT_MS_MAX
 from raftlog.coordinator.group_messages import (
     JOIN_EPOCH,
     ConsumerHeartbeatRequest,
@@ -24,19 +24,28 @@ from raftlog.coordinator.group_messages import (
     GroupResponse,
     ListGroupsRequest,
 )
+from raftlog.coordinator.group_settings import GroupSettings, GroupTimer
 from raftlog.coordinator.group_shard import GroupShard
-from raftlog.coordinator.offset_messages import FetchOffsets
-from raftlog.coordinator.record_codec import UnknownRecord, decode_offsets_record, encode_record
-from raftlog.coordinator.records import GroupMetadataKey
+from raftlog.coordinator.instance_messages import BeginRead, ReadPlan
+from raftlog.coordinator.offset_messages import CommitOffsets, FetchOffsets
+from raftlog.coordinator.record_codec import decode_offsets_record, encode_record, known_record
 from raftlog.coordinator.shard import Kind, Moment, Shard
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, UNSUPPORTED_FORMAT, LogError
+from raftlog.record.coordinators import OFFSETS_TOPIC
+from raftlog.record.errors import INVALID_BODY, LogError
 from raftlog.record.types import Buffer
-from raftlog.schema.errors import DecodeError
+from raftlog.replication.partition import Partition
+from raftlog.replication.verification import VerificationGuard
 
 NAME: Final = "group"
-TOPIC: Final = "__consumer_offsets"
+TOPIC: Final = OFFSETS_TOPIC
+HELD_S_MAX: Final = REBALANCE_TIMEOUT_MS_MAX / 1000
+"""Of a join or sync of a classic group: the longest rebalance timeout."""
 
 GroupCoordinator: TypeAlias = Shard[GroupShard, GroupTimer]
+VerifyTransaction: TypeAlias = Callable[
+    [Partition, str, Producer], Awaitable[VerificationGuard | None]
+]
+"""Adds a partition to a producer's transaction: `LeaderTransactions.verify`. Raises LogError."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests: Final[msgspec.msgpack.Decoder[GroupRequest]] = msgspec.msgpack.Decoder(GroupRequest)
@@ -53,11 +62,22 @@ def decode_response(data: Buffer) -> GroupResponse:
     return _responses.decode(data)
 
 
-def group_kind(settings: GroupSettings) -> Kind[GroupShard, GroupTimer]:
+def group_kind(settings: GroupSettings, verify: VerifyTransaction) -> Kind[GroupShard, GroupTimer]:
     """The kind, for all shards of a node."""
 
+    counts: Counts = Counter()
+
     def create(changed: Callable[[Hashable], None]) -> GroupShard:
-        return GroupShard(settings, changed)
+        return GroupShard(settings, changed, counts)
+
+    async def handle(shard: GroupCoordinator, data: memoryview) -> Buffer:
+        try:
+            request = _requests.decode(data)
+        except msgspec.DecodeError as error:
+            raise LogError(
+                INVALID_BODY, f"The coordinator's request is not valid: {error}"
+            ) from None
+        return _encode(await carry_out(shard, request, verify))
 
     return Kind(
         name=NAME,
@@ -67,42 +87,87 @@ def group_kind(settings: GroupSettings) -> Kind[GroupShard, GroupTimer]:
         decode_record=_decode_record,
         timers=lambda state: state.timers,
         loaded=lambda state, moment: state.loaded(moment.now_ms),
+        refused=_refused,
+        follow_settings=GroupShard.follow_settings,
         expire=_expire,
-        handle=_handle,
+        handle=handle,
         topics_changed=_topics_changed,
+        counts=counts,
+        replay_usual=lambda state, records, start: state.offsets.replay_usual(records, start),
     )
 
 
-async def _handle(shard: GroupCoordinator, data: memoryview) -> Buffer:
-    try:
-        request = _requests.decode(data)
-    except msgspec.DecodeError as error:
-        raise LogError(INVALID_BODY, f"The coordinator's request is not valid: {error}") from None
-    return _encode(await carry_out(shard, request))
-
-
-async def carry_out(shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:
+async def carry_out(
+    shard: GroupCoordinator, request: GroupRequest, verify: VerifyTransaction
+) -> GroupResponse:
     """The response to a request, once its records are committed. Raises LogError."""
     match request:
         case DescribeGroupRequest() | ListGroupsRequest() | FetchOffsets():
             return await shard.query(lambda state: state.read(request))
         case ConsumerHeartbeatRequest(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
             return await _held(shard, request)
+        case BeginRead(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
+            return await _begun(shard, request)
+        case CommitOffsets(producer=Producer() as producer):
+            # Each commit asks, not only the first (docs/decisions/transactional-offsets.md).
+            verification = await verify(shard.partition, request.transactional_id, producer)
+            response = await shard.execute_in_transaction(
+                producer, verification, lambda state: _decide(shard, state, request)
+            )
+            assert not isinstance(response, Held), "commits are not held"
+            return response
         case DeleteGroupRequest():
-            while True:
-                done = await _execute(shard, request)
-                if not isinstance(done, Done) or done.is_complete:
-                    return done
+            return await _delete(shard, request)
         case _:
             return await _execute(shard, request)
 
 
 async def _execute(shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:
-    def decide(state: GroupShard) -> Decision[GroupResponse]:
-        moment = shard.moment()
-        return state.decide(request, moment.image, moment.now_ms, moment.time_ms)
+    """Decide, and wait for the commit of the records, and for the answer if the group holds it."""
+    tickets: list[int] = []
 
-    return await shard.execute(decide)
+    def decide(state: GroupShard) -> Decision[GroupResponse | Held]:
+        decision = _decide(shard, state, request)
+        if isinstance(decision.response, Held):
+            tickets.append(decision.response.ticket)
+        return decision
+
+    try:
+        response = await shard.execute(decide)
+        if not isinstance(response, Held):
+            return response
+        assert isinstance(request, JoinGroup | SyncGroup)
+        ticket = response.ticket
+        # The group's own deadlines end the wait, or the caller gives up.
+        await shard.wait_until(
+            (request.group_id,), lambda state: state.classic.is_answered(ticket), HELD_S_MAX
+        )
+        return await shard.execute(lambda state: Decision(state.classic.take(ticket)))
+    finally:
+        for ticket in tickets:
+            shard.state.classic.forget(ticket)
+
+
+def _decide(
+    shard: GroupCoordinator, state: GroupShard, request: GroupRequest
+) -> Decision[GroupResponse | Held]:
+    moment = shard.moment()
+    return state.decide(request, moment.image, moment.now_ms, moment.time_ms)
+
+
+async def _delete(shard: GroupCoordinator, request: DeleteGroupRequest) -> GroupResponse:
+    """Delete a group in bounded steps; no member joins it in between.
+
+    After a failure some offsets may be gone: the group is still there, to be deleted again.
+    """
+    shard.state.begin_deletion(request.group)
+    try:
+        while True:
+            done = await _execute(shard, request)
+            if not isinstance(done, Done) or done.is_complete:
+                return done
+    finally:
+        shard.state.end_deletion(request.group)
 
 
 async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> GroupResponse:
@@ -122,7 +187,7 @@ async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> G
     number = shard.state.hold(group, member)
     try:
         await shard.wait_until(
-            group,
+            (group,),
             lambda state: state.has_news(group, member) or not state.is_held(group, member, number),
             wait_ms / 1000,
         )
@@ -131,6 +196,22 @@ async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> G
         return await _execute(shard, request)
     finally:
         shard.state.release(group, member, number)
+
+
+async def _begun(shard: GroupCoordinator, request: BeginRead) -> GroupResponse:
+    """Begin the read of an instance, once it has a partition, or its time is up."""
+    plan = await _execute(shard, request)
+    assert isinstance(plan, ReadPlan)
+    group, instance = request.group, request.instance
+    if shard.state.instances.has_partitions(group, instance):
+        return plan
+    if not await shard.wait_until(
+        (group,),
+        lambda state: state.instances.has_partitions(group, instance),
+        request.max_wait_ms / 1000,
+    ):
+        return plan
+    return await _execute(shard, replace(request, is_first=False))
 
 
 def _expire(state: GroupShard, timer: GroupTimer, moment: Moment) -> Decision[object]:
@@ -142,23 +223,9 @@ def _topics_changed(state: GroupShard, names: Collection[str], moment: Moment) -
     state.topics_changed(names, moment.now_ms)
 
 
+def _refused(state: GroupShard, decision: Decision[object], moment: Moment) -> None:
+    state.refused(decision.records, moment.now_ms, moment.time_ms)
+
+
 def _decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord | None:
-    try:
-        record = decode_offsets_record(key, value)
-    except DecodeError as error:
-        raise LogError(CORRUPT_BATCH, f"A record of {TOPIC} is malformed: {error}") from error
-    if isinstance(record, UnknownRecord):
-        raise LogError(
-            UNSUPPORTED_FORMAT,
-            f"{TOPIC} has a record of key {record.key_number} in version {record.value_version}, "
-            "which this release does not know: upgrade this node, or have a newer one lead the "
-            "partition.",
-        )
-    if isinstance(record.key, GroupMetadataKey):
-        if record.value is None:
-            return None
-        raise LogError(
-            UNSUPPORTED_FORMAT,
-            f"{TOPIC} has classic group {record.key.group!r}, which this release cannot serve.",
-        )
-    return record
+    return known_record(TOPIC, decode_offsets_record, key, value)

@@ -7,10 +7,17 @@ face has rules of its own.
 
 from __future__ import annotations
 
+import re
 from typing import Final, TypeAlias
 
 import msgspec
 
+from raftlog.coordinator.classic_messages import (
+    ClassicRequest,
+    ClassicResponse,
+    DescribedGroup,
+)
+from raftlog.coordinator.instance_messages import InstanceRequest, InstanceResponse
 from raftlog.coordinator.offset_messages import (
     CommitOffsets,
     DeleteOffsets,
@@ -26,6 +33,10 @@ LEAVE_EPOCH: Final = -1
 """Epoch of the heartbeat by which a member leaves."""
 STATIC_LEAVE_EPOCH: Final = -2
 """Epoch of the heartbeat by which a static member leaves for the time of a restart."""
+
+CLASSIC_KIND: Final = "classic"
+OFFSETS_KIND: Final = "offsets"
+"""The kind of a group that never had a member."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -116,7 +127,34 @@ class ConsumerGroupDescription(_Message, frozen=True, tag=2):
     assignor: str
     members: tuple[MemberDescription, ...]
     kind: str = "consumer"
-    """`consumer`, or `offsets`: committed offsets, and no member ever."""
+    """`consumer`, `classic`, or `offsets`: committed offsets, and no member ever."""
+
+
+def classic_description(group: DescribedGroup) -> ConsumerGroupDescription:
+    """A classic group in the same words. What its members subscribe to and own is opaque."""
+    return ConsumerGroupDescription(
+        group.group,
+        group.state,
+        group.generation,
+        group.generation,
+        group.protocol or "",
+        tuple(
+            MemberDescription(
+                one.member_id,
+                one.instance_id,
+                None,
+                one.client_id,
+                one.client_host,
+                group.generation,
+                (),
+                None,
+                (),
+                (),
+            )
+            for one in group.members
+        ),
+        CLASSIC_KIND,
+    )
 
 
 class ListGroupsRequest(_Message, frozen=True, tag=3):
@@ -128,15 +166,24 @@ class GroupListing(msgspec.Struct, frozen=True, array_like=True):
 
     group: str
     kind: str
-    """`consumer`, or `offsets`: committed offsets, and no member ever."""
+    """`consumer`, `classic`, or `offsets`: committed offsets, and no member ever."""
     state: str
     members: int = 0
+    assignor: str = ""
 
 
 class GroupList(_Message, frozen=True, tag=3):
     """Groups in the order of their ids."""
 
     groups: tuple[GroupListing, ...]
+
+
+_WORD_BEGIN: Final = re.compile("(?<!^)(?=[A-Z])")
+
+
+def state_words(name: str) -> str:
+    """Kafka's name of a state, for users: `preparing-rebalance`."""
+    return _WORD_BEGIN.sub("-", name).lower()
 
 
 class DeleteGroupRequest(_Message, frozen=True, tag=4):
@@ -146,7 +193,7 @@ class DeleteGroupRequest(_Message, frozen=True, tag=4):
 
 
 class Done(_Message, frozen=True, tag=4):
-    """Done."""
+    """Done; also the answer to a heartbeat of the classic kind."""
 
     is_complete: bool = True
     """False: one step of several. Ask again."""
@@ -172,6 +219,8 @@ GroupRequest: TypeAlias = (
     | CommitOffsets
     | FetchOffsets
     | DeleteOffsets
+    | ClassicRequest
+    | InstanceRequest
 )
 GroupResponse: TypeAlias = (
     ConsumerHeartbeatResponse
@@ -180,4 +229,7 @@ GroupResponse: TypeAlias = (
     | Done
     | OffsetOutcomes
     | FetchedOffsets
+    | DescribedGroup
+    | ClassicResponse
+    | InstanceResponse
 )

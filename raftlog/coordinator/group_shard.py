@@ -7,22 +7,49 @@ them at once, and sends the response when they are committed (DESIGN.md, rules o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Final, assert_never
 
-from raftlog.coordinator.consumer_decisions import (
-    ConsumerDecisions,
-    GroupSettings,
-    GroupTimer,
-    ShardTimer,
+from raftlog.coordinator.classic_group import ClassicGroup
+from raftlog.coordinator.classic_messages import (
+    ClassicHeartbeat,
+    ClassicRequest,
+    DescribedGroup,
+    Held,
+    JoinGroup,
+    JoinResponse,
+    LeaveGroup,
+    SyncGroup,
 )
+from raftlog.coordinator.classic_shard import ClassicGroups
+from raftlog.coordinator.consumer_decisions import ConsumerDecisions
 from raftlog.coordinator.consumer_group import ConsumerGroup
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
+from raftlog.coordinator.consumer_instances import ConsumerInstances
+from raftlog.coordinator.decision import (
+    CoordinatorRecord,
+    Counts,
+    Decision,
+    Event,
+    Producer,
+    Timers,
+)
+from raftlog.coordinator.group_checks import (
+    check_classic_heartbeat,
+    check_group_id,
+    check_heartbeat,
+    check_join,
+    check_leave,
+    check_length,
+    check_sync,
+)
 from raftlog.coordinator.group_messages import (
+    CLASSIC_KIND,
     JOIN_EPOCH,
-    STATIC_LEAVE_EPOCH,
+    OFFSETS_KIND,
     ConsumerGroupDescription,
     ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
     DeleteGroupRequest,
     DescribeGroupRequest,
     Done,
@@ -33,7 +60,18 @@ from raftlog.coordinator.group_messages import (
     GroupResponse,
     ListGroupsRequest,
     OffsetOutcomes,
+    state_words,
 )
+from raftlog.coordinator.group_settings import (
+    GroupSettings,
+    GroupTimer,
+    InstanceTimer,
+    MemberTimer,
+    ShardTimer,
+    Shared,
+    TimerKind,
+)
+from raftlog.coordinator.instance_messages import InstanceRequest
 from raftlog.coordinator.offset_messages import (
     CommitOffsets,
     Committer,
@@ -48,16 +86,19 @@ from raftlog.coordinator.records import (
     ConsumerGroupRegularExpressionKey,
     ConsumerGroupTargetAssignmentMemberKey,
     ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerInstanceKey,
+    ConsumerInstancePositionKey,
+    GroupMetadataKey,
+    GroupMetadataValue,
     OffsetCommitKey,
     OffsetCommitValue,
 )
 from raftlog.coordinator.subscriptions import subscribed_names
-from raftlog.metadata.image import TOPIC_NAME_CHARACTERS_MAX, MetadataImage
+from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import (
-    BAD_REQUEST,
+    COORDINATOR_LOADING,
     GROUP_NOT_EMPTY,
-    INVALID_GROUP,
-    INVALID_SESSION_TIMEOUT,
+    INCONSISTENT_PROTOCOL,
     TOO_MANY_GROUPS,
     UNKNOWN_GROUP,
     UNKNOWN_MEMBER,
@@ -67,59 +108,81 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
 
-ID_CHARACTERS_MAX: Final = 255
-"""Of the ids of groups, members, instances, racks and clients, and of a client's host."""
-SUBSCRIBED_NAMES_MAX: Final = 10_000
-"""Topics of one member by name: all of them are in one record."""
-OWNED_PARTITIONS_MAX: Final = 100_000
-"""Of one heartbeat."""
 DELETED_OFFSETS_MAX: Final = 1_000
 """Of one decision: all of its records are in one batch."""
 REFRESH_AFTER_LOAD_MS: Final = 1_000
 """The first search for topics changed since the last coordinator's last decision."""
-OFFSETS_KIND: Final = "offsets"
-"""The kind of a group that never had a member."""
-REBALANCE_TIMEOUT_MS_MAX: Final = 2**31 - 1
-"""Kafka's clients use the largest int32 to say: never."""
 
 
 class GroupShard:
     """The groups of one shard. A new one is empty: replay its log, then call `loaded`."""
 
     def __init__(
-        self, settings: GroupSettings, on_changed: Callable[[Hashable], None] = lambda _: None
+        self,
+        settings: GroupSettings,
+        on_changed: Callable[[Hashable], None] = lambda _: None,
+        counts: Counts | None = None,
     ) -> None:
-        """`on_changed` is called with the id of each group that a replay changes."""
-        self._settings = settings
+        """`on_changed` is called with the id of each group that a replay changes; `counts` gets
+        what decisions do."""
+        self._defaults = settings
+        self._shared = Shared(settings, Counter() if counts is None else counts)
         self._on_changed = on_changed
-        self.timers: Timers[GroupTimer] = Timers()
-        """Ask for the next deadline after each decision; give what is due to `expire`."""
+        self.classic = ClassicGroups(self._shared, on_changed)
+        """Groups of the other kind, and their held requests."""
         self._consumer_groups: dict[str, ConsumerGroup] = {}
         self._offsets = OffsetTable()
-        self._decisions = ConsumerDecisions(settings, self.timers)
+        self._decisions = ConsumerDecisions(self._shared)
+        self.instances = ConsumerInstances(
+            self._shared,
+            groups=self._consumer_groups,
+            offsets=self._offsets,
+            heartbeat=self._heartbeat,
+            commit=self._commit,
+            check_commit=self._check_commit,
+        )
+        """REST consumer instances."""
         self._changed_topics: set[str] | None = None
         """To be followed by the next refresh; None: any may have changed."""
         self._stale: list[str] = []
         """Groups of the refresh under way."""
         self._sweep: Iterator[tuple[CoordinatorRecord, ...]] | None = None
         """The sweep under way."""
-        self._empty_since_ms: dict[str, int] = {}
-        """When a sweep first found a group empty, in wall time. A load forgets it."""
         self._missing: set[tuple[str, TopicId | None]] = set()
         """Topics with offsets that the last sweep did not find in the metadata: the next one
         deletes their offsets. The first may have run on metadata older than a commit's."""
+        self._ending: dict[str, int] = {}
+        """Groups that are being deleted, and by how many requests."""
         self._held: dict[tuple[str, str], int] = {}
         """The number of the newest held heartbeat of a member."""
         self._held_count = 0
 
+    def follow_settings(self, cluster: Mapping[str, str]) -> None:
+        """Take over the settings of the cluster, from now on."""
+        self._shared.settings = self._defaults.following(cluster)
+
     # Queries
 
     def __len__(self) -> int:
-        return len(self._consumer_groups)
+        return len(self._consumer_groups) + len(self.classic)
+
+    @property
+    def timers(self) -> Timers[GroupTimer]:
+        """Ask for the next deadline after each decision; give what is due to `expire`."""
+        return self._shared.timers
 
     def consumer_group(self, group_id: str) -> ConsumerGroup | None:
         """The consumer group of the id, to check a commit against; None without one."""
         return self._consumer_groups.get(group_id)
+
+    def group_states(self) -> Counter[tuple[str, str]]:
+        """Groups by kind and state."""
+        return Counter((one.kind, state_words(one.state)) for one in self._list().groups)
+
+    @property
+    def offsets(self) -> OffsetTable:
+        """Committed offsets, to be read."""
+        return self._offsets
 
     def has_news(self, group_id: str, member_id: str) -> bool:
         """Whether a heartbeat held open for the member must be decided again now."""
@@ -129,8 +192,11 @@ class GroupShard:
     def hold(self, group_id: str, member_id: str) -> int:
         """Begin to hold a heartbeat of the member open; ends the hold of an earlier one."""
         self._held_count += 1
+        is_held = (group_id, member_id) in self._held
         self._held[group_id, member_id] = self._held_count
-        self._on_changed(group_id)
+        if is_held:
+            # Wakes all held heartbeats of the group: so only to end one of them.
+            self._on_changed(group_id)
         return self._held_count
 
     def is_held(self, group_id: str, member_id: str, number: int) -> bool:
@@ -166,20 +232,28 @@ class GroupShard:
 
     def decide(
         self, request: GroupRequest, image: MetadataImage, now_ms: int, time_ms: int
-    ) -> Decision[GroupResponse]:
-        """Decide about a request. `now_ms` is monotonic, `time_ms` wall time. Raises LogError."""
+    ) -> Decision[GroupResponse | Held]:
+        """Decide about a request. `now_ms` is monotonic, `time_ms` wall time. Raises LogError.
+
+        A request that is held is answered by `classic.take`.
+        """
+        decision: Decision[GroupResponse | Held]
         match request:
             case ConsumerHeartbeatRequest():
-                return self._heartbeat(request, image, now_ms, time_ms)
+                decision = self._heartbeat(request, image, now_ms, time_ms)
             case DeleteGroupRequest():
-                return self._delete(request.group)
+                decision = self._delete(request.group)
             case CommitOffsets():
-                return self._commit(request, time_ms)
+                decision = self._commit(request, now_ms, time_ms)
             case DeleteOffsets():
-                return self._delete_offsets(request)
+                decision = self._delete_offsets(request)
             case DescribeGroupRequest() | ListGroupsRequest() | FetchOffsets():
-                return Decision(self.read(request))
-        assert_never(request)
+                decision = Decision(self.read(request))
+            case JoinGroup() | SyncGroup() | ClassicHeartbeat() | LeaveGroup():
+                decision = self._decide_classic(request, now_ms, time_ms)
+            case _:
+                decision = self._decide_instance(request, image, now_ms, time_ms)
+        return decision
 
     def read(
         self, request: DescribeGroupRequest | ListGroupsRequest | FetchOffsets
@@ -202,10 +276,29 @@ class GroupShard:
             return self._refresh_next(image, now_ms, time_ms)
         if timer is ShardTimer.SWEEP:
             return self._sweep_next(image, now_ms, time_ms)
+        if isinstance(timer, InstanceTimer):
+            return self.instances.expire(timer, image, now_ms, time_ms)
+        return self._expire_member(timer, image, now_ms, time_ms)
+
+    def _expire_member(
+        self, timer: MemberTimer, image: MetadataImage, now_ms: int, time_ms: int
+    ) -> Decision[None]:
         group = self._consumer_groups.get(timer.group)
-        if group is None or timer.member_id not in group.members:
+        if group is None:
+            return self.classic.on_timer(timer, now_ms, time_ms)
+        if timer.member_id not in group.members:
             return Decision(None)
+        is_session = timer.kind is TimerKind.SESSION
+        if is_session and self.instances.is_member(timer.group, timer.member_id):
+            return self.instances.renew(timer.group, timer.member_id, image, now_ms, time_ms)
         return self._decisions.expire(group, timer.member_id, image, time_ms)
+
+    def _decide_instance(
+        self, request: InstanceRequest, image: MetadataImage, now_ms: int, time_ms: int
+    ) -> Decision[GroupResponse]:
+        check_group_id(request.group)
+        check_length("consumer instance", request.instance, least=1)
+        return self.instances.decide(request, image, now_ms, time_ms)
 
     def refresh(
         self,
@@ -226,71 +319,161 @@ class GroupShard:
         image: MetadataImage,
         now_ms: int,
         time_ms: int,
-    ) -> Decision[GroupResponse]:
-        _check_heartbeat(request, self._settings)
+    ) -> Decision[ConsumerHeartbeatResponse]:
+        check_heartbeat(request, self._shared.settings)
         group = self._consumer_groups.get(request.group)
+        end: tuple[CoordinatorRecord, ...] = ()
         if group is None:
-            if (
-                request.member_epoch == JOIN_EPOCH
-                and len(self._consumer_groups) >= self._settings.groups_max
-            ):
-                raise LogError(
-                    TOO_MANY_GROUPS,
-                    f"The coordinator of group {quoted(request.group)} has "
-                    f"{counted(len(self._consumer_groups), 'group')}, the most it may have: delete "
-                    "groups no longer used.",
-                )
+            if request.member_epoch == JOIN_EPOCH:
+                self._check_not_ending(request.group)
+                end = self._classic_end(request.group)
             # The replay of the decision's records makes the group that stays.
             group = ConsumerGroup(request.group)
         decision = self._decisions.heartbeat(group, request, image, now_ms, time_ms)
-        return Decision(decision.response, decision.records)
+        return Decision(decision.response, (*end, *decision.records))
 
-    def _exists(self, group_id: str) -> ConsumerGroup | None:
-        """The consumer group, None if there are offsets only. Raises LogError(UNKNOWN_GROUP)."""
-        group = self._consumer_groups.get(group_id)
+    def _classic_end(self, group_id: str) -> tuple[CoordinatorRecord, ...]:
+        """Records that make room for a consumer group of the id. Raises LogError."""
+        classic = self.classic.get(group_id)
+        if classic is None:
+            self._check_room(group_id, len(self))
+            return ()
+        if not classic.is_empty:
+            raise LogError(
+                INCONSISTENT_PROTOCOL,
+                f"Group {quoted(group_id)} has members of the classic protocol: members of the "
+                "consumer protocol can join once all of them have left.",
+            )
+        return classic.tombstones()
+
+    def _decide_classic(
+        self, request: ClassicRequest, now_ms: int, time_ms: int
+    ) -> Decision[GroupResponse | Held]:
+        match request:
+            case JoinGroup():
+                return self._join(request, now_ms, time_ms)
+            case SyncGroup():
+                check_sync(request)
+                return self.classic.sync(request, now_ms, time_ms)
+            case ClassicHeartbeat():
+                check_classic_heartbeat(request)
+                self.classic.heartbeat(request, now_ms)
+                return Decision(Done())
+            case LeaveGroup():
+                check_leave(request)
+                return self.classic.leave(request, now_ms, time_ms)
+        assert_never(request)
+
+    def _join(self, request: JoinGroup, now_ms: int, time_ms: int) -> Decision[JoinResponse]:
+        """Decide about a join of the classic kind; an empty consumer group ends by it."""
+        check_join(request, self._shared.settings)
+        group_id = request.group_id
+        self._check_not_ending(group_id)
+        consumer = self._consumer_groups.get(group_id)
+        end: tuple[CoordinatorRecord, ...] = ()
+        if consumer is not None:
+            if consumer.members:
+                raise LogError(
+                    INCONSISTENT_PROTOCOL,
+                    f"Group {quoted(group_id)} has members of the consumer protocol: members of "
+                    "the classic protocol can join once all of them have left.",
+                )
+            end = tuple(consumer.tombstones())
+        elif self.classic.get(group_id) is None:
+            self._check_room(group_id, len(self))
+        decision = self.classic.join(request, now_ms, time_ms)
+        if not end:
+            return decision
+        return Decision(decision.response, (*end, *decision.records))
+
+    def _check_room(self, group_id: str, count: int) -> None:
+        """Raise LogError unless there may be another group beside so many."""
+        if count >= self._shared.settings.groups_max:
+            raise LogError(
+                TOO_MANY_GROUPS,
+                f"The coordinator of group {quoted(group_id)} has {counted(count, 'group')}, the "
+                "most it may have: delete groups no longer used.",
+            )
+
+    def _exists(self, group_id: str) -> ConsumerGroup | ClassicGroup | None:
+        """The group, None if there are offsets only. Raises LogError(UNKNOWN_GROUP)."""
+        group = self._group(group_id)
         if group is None and not self._offsets.has_offsets(group_id):
             raise LogError(UNKNOWN_GROUP, f"Group {quoted(group_id)} not found.")
         return group
 
-    def _describe(self, group_id: str) -> ConsumerGroupDescription:
+    def _group(self, group_id: str) -> ConsumerGroup | ClassicGroup | None:
+        return self._consumer_groups.get(group_id) or self.classic.get(group_id)
+
+    def _describe(self, group_id: str) -> ConsumerGroupDescription | DescribedGroup:
         group = self._exists(group_id)
         if group is None:
             return ConsumerGroupDescription(group_id, "Empty", 0, 0, "", (), OFFSETS_KIND)
         return group.describe()
 
     def _list(self) -> GroupList:
-        groups = self._consumer_groups
-        listings = []
-        for group_id in sorted({*groups, *self._offsets.group_ids()}):
-            group = groups.get(group_id)
-            if group is None:
-                listings.append(GroupListing(group_id, OFFSETS_KIND, "Empty"))
-            else:
-                members = len(group.members)
-                listings.append(GroupListing(group_id, "consumer", group.state, members))
-        return GroupList(tuple(listings))
+        found = {
+            group_id: GroupListing(group_id, OFFSETS_KIND, "Empty")
+            for group_id in self._offsets.group_ids()
+        }
+        for group_id, group in self._consumer_groups.items():
+            found[group_id] = GroupListing(
+                group_id, "consumer", group.state, len(group.members), group.assignor
+            )
+        for classic in self.classic:
+            found[classic.group_id] = GroupListing(
+                classic.group_id, CLASSIC_KIND, classic.state, classic.member_count
+            )
+        return GroupList(tuple(found[group_id] for group_id in sorted(found)))
 
-    def _delete(self, group_id: str) -> Decision[GroupResponse]:
-        """Delete some offsets, or at last the group. A later join ends it between two steps."""
+    def _delete(self, group_id: str) -> Decision[GroupResponse | Held]:
+        """Delete some offsets, or at last the group."""
         group = self._exists(group_id)
-        end = () if group is None else self._decisions.delete(group).records
+        if group is not None and (count := group.member_count):
+            raise LogError(
+                GROUP_NOT_EMPTY,
+                f"Group {quoted(group_id)} has {counted(count, 'member')}: stop all of them first.",
+            )
         step = self._offsets.delete_group(group_id, offsets_max=DELETED_OFFSETS_MAX)
         if not step.response:
             return Decision(Done(is_complete=False), step.records)
-        return Decision(Done(), (*step.records, *end))
+        return Decision(Done(), (*step.records, *self._end(group)))
+
+    def _end(self, group: ConsumerGroup | ClassicGroup | None) -> tuple[CoordinatorRecord, ...]:
+        """Records that end an empty group."""
+        if isinstance(group, ClassicGroup):
+            return self.classic.end(group)
+        return () if group is None else tuple(group.tombstones())
+
+    def begin_deletion(self, group_id: str) -> None:
+        """Refuse joins of the group, and reads and commits of its offsets, until `end_deletion`.
+
+        A member between two steps would go on from some offsets and not from others.
+        """
+        self._ending[group_id] = self._ending.get(group_id, 0) + 1
+
+    def end_deletion(self, group_id: str) -> None:
+        """The end of one deletion, with the group or with an error."""
+        self._ending[group_id] -= 1
+        if not self._ending[group_id]:
+            del self._ending[group_id]
+
+    def _check_not_ending(self, group_id: str) -> None:
+        """Raise LogError(COORDINATOR_LOADING), which is tried again, while the group is deleted."""
+        if group_id in self._ending:
+            raise LogError(COORDINATOR_LOADING, f"Group {quoted(group_id)} is being deleted.")
 
     # Decisions about offsets
 
-    def _commit(self, request: CommitOffsets, time_ms: int) -> Decision[GroupResponse]:
+    def _commit(
+        self, request: CommitOffsets, now_ms: int, time_ms: int
+    ) -> Decision[OffsetOutcomes]:
         group_id = check_group_id(request.group_id)
-        self._check_committer(group_id, request.committer)
-        is_new = group_id not in self._consumer_groups and not self._offsets.has_offsets(group_id)
-        if is_new and (count := len(self._offsets.group_ids())) >= self._settings.groups_max:
-            raise LogError(
-                TOO_MANY_GROUPS,
-                f"The coordinator of group {quoted(group_id)} has offsets of {count} groups, the "
-                "most it may have: delete groups no longer used.",
-            )
+        is_transactional = request.producer is not None
+        self._check_commit(group_id, request.committer, now_ms, is_transactional=is_transactional)
+        is_new = self._group(group_id) is None and not self._offsets.has_offsets(group_id)
+        if is_new:
+            self._check_room(group_id, len(self._offsets.group_ids()))
         decision = self._offsets.commit(
             group_id,
             request.offsets,
@@ -298,7 +481,19 @@ class GroupShard:
             producer=request.producer,
             retention_ms=request.retention_ms,
         )
+        self._shared.counts[Event.OFFSET_COMMIT] += len(decision.records)
         return Decision(OffsetOutcomes(decision.response), decision.records, decision.producer)
+
+    def _check_commit(
+        self, group_id: str, committer: Committer, now_ms: int, *, is_transactional: bool = False
+    ) -> None:
+        """Raise LogError unless a commit of this author may be appended now."""
+        self._check_not_ending(group_id)
+        classic = self.classic.get(group_id)
+        if classic is None:
+            self._check_committer(group_id, committer)
+        else:
+            classic.check_commit(committer, is_transactional=is_transactional, now_ms=now_ms)
 
     def _check_committer(self, group_id: str, committer: Committer) -> None:
         """Raise LogError unless this author may commit for the group now."""
@@ -314,7 +509,8 @@ class GroupShard:
 
     def _fetch(self, request: FetchOffsets) -> FetchedOffsets:
         check_group_id(request.group_id)
-        if request.reader.epoch >= 0:
+        self._check_not_ending(request.group_id)
+        if request.reader.epoch >= 0 and self.classic.get(request.group_id) is None:
             self._check_committer(request.group_id, request.reader)
         return FetchedOffsets(
             self._offsets.fetch(
@@ -322,9 +518,15 @@ class GroupShard:
             )
         )
 
-    def _delete_offsets(self, request: DeleteOffsets) -> Decision[GroupResponse]:
+    def _delete_offsets(self, request: DeleteOffsets) -> Decision[GroupResponse | Held]:
         group = self._exists(request.group_id)
-        if group is not None and group.members:
+        if isinstance(group, ClassicGroup) and not group.is_empty:
+            raise LogError(
+                GROUP_NOT_EMPTY,
+                f"Group {quoted(request.group_id)} has {counted(group.member_count, 'member')}: "
+                "stop all of them first.",
+            )
+        if isinstance(group, ConsumerGroup) and group.members:
             used = subscribed_names(group.members, group.patterns)
             for name in request.partitions:
                 if name.topic in used:
@@ -357,7 +559,7 @@ class GroupShard:
         records = next(self._sweep, None)
         if records is None:
             self._sweep = None
-            self.timers.set(ShardTimer.SWEEP, now_ms + self._settings.sweep_interval_ms)
+            self.timers.set(ShardTimer.SWEEP, now_ms + self._shared.settings.sweep_interval_ms)
             return Decision(None)
         self.timers.set(ShardTimer.SWEEP, now_ms)
         return Decision(None, records)
@@ -374,23 +576,21 @@ class GroupShard:
             return (name, topic_id) in missing_before
 
         def empty_since_ms(group_id: str) -> int | None:
-            group = self._consumer_groups.get(group_id)
-            if group is None:
-                return 0
-            return None if group.members else self._empty_since_ms.setdefault(group_id, time_ms)
+            group = self._group(group_id)
+            return 0 if group is None else group.empty_since_ms
 
-        retention_ms = self._settings.retention_ms
+        retention_ms = self._shared.settings.retention_ms
         yield from self._offsets.sweep(
             now_ms=time_ms,
             retention_ms=retention_ms,
             empty_since_ms=empty_since_ms,
             is_deleted=is_deleted,
         )
-        for group_id in tuple(self._consumer_groups):
+        for group_id in (*self._consumer_groups, *(group.group_id for group in self.classic)):
             since_ms = empty_since_ms(group_id)
             is_over = since_ms is not None and since_ms <= time_ms - retention_ms
             if is_over and not self._offsets.has_offsets(group_id):
-                yield self._decisions.delete(self._consumer_groups[group_id]).records
+                yield self._end(self._group(group_id))
 
     # Replay
 
@@ -414,17 +614,24 @@ class GroupShard:
                 _,
             ):
                 group = self._consumer_groups.get(key.group)
+                if value is not None:
+                    self.classic.replaced(key.group)
                 if group is None:
                     # Compaction may have removed the group's first records.
                     group = self._consumer_groups[key.group] = ConsumerGroup(key.group)
                 group.replay(record)
                 if group.is_void:
                     del self._consumer_groups[key.group]
-                if group.members or group.is_void:
-                    self._empty_since_ms.pop(key.group, None)
+                self.instances.group_changed(key.group)
+                self._on_changed(key.group)
+            case GroupMetadataKey(), GroupMetadataValue() | None:
+                self.classic.replay(key, value)
+                self._on_changed(key.group)
+            case ConsumerInstanceKey() | ConsumerInstancePositionKey(), _:
+                self.instances.replay(record)
                 self._on_changed(key.group)
             case _:
-                raise AssertionError(f"not a record of a consumer group: {record}")
+                raise AssertionError(f"not a record of a group: {record}")
 
     def replay_marker(
         self,
@@ -437,68 +644,17 @@ class GroupShard:
         """End the producer's transaction: its pending offsets count, or are dropped."""
         self._offsets.replay_marker(producer_id, producer_epoch, committed=committed)
 
+    def refused(self, records: tuple[CoordinatorRecord, ...], now_ms: int, time_ms: int) -> None:
+        """The records of the last decision are too large: the state stays as it was."""
+        self.classic.refused(records, now_ms, time_ms)
+        self.loaded(now_ms)
+
     def loaded(self, now_ms: int) -> None:
         """Set all timers, after the replay of the log."""
+        self.classic.restart_timers(now_ms)
         for group in self._consumer_groups.values():
             self._decisions.loaded(group, now_ms)
+        self.instances.loaded(now_ms)
         self._changed_topics, self._stale, self._sweep = None, [], None
         self.timers.set(ShardTimer.REFRESH, now_ms + REFRESH_AFTER_LOAD_MS)
-        self.timers.set(ShardTimer.SWEEP, now_ms + self._settings.sweep_interval_ms)
-
-
-def _check_heartbeat(request: ConsumerHeartbeatRequest, settings: GroupSettings) -> None:
-    """Raise LogError for values out of bounds."""
-    check_group_id(request.group)
-    _check_length("member id", request.member_id, least=1)
-    if request.instance_id is not None:
-        _check_length("instance id", request.instance_id, least=1)
-    _check_length("rack id", request.rack_id or "")
-    _check_length("client id", request.client_id)
-    _check_length("client host", request.client_host)
-    names = request.subscribed_names or ()
-    if len(names) > SUBSCRIBED_NAMES_MAX:
-        raise LogError(
-            BAD_REQUEST,
-            f"A subscription of {len(names)} topics by name is over {SUBSCRIBED_NAMES_MAX}: use a "
-            "pattern.",
-        )
-    for name in names:
-        _check_length("topic name", name, least=1, most=TOPIC_NAME_CHARACTERS_MAX)
-    if request.member_epoch < STATIC_LEAVE_EPOCH:
-        raise LogError(BAD_REQUEST, f"There is no member epoch {request.member_epoch}.")
-    owned = sum(len(topic.partitions) for topic in request.owned or ())
-    if owned > OWNED_PARTITIONS_MAX:
-        raise LogError(BAD_REQUEST, f"{owned} owned partitions are over {OWNED_PARTITIONS_MAX}.")
-    rebalance_ms = request.rebalance_timeout_ms
-    if rebalance_ms is not None and not 1 <= rebalance_ms <= REBALANCE_TIMEOUT_MS_MAX:
-        raise LogError(
-            BAD_REQUEST,
-            f"A rebalance timeout of {rebalance_ms} ms is not between 1 and "
-            f"{REBALANCE_TIMEOUT_MS_MAX}.",
-        )
-    session_ms = request.session_timeout_ms
-    least_ms, most_ms = settings.session_timeout_ms_min, settings.session_timeout_ms_max
-    if session_ms is not None and not least_ms <= session_ms <= most_ms:
-        raise LogError(
-            INVALID_SESSION_TIMEOUT,
-            f"A session timeout of {session_ms} ms is not between {least_ms} and {most_ms}, the "
-            "cluster's bounds.",
-        )
-
-
-def check_group_id(group_id: str) -> str:
-    """The id itself, if valid. Raises LogError(INVALID_GROUP)."""
-    if not 1 <= len(group_id) <= ID_CHARACTERS_MAX or not group_id.strip():
-        raise LogError(
-            INVALID_GROUP,
-            f"Group id {quoted(group_id)} is not valid: use 1 to {ID_CHARACTERS_MAX} characters, "
-            "not spaces only.",
-        )
-    return group_id
-
-
-def _check_length(noun: str, text: str, *, least: int = 0, most: int = ID_CHARACTERS_MAX) -> None:
-    if not least <= len(text) <= most:
-        raise LogError(
-            BAD_REQUEST, f"A {noun} has {least} to {most} characters; this one has {len(text)}."
-        )
+        self.timers.set(ShardTimer.SWEEP, now_ms + self._shared.settings.sweep_interval_ms)

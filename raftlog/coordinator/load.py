@@ -16,9 +16,15 @@ from typing import Final, TypeVar
 from raftlog.coordinator.decision import Producer
 from raftlog.coordinator.shard import Kind, Shard, StateMachine
 from raftlog.record.batch import RecordBatch, iterate_batches
-from raftlog.record.codec import Record, decode, decode_groups, decompress_batch
+from raftlog.record.codec import (
+    Record,
+    decode,
+    decode_groups,
+    decode_joined,
+    decompress_batch,
+)
 from raftlog.record.errors import NOT_COORDINATOR, LogError
-from raftlog.record.header import COMPRESSION_MASK
+from raftlog.record.header import COMPRESSION_MASK, CONTROL_BIT, TRANSACTIONAL_BIT
 from raftlog.record.types import Buffer, Offset
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Partition
@@ -28,6 +34,8 @@ BATCH_BYTES_MAX: Final = 64 << 20
 """Most bytes of a decompressed batch."""
 SLICE_BYTES: Final = 192 << 10
 """Records, as objects, replayed in one turn of the event loop: some milliseconds."""
+JOINED_BYTES_MAX: Final = 64 << 10
+"""Of small batches, as objects, that are decoded together: each costs as much as ten records."""
 RECORD_BYTES: Final = 128
 """Added for each record, as in `decode_groups`."""
 COMMIT_CHECK_S: Final = 1.0
@@ -74,36 +82,88 @@ async def load_shard(shard: Shard[S, K], monotonic: Callable[[], float]) -> None
 
 async def replay(kind: Kind[S, K], state: S, data: Buffer) -> int:
     """Replay whole batches in turns of the event loop; return the number of their records."""
-    apply, decode_record = state.replay, kind.decode_record
+    apply, decode_record, replay_usual = state.replay, kind.decode_record, kind.replay_usual
     count = slice_bytes = 0
-    for batch in iterate_batches(data, check_crc=False):
-        header = batch.header
+    for joined in _joined(data):
+        header = joined[0].header
         if header.is_control:
-            _replay_marker(state, batch)
+            _replay_marker(state, joined[0])
             continue
         producer = (
             Producer(header.producer_id, header.producer_epoch) if header.is_transactional else None
         )
-        for records, size_bytes in _groups(batch):
-            for record in records:
+        offset_of = _Offsets(joined)
+        for records, size_bytes in _groups(joined):
+            index, end = 0, len(records)
+            while index < end:
+                if producer is None and (index := replay_usual(state, records, index)) == end:
+                    break
+                record = records[index]
                 decoded = decode_record(record.key or b"", record.value)
                 if decoded is not None:
-                    apply(decoded, position=record.offset, producer=producer)
-            count += len(records)
-            slice_bytes += size_bytes + len(records) * RECORD_BYTES
+                    apply(decoded, position=offset_of(index, record), producer=producer)
+                index += 1
+            count += end
+            slice_bytes += size_bytes + end * RECORD_BYTES
             if slice_bytes >= SLICE_BYTES:
                 slice_bytes = 0
                 await asyncio.sleep(0)
     return count
 
 
-def _groups(batch: RecordBatch) -> Iterator[tuple[Sequence[Record], int]]:
-    """The records of a batch, with their bytes; large batches in several groups."""
+def _joined(data: Buffer) -> Iterator[list[RecordBatch]]:
+    """The batches in their order: several to be decoded at once, if plain and small, or one."""
+    small: list[RecordBatch] = []
+    object_bytes = 0
+    for batch in iterate_batches(data, check_crc=False):
+        header = batch.header
+        own_bytes = header.size_bytes + header.record_count * RECORD_BYTES
+        is_small = (
+            own_bytes <= JOINED_BYTES_MAX
+            and not header.attributes & (COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT)
+            and header.record_count
+        )
+        if small and (not is_small or object_bytes + own_bytes > JOINED_BYTES_MAX):
+            yield small
+            small, object_bytes = [], 0
+        if is_small:
+            small.append(batch)
+            object_bytes += own_bytes
+        else:
+            yield [batch]
+    if small:
+        yield small
+
+
+class _Offsets:
+    """The offsets of records decoded together, which are given in ascending order."""
+
+    def __init__(self, batches: Sequence[RecordBatch]) -> None:
+        self._batches = batches
+        self._at = 0
+        self._end = batches[0].header.record_count
+        """Index of the first record after the present batch."""
+
+    def __call__(self, index: int, record: Record) -> Offset:
+        if len(self._batches) == 1:
+            return Offset(record.offset)
+        while index >= self._end:
+            self._at += 1
+            self._end += self._batches[self._at].header.record_count
+        shift = self._batches[self._at].header.base_offset - self._batches[0].header.base_offset
+        return Offset(record.offset + shift)
+
+
+def _groups(batches: Sequence[RecordBatch]) -> Iterator[tuple[Sequence[Record], int]]:
+    """The records of the batches, with their bytes; a large batch in several groups."""
+    batch = batches[0]
     header = batch.header
     size_bytes = header.size_bytes
     if not header.record_count:
         # Emptied by compaction.
         return iter(())
+    if len(batches) > 1:
+        return iter(((decode_joined(batches), sum(one.header.size_bytes for one in batches)),))
     if (
         size_bytes + header.record_count * RECORD_BYTES <= SLICE_BYTES
         and not header.attributes & COMPRESSION_MASK

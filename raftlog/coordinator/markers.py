@@ -169,7 +169,9 @@ class MarkerWriter:
         """Return once more than `taken` transactions are decided. Raises LogError as `_settled`."""
         while True:
             try:
-                if await shard.wait_until(DECISIONS, lambda state: state.decisions > taken, IDLE_S):
+                if await shard.wait_until(
+                    (DECISIONS,), lambda state: state.decisions > taken, IDLE_S
+                ):
                     return
             except LogError:
                 _require_serving(shard)

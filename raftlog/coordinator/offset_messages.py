@@ -17,6 +17,7 @@ from raftlog.record.types import TopicId
 OFFSETS_MAX: Final = 10_000
 """Partitions of one request: as many elements as a listener decodes."""
 NO_OFFSET: Final = -1
+ANY_OFFSET: Final = -2
 
 _Partition: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -48,6 +49,10 @@ class OffsetToCommit(_Part, frozen=True):
     """Of the last record read; -1: unknown."""
     metadata: str = ""
     topic_id: TopicId | None = None
+    expected: int = ANY_OFFSET
+    """The committed offset as the author knows it: commits only in its place, or again in its own.
+    So a late copy of an earlier commit never takes the offset back. NO_OFFSET: none is known;
+    ANY_OFFSET: commits whatever is there."""
 
 
 class Committer(_Part, frozen=True):
@@ -70,6 +75,8 @@ class CommitOffsets(_Body, frozen=True, tag=20):
     retention_ms: int = -1
     """Of old clients only: keep these offsets so long, whatever the group does; -1: the group's
     retention. Excludes leader epochs and topic ids, which are then not stored."""
+    transactional_id: str = ""
+    """Of `producer`: its coordinator confirms the transaction."""
 
 
 class PartitionOutcome(_Part, frozen=True):

@@ -17,8 +17,8 @@ the last record of a key: a reload from the compacted log gives the same offsets
 **Topics made again.** An offset is stored with its topic's id. `fetch` ignores offsets of another
 id than the one in question, and `sweep` deletes them.
 
-**Room.** An offset is one int key and one bytes value in the dict of its group: 1,000,000 take
-160 MB in groups of 10 or more. A group of one offset takes 450 bytes.
+**Room.** An offset is one int key, and the value of its record, in the dict of its group: 1,000,000
+take 160 MB in groups of 10 or more. A group of one offset takes 450 bytes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,25 @@ from typing import Final, NamedTuple
 
 from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
 from raftlog.coordinator.offset_messages import (
+    ANY_OFFSET,
+    NO_OFFSET,
     FetchedOffset,
     OffsetToCommit,
     PartitionOutcome,
     TopicPartition,
 )
+from raftlog.coordinator.record_codec import (
+    USUAL_OFFSET,
+    decode_offset_value,
+    encode_offset_value,
+    group_and_topic,
+)
 from raftlog.coordinator.records import NO_TIMESTAMP, OffsetCommitKey, OffsetCommitValue
+from raftlog.record.codec import Record
 from raftlog.record.errors import (
     INVALID_BODY,
     OFFSET_METADATA_TOO_LARGE,
+    OFFSET_SUPERSEDED,
     UNSTABLE_OFFSET_COMMIT,
 )
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
@@ -48,13 +58,14 @@ METADATA_BYTES_MAX: Final = 4096
 SWEEP_STEP: Final = 1_000
 """Offsets that one step of a sweep looks at: a millisecond."""
 
-_ENTRY: Final = Struct("<qqqi16s")
-"""Offset, commit time, expiry time, leader epoch, topic id; then the metadata."""
-_NO_TOPIC_ID: Final = bytes(16)
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _PARTITION_BITS: Final = 32
 _PARTITION_MASK: Final = (1 << _PARTITION_BITS) - 1
+_PARTITION: Final = Struct(">i")
+"""The last bytes of an offset's key."""
+_unpack_partition: Final = _PARTITION.unpack_from
+_is_usual: Final = USUAL_OFFSET.fullmatch
 
 
 class _Pending(NamedTuple):
@@ -120,7 +131,7 @@ class OffsetTable:
                 return
             number = self._topics.add(key.topic)
         slot = number << _PARTITION_BITS | key.partition
-        entry = None if value is None else _packed(value)
+        entry = None if value is None else encode_offset_value(value)
         if producer is None:
             self._put(key.group, slot, entry)
             if self._pending:
@@ -140,6 +151,41 @@ class OffsetTable:
                 self._put(group, slot, pending.entry)
                 self._drop_pending(group, slot, before=pending.position)
             self._remove_pending(group, slot, producer_id)
+
+    def replay_usual(self, records: Sequence[Record], start: int) -> int:
+        """Replay records from `start` on while they are usual commits without a transaction.
+
+        Returns the index of the first other one. Same result as `replay`, for loads, in a fraction
+        of the time: no value is decoded, and the names of commits in a row are decoded once.
+        """
+        if self._pending:
+            return start
+        index, end = start, len(records)
+        while index < end:
+            key, value = records[index].key or b"", records[index].value
+            if value is None or not _is_usual(value):
+                break
+            prefix = key[: -_PARTITION.size]
+            names = group_and_topic(prefix)
+            if names is None:
+                break
+            group, topic = names
+            number = self._topics.numbers.get(topic) or self._topics.add(topic)
+            offsets = self._groups.setdefault(group, {})
+            count = len(offsets)
+            while True:
+                (partition,) = _unpack_partition(key, len(prefix))
+                offsets[number << _PARTITION_BITS | partition] = value
+                index += 1
+                if index == end:
+                    break
+                record = records[index]
+                key, value = record.key or b"", record.value
+                if value is None or key[: -_PARTITION.size] != prefix or not _is_usual(value):
+                    break
+            self._count += len(offsets) - count
+            self._topics.uses[number] += len(offsets) - count
+        return index
 
     # Queries
 
@@ -171,7 +217,11 @@ class OffsetTable:
         """Topic, partition and committed offset. Invalid once the group's offsets change."""
         for slot, entry in self._groups.get(group_id, {}).items():
             topic = self._topics.names[slot >> _PARTITION_BITS]
-            yield topic, slot & _PARTITION_MASK, _unpacked(entry)
+            yield topic, slot & _PARTITION_MASK, decode_offset_value(entry)
+
+    def topics(self) -> tuple[str, ...]:
+        """Names of all topics with committed or pending offsets."""
+        return tuple(self._topics.numbers)
 
     def group_ids(self) -> tuple[str, ...]:
         """All groups with committed or pending offsets."""
@@ -195,12 +245,15 @@ class OffsetTable:
         """Commit offsets, in the producer's transaction if there is one. `now_ms`: wall time.
 
         Each partition succeeds or fails by itself: OFFSET_METADATA_TOO_LARGE; INVALID_BODY for a
-        partition, an offset or a leader epoch out of the range of its type.
+        partition, an offset or a leader epoch out of the range of its type; OFFSET_SUPERSEDED if
+        another offset than the expected one is committed.
         """
         expire_ms = NO_TIMESTAMP if retention_ms < 0 else min(now_ms + retention_ms, _INT64_MAX)
         outcomes, records = [], []
         for offset in offsets:
             code = _refusal(offset)
+            if not code and producer is None and self._is_superseded(group_id, offset):
+                code = OFFSET_SUPERSEDED.code
             outcomes.append(PartitionOutcome(offset.topic, offset.partition, code))
             if not code:
                 # No version of the record has an expiry time and these two.
@@ -216,6 +269,14 @@ class OffsetTable:
                 key = OffsetCommitKey(group_id, offset.topic, offset.partition)
                 records.append(CoordinatorRecord(key, value))
         return Decision(tuple(outcomes), tuple(records), producer)
+
+    def _is_superseded(self, group_id: str, offset: OffsetToCommit) -> bool:
+        """Whether another offset is there than the author expects, or has committed already."""
+        if offset.expected == ANY_OFFSET:
+            return False
+        name = TopicPartition(offset.topic, offset.partition, offset.topic_id)
+        (known,) = self.fetch(group_id, (name,))
+        return known.offset not in (NO_OFFSET, offset.expected, offset.offset)
 
     def delete(
         self, group_id: str, partitions: Iterable[TopicPartition]
@@ -337,7 +398,7 @@ class OffsetTable:
         entry = offsets.get(slot)
         if entry is None:
             return FetchedOffset(name.topic, name.partition)
-        value = _unpacked(entry)
+        value = decode_offset_value(entry)
         if None not in (name.topic_id, value.topic_id) and name.topic_id != value.topic_id:
             return FetchedOffset(name.topic, name.partition)
         return FetchedOffset(
@@ -360,7 +421,7 @@ class OffsetTable:
         now_ms: int,
         is_deleted: Callable[[str, TopicId | None], bool],
     ) -> bool:
-        value = _unpacked(entry)
+        value = decode_offset_value(entry)
         if is_deleted(self._topics.names[slot >> _PARTITION_BITS], value.topic_id):
             return True
         if empty_since is None or slot in self._pending.get(group, ()):
@@ -386,27 +447,3 @@ def _refusal(offset: OffsetToCommit) -> int:
         return 0
     is_too_large = len(offset.metadata.encode()) > METADATA_BYTES_MAX
     return OFFSET_METADATA_TOO_LARGE.code if is_too_large else 0
-
-
-def _packed(value: OffsetCommitValue) -> bytes:
-    topic_id = value.topic_id
-    entry = _ENTRY.pack(
-        value.offset,
-        value.commit_timestamp_ms,
-        value.expire_timestamp_ms,
-        value.leader_epoch,
-        _NO_TOPIC_ID if topic_id is None else bytes.fromhex(topic_id),
-    )
-    return entry + value.metadata.encode() if value.metadata else entry
-
-
-def _unpacked(entry: bytes) -> OffsetCommitValue:
-    offset, commit_ms, expire_ms, leader_epoch, topic_id = _ENTRY.unpack_from(entry)
-    return OffsetCommitValue(
-        offset,
-        leader_epoch,
-        entry[_ENTRY.size :].decode(),
-        commit_ms,
-        expire_ms,
-        None if topic_id == _NO_TOPIC_ID else TopicId(topic_id.hex()),
-    )

@@ -7,6 +7,7 @@ tags only fields that older readers may ignore) and missing from the key's next 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,6 +28,10 @@ from raftlog.coordinator.records import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
+    ConsumerInstanceKey,
+    ConsumerInstancePositionKey,
+    ConsumerInstancePositionValue,
+    ConsumerInstanceValue,
     GroupMetadataKey,
     GroupMetadataValue,
     Key,
@@ -38,6 +43,7 @@ from raftlog.coordinator.records import (
     TransactionLogValue,
     Value,
 )
+from raftlog.record.errors import CORRUPT_BATCH, UNSUPPORTED_FORMAT, LogError
 from raftlog.record.types import Buffer
 from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.errors import DecodeError
@@ -79,6 +85,8 @@ _OFFSETS_KINDS: Final = (
     _Kind(7, ConsumerGroupTargetAssignmentMemberKey, ConsumerGroupTargetAssignmentMemberValue, 0),
     _Kind(8, ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue, 0),
     _Kind(16, ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue, 0),
+    _Kind(101, ConsumerInstanceKey, ConsumerInstanceValue, 0),
+    _Kind(102, ConsumerInstancePositionKey, ConsumerInstancePositionValue, 0),
 )
 _TRANSACTION_KINDS: Final = (
     _Kind(0, TransactionLogKey, TransactionLogValue, 1),
@@ -90,6 +98,13 @@ _KINDS: Final = {kind.key_type: kind for kind in (*_OFFSETS_KINDS, *_TRANSACTION
 _Decoders: TypeAlias = tuple[Callable[[Buffer, int, int], Any], Callable[[Buffer, int, int], Any]]
 DECODERS_MAX: Final = 128
 """Kept pairs of decoders: there are fewer known keys and versions."""
+
+NAMES_MAX: Final = 1_024
+"""Kept names of `group_and_topic`: a log has many offsets of one group in a row."""
+
+USUAL_OFFSET: Final = re.compile(rb"\x00\x04.{12}\x01.{8}\x01\x00\x10.{16}", re.DOTALL)
+"""The value of nearly all offsets: version 4, offset and leader epoch, no metadata, commit time,
+one tagged field (0, of 16 bytes): the topic id. Whatever matches is well-formed."""
 
 _VERSION: Final = struct.Struct(">h")
 _unpack_version: Final = _VERSION.unpack_from
@@ -110,9 +125,9 @@ def encode_record(record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
         return key_bytes, None
     if type(value) is not kind.value_type:
         raise TypeError(f"{type(value).__name__} is no value of a {type(key).__name__}")
-    version = kind.written_version
     if type(value) is OffsetCommitValue:
-        version = _offset_commit_version(value)
+        return key_bytes, encode_offset_value(value)
+    version = kind.written_version
     return key_bytes, _VERSION.pack(version) + codec_of(kind.value_type, version).encode(value)
 
 
@@ -121,11 +136,63 @@ def decode_offsets_record(key: Buffer, value: Buffer | None) -> CoordinatorRecor
     return _decode(_offsets_decoders, key, value)
 
 
+def encode_offset_value(value: OffsetCommitValue) -> bytes:
+    """The value of a committed offset's record. Raises EncodeError as `encode_record`."""
+    version = _offset_commit_version(value)
+    return _VERSION.pack(version) + codec_of(OffsetCommitValue, version).encode(value)
+
+
+def decode_offset_value(data: bytes) -> OffsetCommitValue:
+    """The other way round. Raises DecodeError."""
+    (version,) = _unpack_version(data)
+    decode = codec_of(OffsetCommitValue, version).decode
+    return decode(data, _VERSION.size, RECORD_ELEMENTS_MAX)
+
+
+@lru_cache(maxsize=NAMES_MAX)
+def group_and_topic(prefix: bytes) -> tuple[str, str] | None:
+    """The names in the key of an offset, without its last four bytes; None for another key.
+
+    Any four bytes make it a whole key.
+    """
+    try:
+        (number,) = _unpack_version(prefix)
+        if number != _KINDS[OffsetCommitKey].number:
+            return None
+        key = codec_of(OffsetCommitKey, 0).decode(
+            prefix + bytes(4), _VERSION.size, RECORD_ELEMENTS_MAX
+        )
+    except (struct.error, DecodeError):
+        return None
+    return key.group, key.topic
+
+
 def decode_transaction_record(
     key: Buffer, value: Buffer | None
 ) -> CoordinatorRecord | UnknownRecord:
     """A record of `__transaction_state`. Raises DecodeError for malformed bytes."""
     return _decode(_transaction_decoders, key, value)
+
+
+def known_record(
+    topic: str,
+    decode: Callable[[Buffer, Buffer | None], CoordinatorRecord | UnknownRecord],
+    key: bytes,
+    value: bytes | None,
+) -> CoordinatorRecord:
+    """A record that this release knows. Raises LogError: CORRUPT_BATCH, UNSUPPORTED_FORMAT."""
+    try:
+        record = decode(key, value)
+    except DecodeError as error:
+        raise LogError(CORRUPT_BATCH, f"A record of {topic} is malformed: {error}") from error
+    if isinstance(record, UnknownRecord):
+        raise LogError(
+            UNSUPPORTED_FORMAT,
+            f"{topic} has a record of key {record.key_number} in version {record.value_version}, "
+            "which this release does not know: upgrade this node, or have a newer one lead the "
+            "partition.",
+        )
+    return record
 
 
 def _decode(

@@ -129,6 +129,9 @@ class ConsumerGroupMetadataValue(_Struct, frozen=True):
     epoch: Int32
     metadata_hash: Annotated[Int64, Field(tag=0)] = 0
     """Of the partitions of all subscribed topics; 0: none."""
+    empty_since_ms: Annotated[Int64, Field(tag=1_000)] = NO_TIMESTAMP
+    """Wall time at which the last member went; -1: the group has members, or the writer was Kafka.
+    Ours: Kafka's tools skip the unknown tag."""
 
 
 class ConsumerGroupMemberMetadataKey(_Key, frozen=True):
@@ -222,6 +225,52 @@ class ConsumerGroupRegularExpressionValue(_Struct, frozen=True):
     timestamp_ms: Int64
 
 
+# REST consumer instances (ours: Kafka's tools skip key types that they do not know)
+
+
+class ConsumerInstanceKey(_Key, frozen=True):
+    """A REST consumer instance."""
+
+    group: str
+    instance: str
+
+
+class ConsumerInstanceValue(_Nested, frozen=True):
+    """What an instance is. Of names, pattern and assigned partitions at most one is given."""
+
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
+    member_id: str
+    """Of the member of the group that the instance is while it is subscribed."""
+    format: str
+    auto_offset_reset: str
+    auto_commit_interval_ms: Int32
+    """0: the client commits."""
+    fetch_min_bytes: Int32
+    request_timeout_ms: Int32
+    subscribed_topic_names: tuple[str, ...] = ()
+    """In the client's order."""
+    subscribed_topic_regex: str | None = None
+    assigned_partitions: tuple[TopicPartitions, ...] = ()
+
+
+class ConsumerInstancePositionKey(_Key, frozen=True):
+    """The start of an instance in one partition, where no commit shows it."""
+
+    group: str
+    instance: str
+    topic_id: Uuid
+    partition: Int32
+
+
+class ConsumerInstancePositionValue(_Struct, frozen=True):
+    """The next offset to read, until the instance commits."""
+
+    VERSIONS: ClassVar = Versions(0, 0, flexible=0)
+
+    offset: Int64
+
+
 # Transactions
 
 
@@ -282,6 +331,8 @@ OffsetsKey: TypeAlias = (
     | ConsumerGroupTargetAssignmentMemberKey
     | ConsumerGroupCurrentMemberAssignmentKey
     | ConsumerGroupRegularExpressionKey
+    | ConsumerInstanceKey
+    | ConsumerInstancePositionKey
 )
 OffsetsValue: TypeAlias = (
     OffsetCommitValue
@@ -292,6 +343,8 @@ OffsetsValue: TypeAlias = (
     | ConsumerGroupTargetAssignmentMemberValue
     | ConsumerGroupCurrentMemberAssignmentValue
     | ConsumerGroupRegularExpressionValue
+    | ConsumerInstanceValue
+    | ConsumerInstancePositionValue
 )
 Key: TypeAlias = OffsetsKey | TransactionLogKey | SinkEpochKey
 Value: TypeAlias = OffsetsValue | TransactionLogValue | SinkEpochValue

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
+from raftlog.coordinator.decision import Counts
 from raftlog.coordinator.load import load_shard
 from raftlog.coordinator.shard import Kind, Shard
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import TopicImage
 from raftlog.peer.tasks import TaskGroup
+from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import (
     COORDINATOR_LOADING,
     MAYBE_CHANGED,
@@ -94,6 +97,10 @@ class Coordinators:
     def shards(self) -> list[AnyShard]:
         """The shards that serve here."""
         return list(self._shards.values())
+
+    def counts(self) -> Counts:
+        """What the coordinators of this node have done since its start."""
+        return sum((kind.counts for kind in self._kinds.values()), Counter())
 
     def shard_of(self, partition: Partition) -> AnyShard | None:
         """The shard through which all batches of the partition go; None: it needs none.
@@ -210,7 +217,10 @@ class Coordinators:
     # Shards
 
     def metadata_applied(self, delta: MetadataDelta) -> None:
-        """Notify the shards of topics that were created, deleted or enlarged."""
+        """Notify the shards of topics that were created, deleted or enlarged, and of settings."""
+        if delta.cluster_settings:
+            for shard in self.shards():
+                shard.settings_changed()
         names = {topic.name for topic in (*delta.created, *delta.deleted)}
         names.update(
             change.after.name
@@ -283,22 +293,3 @@ class Coordinators:
             logger.warning(
                 "%s: coordinator ended, loading again: %s", partition.name, shard.ended.message
             )
-
-
-def partition_of(key: str, count: int) -> int:
-    """The partition of a group or transactional id, as Kafka computes it: the size of the hash.
-
-    `Utils.abs` of `String.hashCode`, modulo the count: the smallest integer has no opposite, and
-    counts as 0.
-    """
-    hashed = java_hash(key)
-    return 0 if hashed == -(1 << 31) else abs(hashed) % count
-
-
-def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: over UTF-16 code units, in 32 bits."""
-    units = text.encode("utf-16-be", "surrogatepass")
-    hashed = 0
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        hashed = (31 * hashed + (high << 8 | low)) & 0xFFFFFFFF
-    return hashed - (1 << 32) if hashed >= 1 << 31 else hashed

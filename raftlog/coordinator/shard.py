@@ -6,6 +6,8 @@ if the partition is still led here. An ended shard never writes again (`_Batch.g
 
 A request costs one call of its decision and one future. The records of all decisions of one turn of
 the event loop go into one batch; while IN_FLIGHT_MAX batches are in flight, the next one collects.
+A batch of a transaction is its producer's alone: it gains nothing by waiting, and waits only for
+ALONE_IN_FLIGHT_MAX.
 A batch is written only where the shard expects it, so the positions given to `replay` are the
 offsets in the log, and no batch follows a failed one.
 """
@@ -14,17 +16,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
+from raftlog.coordinator.decision import CoordinatorRecord, Counts, Decision, Producer, Timers
 from raftlog.metadata.image import MetadataImage
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.batch import RecordBatch
-from raftlog.record.codec import BatchBuilder
+from raftlog.record.codec import BatchBuilder, Record
 from raftlog.record.compression import Compression
 from raftlog.record.errors import (
     ILLEGAL_STATE,
@@ -48,11 +59,14 @@ from raftlog.record.types import (
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.replica import Origin
+from raftlog.replication.verification import VerificationGuard
 from raftlog.world import Clock
 from raftlog.world.time import Wakeup
 
 IN_FLIGHT_MAX: Final = 4
 """Batches of a shard written and not committed: enough to overlap a sync with a round trip."""
+ALONE_IN_FLIGHT_MAX: Final = 64
+"""The same, before a batch or marker of a transaction: nothing else could join it."""
 BATCH_BYTES_MAX: Final = 256 << 10
 """Bytes at which the next decision begins another batch."""
 PENDING_BYTES_MAX: Final = 16 << 20
@@ -131,6 +145,10 @@ class Kind(Generic[S, K]):
     timers: Callable[[S], Timers[K]]
     loaded: Callable[[S, Moment], None]
     """Begins all timers with their full length: after a load, or a time without writes."""
+    follow_settings: Callable[[S, Mapping[str, str]], None]
+    """Takes over the settings of the cluster: before the end of a load, and when they change."""
+    refused: Callable[[S, Decision[object], Moment], None]
+    """A decision's records are too large: takes back what else it has changed, as timers."""
     expire: Callable[[S, K, Moment], Decision[object]]
     """Decides about a timer that is due."""
     handle: Callable[[Shard[S, K], memoryview], Awaitable[Buffer]]
@@ -139,6 +157,12 @@ class Kind(Generic[S, K]):
     """Runs beside a loaded shard, and returns at its end."""
     topics_changed: Callable[[S, Collection[str], Moment], None] = lambda _s, _n, _m: None
     """Notes topics that were created, deleted or enlarged; a timer may then decide."""
+    counts: Counts = field(default_factory=Counter)
+    """Of all shards of the node."""
+    replay_usual: Callable[[S, Sequence[Record], int], int] = lambda _state, _records, start: start
+    """Replays records without a transaction from an index on, while they are of the form that most
+    of a log has, with the result of `decode_record` and `replay` in less time. Returns the index of
+    the first one that is to be decoded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +174,8 @@ class _Batch:
     builder: BatchBuilder
     write_marker: WriteMarker | None = None
     """Writes a marker, instead of records."""
+    verification: VerificationGuard | None = None
+    """Of records that open their producer's transaction in this partition."""
     size_bytes: int = HEADER_SIZE
     record_count: int = 0
     waiters: list[tuple[asyncio.Future[None], bool]] = field(default_factory=list)
@@ -189,6 +215,8 @@ class Shard(Generic[S, K]):
         self._in_flight: deque[_Batch] = deque()
         self._pending_bytes = self._pending_records = 0
         """Of both."""
+        self._last_of: dict[ProducerId, _Batch] = {}
+        """Each producer's last batch that is not committed yet."""
         self._is_flush_due = False
         self._ended: LogError | None = None
         self._held: dict[Hashable, list[asyncio.Future[None]]] = {}
@@ -203,6 +231,7 @@ class Shard(Generic[S, K]):
     def begin(self, end: Offset) -> None:
         """Serve: everything below `end`, the log's end, has been replayed and is committed."""
         self._next = end
+        self.settings_changed()
         self.kind.loaded(self.state, self.moment())
 
     async def run(self) -> None:
@@ -222,6 +251,7 @@ class Shard(Generic[S, K]):
         batches = (*self._in_flight, *self._unwritten)
         self._in_flight.clear()
         self._unwritten.clear()
+        self._last_of.clear()
         for batch in batches:
             for future, has_records in batch.waiters:
                 if not future.done():
@@ -261,14 +291,24 @@ class Shard(Generic[S, K]):
         self.kind.topics_changed(self.state, names, self.moment())
         self.timers_changed()
 
+    def settings_changed(self) -> None:
+        """Follow a change of the cluster's settings."""
+        self.kind.follow_settings(self.state, self._image().cluster_settings)
+
     # Requests
 
-    async def execute(self, decide: Callable[[S], Decision[R]]) -> R:
+    async def execute(
+        self,
+        decide: Callable[[S], Decision[R]],
+        *,
+        verification: VerificationGuard | None = None,
+    ) -> R:
         """Decide, replay and append the records, and return the response once all is committed.
 
         Cancelling the call does not undo the records. `decide` may raise LogError, which leaves
-        like a response. Raises LogError: NOT_COORDINATOR, OVERLOADED and the errors of an append
-        that wrote nothing; RETRIABLE with an unknown outcome.
+        like a response. For records in a transaction see `execute_in_transaction`. Raises
+        LogError: NOT_COORDINATOR, OVERLOADED and the errors of an append that wrote nothing;
+        RETRIABLE with an unknown outcome.
         """
         self._require_lead()
         self.partition.require_appendable()
@@ -279,44 +319,75 @@ class Shard(Generic[S, K]):
             await self._committed()
             raise
         if decision.records:
-            await self._waited(self._take(decision), has_records=True)
+            await self._waited(self._take(decision, verification), has_records=True)
         else:
             await self._committed()
         return decision.response
 
+    async def execute_in_transaction(
+        self,
+        producer: Producer,
+        verification: VerificationGuard | None,
+        decide: Callable[[S], Decision[R]],
+    ) -> R:
+        """Like `execute`, with records in the producer's transaction, if any.
+
+        Call it once the transaction's coordinator has confirmed the transaction to a question asked
+        after `verification` began (None: the transaction was open here). A batch that the log would
+        refuse would end the shard, so this refuses first. Raises also LogError
+        TRANSACTION_NOT_VERIFIED if a marker came in between; PRODUCER_FENCED, QUOTA_EXCEEDED.
+        """
+        while True:
+            self._require_lead()
+            last = self._last_of.get(producer.producer_id)
+            if last is None or (last.write_marker is None and last.producer == producer):
+                break
+            # A marker, or a batch of another epoch: the log judges once it is there.
+            await self._waited(last, has_records=False)
+        if last is None:
+            self.role.check_coordinator_append(
+                *producer, verification, new_producers=self._new_producers(producer)
+            )
+        return await self.execute(decide, verification=None if last else verification)
+
+    def _new_producers(self, producer: Producer) -> int:
+        """Producers not in the log: with a batch on its way there, and this one."""
+        known = self.partition.log.producers
+        if producer.producer_id in known:
+            return 0
+        return 1 + sum(producer_id not in known for producer_id in self._last_of)
+
     async def append_marker(
-        self, producer: Producer, *, committed: bool, judge: Callable[[], bool], write: WriteMarker
+        self,
+        producer: Producer,
+        *,
+        committed: bool,
+        judge: Callable[[int], bool],
+        write: WriteMarker,
     ) -> None:
         """Append a transaction's marker among the decisions, and return once committed.
 
         All batches of the partition go through its shard: so the replay has the log's order.
         `judge` decides by the log, once all earlier batches of the producer are in it: False if the
-        marker is there already, LogError if it is refused. Raises LogError as `execute`.
+        marker is there already, LogError if it is refused. Its argument counts the producers not
+        in the log that would be with all batches on their way there. Raises LogError as `execute`.
         """
         while True:
             self._require_lead()
             self.partition.require_appendable()
             self._require_room()
-            earlier = self._pending_of(producer.producer_id)
+            earlier = self._last_of.get(producer.producer_id)
             if earlier is None:
                 break
             await self._waited(earlier, has_records=False)
-        if not judge():
+        if not judge(self._new_producers(producer)):
             await self._committed()
             return
         with self._ended_by_failure():
             self.state.replay_marker(*producer, committed=committed, position=self._next)
-        batch = _Batch(self._next, producer, _builder(producer), write)
-        self._unwritten.append(batch)
+        batch = self._begin_batch(producer, write)
         self._count(batch, 1, MARKER_BYTES)
         await self._waited(batch, has_records=True)
-
-    def _pending_of(self, producer_id: ProducerId) -> _Batch | None:
-        """The producer's last batch that is not committed yet."""
-        for batch in (*reversed(self._unwritten), *reversed(self._in_flight)):
-            if batch.producer is not None and batch.producer.producer_id == producer_id:
-                return batch
-        return None
 
     async def query(self, read: Callable[[S], R]) -> R:
         """Read the state, and return once all of it is committed and the lead is confirmed.
@@ -338,9 +409,10 @@ class Shard(Generic[S, K]):
         return response
 
     async def wait_until(
-        self, key: Hashable, condition: Callable[[S], bool], timeout_s: float
+        self, keys: tuple[Hashable, ...], condition: Callable[[S], bool], timeout_s: float
     ) -> bool:
-        """Wait until a replayed change of `key` makes the condition true; False after the timeout.
+        """Wait until a replayed change of one of the keys makes the condition true; False after the
+        timeout.
 
         What the condition saw may not be committed: answer by `execute` or `query`. Raises
         LogError NOT_COORDINATOR, OVERLOADED.
@@ -356,10 +428,12 @@ class Shard(Generic[S, K]):
             deadline = self._loop.time() + timeout_s
             while True:
                 future: asyncio.Future[None] = self._loop.create_future()
-                self._held.setdefault(key, []).append(future)
+                for key in keys:
+                    self._held.setdefault(key, []).append(future)
                 timer = self._loop.call_at(deadline, _settle, future)
                 await future
                 timer.cancel()
+                self._forget_held(keys)
                 if condition(self.state):
                     return True
                 if self._loop.time() >= deadline:
@@ -368,17 +442,18 @@ class Shard(Generic[S, K]):
             self._held_count -= 1
             if timer is not None:
                 timer.cancel()
-            self._forget_held(key)
+            self._forget_held(keys)
 
     def _changed(self, key: Hashable) -> None:
         """A replay has changed the key: wake its requests, which look in a later turn."""
         for future in self._held.pop(key, ()):
             _settle(future)
 
-    def _forget_held(self, key: Hashable) -> None:
-        left = [future for future in self._held.pop(key, ()) if not future.done()]
-        if left:
-            self._held[key] = left
+    def _forget_held(self, keys: tuple[Hashable, ...]) -> None:
+        for key in keys:
+            left = [future for future in self._held.pop(key, ()) if not future.done()]
+            if left:
+                self._held[key] = left
 
     # Records
 
@@ -386,15 +461,14 @@ class Shard(Generic[S, K]):
         if self._pending_bytes >= PENDING_BYTES_MAX or self._pending_records >= PENDING_RECORDS_MAX:
             raise LogError(OVERLOADED, f"{self.partition.name}: too many changes wait for commit.")
 
-    def _take(self, decision: Decision[R]) -> _Batch:
+    def _take(self, decision: Decision[R], verification: VerificationGuard | None = None) -> _Batch:
         """Replay a decision's records, and add these to the batch that collects."""
         encode, kept = self.kind.encode_record, self.state
         encoded = [encode(record) for record in decision.records]
         size_bytes = sum(len(key) + len(value or b"") + RECORD_BYTES for key, value in encoded)
         bytes_max = self.partition.log.config.max_message_bytes
         if HEADER_SIZE + size_bytes > bytes_max:
-            # The decision may have changed timers of what stays as it was.
-            self.kind.loaded(kept, self.moment())
+            self.kind.refused(kept, decision, self.moment())
             raise LogError(
                 RECORD_TOO_LARGE,
                 f"{self.partition.name}: a change of {size_bytes} bytes is too large; "
@@ -404,6 +478,7 @@ class Shard(Generic[S, K]):
             for position, record in enumerate(decision.records, self._next):
                 kept.replay(record, position=position, producer=decision.producer)
         batch = self._batch_for(size_bytes, bytes_max, decision.producer)
+        batch.verification = batch.verification or verification
         time_ms, append = self._clock.time_ms(), batch.builder.append
         for key, value in encoded:
             append(time_ms, key, value)
@@ -426,7 +501,7 @@ class Shard(Generic[S, K]):
         self._next = Offset(self._next + record_count)
         self._pending_bytes += size_bytes
         self._pending_records += record_count
-        if not self._is_flush_due and len(self._in_flight) < IN_FLIGHT_MAX:
+        if not self._is_flush_due and self._may_write():
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
@@ -437,17 +512,31 @@ class Shard(Generic[S, K]):
             fits = batch.size_bytes + size_bytes <= min(BATCH_BYTES_MAX, bytes_max)
             if fits and batch.producer == producer and batch.write_marker is None:
                 return batch
-        batch = _Batch(self._next, producer, _builder(producer))
+        return self._begin_batch(producer)
+
+    def _begin_batch(
+        self, producer: Producer | None, write_marker: WriteMarker | None = None
+    ) -> _Batch:
+        batch = _Batch(self._next, producer, _builder(producer), write_marker)
         self._unwritten.append(batch)
+        if producer is not None:
+            self._last_of[producer.producer_id] = batch
         return batch
 
     def _flush(self) -> None:
         """Write the collected batches, as far as the bound in flight allows."""
         self._is_flush_due = False
-        while self._unwritten and len(self._in_flight) < IN_FLIGHT_MAX:
+        while self._may_write():
             batch = self._unwritten.popleft()
             self._in_flight.append(batch)
             self._tasks.spawn(self._write(batch), "coordinator-append")
+
+    def _may_write(self) -> bool:
+        """Whether there is a next batch, and the bound in flight allows it."""
+        if not self._unwritten:
+            return False
+        is_alone = self._unwritten[0].producer is not None
+        return len(self._in_flight) < (ALONE_IN_FLIGHT_MAX if is_alone else IN_FLIGHT_MAX)
 
     async def _write(self, batch: _Batch) -> None:
         def guard() -> None:
@@ -466,7 +555,8 @@ class Shard(Generic[S, K]):
                 await batch.write_marker(guard)
             else:
                 data = batch.builder.build()
-                await self._append((RecordBatch(parse_header(data), memoryview(data)),), guard)
+                built = (RecordBatch(parse_header(data), memoryview(data)),)
+                await self._append(built, guard, batch.verification)
         except LogError as error:
             if self._ended is None:
                 logger.warning("%s: an append failed: %s", self.partition.name, error.message)
@@ -477,7 +567,12 @@ class Shard(Generic[S, K]):
         batch.is_committed = True
         self._release()
 
-    async def _append(self, batches: Sequence[RecordBatch], guard: Callable[[], None]) -> None:
+    async def _append(
+        self,
+        batches: Sequence[RecordBatch],
+        guard: Callable[[], None],
+        verification: VerificationGuard | None,
+    ) -> None:
         """The one way into the log; returns once committed."""
         await self.partition.append(
             batches,
@@ -485,6 +580,7 @@ class Shard(Generic[S, K]):
             timeout_s=COMMIT_S,
             guard=guard,
             origin=Origin.COORDINATOR,
+            verification=verification,
         )
 
     def _release(self) -> None:
@@ -494,6 +590,9 @@ class Shard(Generic[S, K]):
             batch = in_flight.popleft()
             self._pending_bytes -= batch.size_bytes - HEADER_SIZE
             self._pending_records -= batch.record_count
+            producer = batch.producer
+            if producer is not None and self._last_of.get(producer.producer_id) is batch:
+                del self._last_of[producer.producer_id]
             for future, _ in batch.waiters:
                 _settle(future)
         self._flush()

@@ -15,7 +15,7 @@ producer, so a fenced producer never gets the new epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -29,6 +29,12 @@ from raftlog.coordinator.records import (
     TransactionPartitions,
 )
 from raftlog.coordinator.transaction_messages import PARTITIONS_MAX, TopicPartition
+from raftlog.metadata.broker_configs import (
+    TRANSACTION_PREPARED,
+    TRANSACTION_TIMEOUT,
+    TRANSACTIONAL_ID_RETENTION,
+    coordinator_number,
+)
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
     INVALID_PRODUCER_EPOCH,
@@ -74,12 +80,29 @@ COMPLETE: Final = (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
 class TransactionSettings(Struct, frozen=True):
     """Cluster settings. Times in milliseconds."""
 
-    timeout_ms_max: int = 15 * 60_000
+    timeout_ms_max: int = coordinator_number({}, TRANSACTION_TIMEOUT)
     """Largest transaction timeout of a client."""
-    id_retention_ms: int = 7 * 24 * 3_600_000
+    id_retention_ms: int = coordinator_number({}, TRANSACTIONAL_ID_RETENTION)
     """An idle transactional id expires so long after its last change."""
-    prepared_timeout_ms: int = 24 * 3_600_000
+    prepared_timeout_ms: int = coordinator_number({}, TRANSACTION_PREPARED)
     """A transaction prepared for longer is reported as overdue; only an operator aborts it."""
+
+    def following(self, cluster: Mapping[str, str]) -> TransactionSettings:
+        """These settings, with those that are set for the cluster."""
+        found = {
+            field: coordinator_number(cluster, name)
+            for field, name in _CLUSTER_SETTINGS.items()
+            if name in cluster
+        }
+        return replace(self, **found) if found else self
+
+
+_CLUSTER_SETTINGS: Final = {
+    "timeout_ms_max": TRANSACTION_TIMEOUT,
+    "id_retention_ms": TRANSACTIONAL_ID_RETENTION,
+    "prepared_timeout_ms": TRANSACTION_PREPARED,
+}
+"""The cluster setting of a field."""
 
 
 class ProducerIdRequiredError(Exception):

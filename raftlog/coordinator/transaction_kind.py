@@ -6,16 +6,17 @@ response: `decode_response` raises the error, once the records are committed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from raftlog.coordinator.decision import CoordinatorRecord, Decision
+from raftlog.coordinator.decision import CoordinatorRecord, Counts, Decision, Event
 from raftlog.coordinator.record_codec import (
-    UnknownRecord,
     decode_transaction_record,
     encode_record,
+    known_record,
 )
 from raftlog.coordinator.shard import Kind, Moment, Shard
 from raftlog.coordinator.transaction import ProducerIdRequiredError, TransactionSettings
@@ -28,23 +29,26 @@ from raftlog.coordinator.transaction_messages import (
     ListTransactions,
     Request,
     Response,
+    Verified,
+    VerifyOrAdd,
 )
 from raftlog.coordinator.transaction_shard import TimerKey, TransactionShard
+from raftlog.record.coordinators import TRANSACTIONS_TOPIC
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
-    CORRUPT_BATCH,
     INVALID_BODY,
-    UNSUPPORTED_FORMAT,
+    PRODUCER_FENCED,
     LogError,
 )
 from raftlog.record.types import Buffer, ProducerEpoch, ProducerId
-from raftlog.schema.errors import DecodeError
 
 NAME: Final = "transaction"
-TOPIC: Final = "__transaction_state"
+TOPIC: Final = TRANSACTIONS_TOPIC
 
 HELD_S: Final = 2.0
 """Longest wait of an `init` or end for the markers of the transaction before."""
+VERIFICATION_HELD_S: Final = 0.5
+"""Longest wait of a leader's questions. It asks again, with its partition's news since."""
 
 TransactionCoordinator: TypeAlias = Shard[TransactionShard, TimerKey]
 AllocateProducerId: TypeAlias = Callable[[], Awaitable[tuple[ProducerId, ProducerEpoch]]]
@@ -75,8 +79,10 @@ def transaction_kind(
 ) -> Kind[TransactionShard, TimerKey]:
     """The kind. `run` writes the markers of a loaded shard, until it ends."""
 
+    counts: Counts = Counter()
+
     def create(changed: Callable[[Hashable], None]) -> TransactionShard:
-        return TransactionShard(settings, changed)
+        return TransactionShard(settings, changed, counts)
 
     async def handle(shard: TransactionCoordinator, data: memoryview) -> Buffer:
         try:
@@ -95,9 +101,12 @@ def transaction_kind(
         decode_record=_decode_record,
         timers=lambda state: state.timers,
         loaded=lambda state, moment: state.loaded(moment.now_ms),
+        follow_settings=TransactionShard.follow_settings,
+        refused=lambda state, _, moment: state.loaded(moment.now_ms),
         expire=_expire,
         handle=handle,
         run=run,
+        counts=counts,
     )
 
 
@@ -107,6 +116,8 @@ async def carry_out(
     """The response to a request, once its records are committed. Raises LogError."""
     if isinstance(request, ListTransactions | DescribeTransaction | DescribeSink):
         return await shard.query(lambda state: _decide(shard, state, request, None).response)
+    if isinstance(request, VerifyOrAdd):
+        await _until_one_may_begin(shard, request)
     if not isinstance(request, InitProducer | EndTransaction):
         return await _execute(shard, request, allocate_producer_id)
     try:
@@ -118,10 +129,23 @@ async def carry_out(
         refusal = error
     transactional_id = request.transactional_id
     if refusal.entry is not CONCURRENT_TRANSACTIONS or not await shard.wait_until(
-        transactional_id, lambda state: not state.is_ending(transactional_id), HELD_S
+        (transactional_id,), lambda state: not state.is_ending(transactional_id), HELD_S
     ):
         raise refusal
     return await _execute(shard, request, allocate_producer_id)
+
+
+async def _until_one_may_begin(shard: TransactionCoordinator, request: VerifyOrAdd) -> None:
+    """Hold questions that would all be answered CONCURRENT_TRANSACTIONS, until one would not.
+
+    So a producer's next transaction begins as soon as all markers of the one before are confirmed,
+    and no question waits for the markers of another producer. Raises LogError as `wait_until`.
+    """
+    ids = tuple({one.transactional_id: None for one in request.verifications})
+    if ids:
+        await shard.wait_until(
+            ids, lambda state: not all(map(state.is_ending, ids)), VERIFICATION_HELD_S
+        )
 
 
 async def _execute(
@@ -143,8 +167,18 @@ def _decide(
     request: Request,
     producer_id: ProducerId | None,
 ) -> Decision[Response]:
-    moment = shard.moment()
-    return state.decide(request, moment.now_ms, moment.time_ms, producer_id)
+    moment, counts = shard.moment(), shard.kind.counts
+    try:
+        decision = state.decide(request, moment.now_ms, moment.time_ms, producer_id)
+    except LogError as error:
+        counts[Event.PRODUCER_FENCED] += error.entry is PRODUCER_FENCED
+        raise
+    if isinstance(decision.response, Verified):
+        counts[Event.PRODUCER_FENCED] += sum(
+            outcome is not None and outcome.code == PRODUCER_FENCED.code
+            for outcome in decision.response.outcomes
+        )
+    return decision
 
 
 def _expire(state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[object]:
@@ -153,18 +187,4 @@ def _expire(state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[
 
 
 def _decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord:
-    try:
-        record = decode_transaction_record(key, value)
-    except DecodeError as error:
-        raise LogError(CORRUPT_BATCH, f"A record of {TOPIC} is malformed: {error}") from error
-    if isinstance(record, UnknownRecord):
-        _refuse(record)
-    return record
-
-
-def _refuse(record: UnknownRecord) -> NoReturn:
-    raise LogError(
-        UNSUPPORTED_FORMAT,
-        f"{TOPIC} has a record of key {record.key_number} in version {record.value_version}, which "
-        "this release does not know: upgrade this node, or have a newer one lead the partition.",
-    )
+    return known_record(TOPIC, decode_transaction_record, key, value)

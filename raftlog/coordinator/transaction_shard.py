@@ -15,13 +15,21 @@ commits a set of prepared transactions, aborts the sink's others, and stores the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
 from raftlog.coordinator import transaction as transitions
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
+from raftlog.coordinator.decision import (
+    CoordinatorRecord,
+    Counts,
+    Decision,
+    Event,
+    Producer,
+    Timers,
+)
 from raftlog.coordinator.records import (
     SinkEpochKey,
     SinkEpochValue,
@@ -132,9 +140,12 @@ class TransactionShard:
         self,
         settings: TransactionSettings,
         on_changed: Callable[[Hashable], None] = lambda _key: None,
+        counts: Counts | None = None,
     ) -> None:
-        """`on_changed` gets each transactional id that a replay changes, and DECISIONS."""
-        self.settings = settings
+        """`on_changed` gets each transactional id that a replay changes, and DECISIONS; `counts`
+        what decisions do."""
+        self._counts = Counter() if counts is None else counts
+        self._defaults = self._settings = settings
         self._on_changed = on_changed
         self.timers: Timers[TimerKey] = Timers()
         self._transactions: dict[str, Transaction] = {}
@@ -143,6 +154,8 @@ class TransactionShard:
         """Count of decided transactions since the load began."""
         self._progress: dict[str, _Progress] = {}
         """Of each decided transaction."""
+        self._unfinished: dict[str, None] = {}
+        """Transactional ids with a transaction that is open, or without all of its markers."""
         self._open_of_sink: dict[str, dict[str, None]] = {}
         """Transactional ids with an open transaction, by sink."""
         # Keys without an open transaction, in the order of the log, with the wall time of their
@@ -153,6 +166,10 @@ class TransactionShard:
 
     def __len__(self) -> int:
         return len(self._transactions)
+
+    def follow_settings(self, cluster: Mapping[str, str]) -> None:
+        """Take over the settings of the cluster, from now on."""
+        self._settings = self._defaults.following(cluster)
 
     # Replay
 
@@ -182,6 +199,7 @@ class TransactionShard:
     def _replay_transaction(self, transactional_id: str, value: TransactionLogValue | None) -> None:
         self._on_changed(transactional_id)
         self._progress.pop(transactional_id, None)
+        self._unfinished.pop(transactional_id, None)
         self._idle_ids.pop(transactional_id, None)
         self._idle_sink_ids.pop(transactional_id, None)
         sink_id = sink_of(transactional_id)
@@ -192,6 +210,8 @@ class TransactionShard:
             return
         present = Transaction.of(value)
         self._transactions[transactional_id] = present
+        if present.state in OPEN or present.state in DECIDED:
+            self._unfinished[transactional_id] = None
         if present.state in DECIDED:
             self.decisions += 1
             self._progress[transactional_id] = _Progress(self.decisions, set(present.partitions))
@@ -229,6 +249,10 @@ class TransactionShard:
             if present.state is State.ONGOING:
                 self.timers.set(transactional_id, now_ms + present.timeout_ms)
         self.timers.set(ShardTimer.EXPIRATION, now_ms + EXPIRATION_INTERVAL_MS)
+
+    def unfinished(self) -> list[Transaction]:
+        """Transactions that are open, or without all of their markers."""
+        return [self._transactions[one] for one in self._unfinished]
 
     # Markers
 
@@ -283,13 +307,14 @@ class TransactionShard:
         present = self._transactions.get(key)
         if present is None or present.state is not State.ONGOING:
             return Decision(None)
+        self._counts[Event.TRANSACTION_TIMEOUT] += 1
         return Decision(None, (_record(key, transitions.expire(present, wall_ms)),))
 
     def _expire_idle(self, now_ms: int, wall_ms: int) -> Decision[None]:
         tombstones: list[CoordinatorRecord] = []
         key_of: type[TransactionLogKey | SinkEpochKey]
         for idle, key_of, retention_ms in (
-            (self._idle_ids, TransactionLogKey, self.settings.id_retention_ms),
+            (self._idle_ids, TransactionLogKey, self._settings.id_retention_ms),
             (self._idle_sink_ids, TransactionLogKey, SINK_ID_RETENTION_MS),
             (self._idle_sinks, SinkEpochKey, SINK_RETENTION_MS),
         ):
@@ -364,10 +389,10 @@ class TransactionShard:
     ) -> Decision[Response]:
         transactional_id = request.transactional_id
         before = self._transactions.get(transactional_id)
-        if not 0 < request.timeout_ms <= self.settings.timeout_ms_max:
+        if not 0 < request.timeout_ms <= self._settings.timeout_ms_max:
             raise LogError(
                 INVALID_TRANSACTION_TIMEOUT,
-                f"A transaction timeout is 1 to {self.settings.timeout_ms_max:,} ms; requested: "
+                f"A transaction timeout is 1 to {self._settings.timeout_ms_max:,} ms; requested: "
                 f"{request.timeout_ms:,} ms.",
             )
         if before is None:
@@ -612,7 +637,9 @@ class TransactionShard:
         is_open = present.state in OPEN or present.state in DECIDED
         # The wall clock may have gone back.
         open_ms = max(0, wall_ms - present.start_ms) if is_open else 0
-        is_overdue = present.state is State.PREPARED and open_ms > self.settings.prepared_timeout_ms
+        is_overdue = (
+            present.state is State.PREPARED and open_ms > self._settings.prepared_timeout_ms
+        )
         return TransactionSummary(
             transactional_id, present.client, present.state.label, open_ms, is_overdue
         )

@@ -7,6 +7,10 @@ batch joins a transaction that has ended, and none stays open without the coordi
 
 The questions of one turn of the event loop to one shard are one request. Later batches of the
 producer wait behind its first one, in the order of the calls.
+
+A producer begins its next transaction while the markers of the one before are being written. Then
+the question waits here for the marker of this partition, which would end its guard, and at the
+coordinator for the others. Nothing polls.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.service import Coordinators, partition_of
+from raftlog.coordinator.service import Coordinators
 from raftlog.coordinator.transaction_kind import TOPIC, decode_response, encode_request
 from raftlog.coordinator.transaction_messages import (
     VERIFICATIONS_MAX,
@@ -30,6 +34,7 @@ from raftlog.metadata.image import TopicImage
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.batch import RecordBatch
 from raftlog.record.control import Marker
+from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
     INVALID_BODY,
@@ -40,6 +45,7 @@ from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.arrival_order import ArrivalOrder
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.verification import VerificationGuard
 from raftlog.storage.types import AppendResult
 from raftlog.world import Clock
 
@@ -47,8 +53,9 @@ ASK_S: Final = 5.0
 """Timeout of one question."""
 CONCURRENT_S_MAX: Final = 1.0
 """Longest wait for the end of the producer's transaction before: its markers are being written."""
-PAUSE_S_MIN: Final = 0.005
-PAUSE_S_MAX: Final = 0.1
+PAUSES_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05)
+"""Pauses before a question is asked again, the last one from then on. The coordinator holds a
+question; it comes back early only with one of another producer that could be answered."""
 
 _Key: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
 _Question: TypeAlias = tuple[Verification, "asyncio.Future[LogError | None]"]
@@ -70,8 +77,11 @@ class LeaderTransactions:
         self._tasks = tasks
         self._order: ArrivalOrder[_Key] = ArrivalOrder()
         """Producers with a first batch that waits for the coordinator."""
-        self._questions: dict[int, list[_Question]] = {}
-        """Of this turn of the event loop, by the partition of the coordinator's topic."""
+        self._questions: dict[tuple[int, bool], list[_Question]] = {}
+        """Of this turn of the event loop, by the partition of the coordinator's topic, and whether
+        they are asked again: such a question would be held, and must not hold a first one."""
+        self._markers: dict[_Key, list[asyncio.Future[None]]] = {}
+        """Questions that wait for a marker here; a few per open request."""
 
     async def append(
         self,
@@ -97,10 +107,10 @@ class LeaderTransactions:
         place = self._order.enter([key])
         try:
             await place.reached()
-            guard = found.begin_verification(*producer)
-            if guard is not None:
-                partition = TopicPartition(found.topic, found.partition)
-                await self._verify(transactional_id, producer, partition, deadline)
+            if found.begin_verification(*producer) is None:
+                guard = None
+            else:
+                guard = await self.verify(found, transactional_id, producer, deadline=deadline)
         finally:
             # The producer's next append runs in a later step of the loop than this one.
             place.leave()
@@ -117,6 +127,24 @@ class LeaderTransactions:
         timeout_s: float,
     ) -> None:
         """See `Partition.write_marker`; through the shard, where the partition has one."""
+        try:
+            await self._write_marker(
+                found, producer_id, producer_epoch, marker, timeout_s=timeout_s
+            )
+        finally:
+            for future in self._markers.get((found.topic_id, found.partition, producer_id), ()):
+                if not future.done():
+                    future.set_result(None)
+
+    async def _write_marker(
+        self,
+        found: Partition,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
         shard = self._coordinators.shard_of(found)
         if shard is None:
             await found.write_marker(producer_id, producer_epoch, marker, timeout_s=timeout_s)
@@ -124,34 +152,69 @@ class LeaderTransactions:
         await shard.append_marker(
             Producer(producer_id, producer_epoch),
             committed=marker.commit,
-            judge=lambda: found.needs_marker(producer_id, producer_epoch, marker),
+            judge=lambda new_producers: shard.role.needs_marker(
+                producer_id, producer_epoch, marker, new_producers=new_producers
+            ),
             write=lambda guard: found.write_marker(
                 producer_id, producer_epoch, marker, timeout_s=timeout_s, before_write=guard
             ),
         )
 
-    async def _verify(
+    async def verify(
         self,
+        found: Partition,
         transactional_id: str,
         producer: Producer,
-        partition: TopicPartition,
-        deadline: float,
-    ) -> None:
-        """Return once the partition is in the transaction. Raises LogError."""
+        *,
+        deadline: float = float("inf"),
+    ) -> VerificationGuard | None:
+        """Return once the partition is in the transaction, with the guard for the append.
+
+        None if the transaction is open in the partition already, in this epoch. `deadline` is of
+        the monotonic clock. Raises LogError as `append`.
+        """
+        partition = TopicPartition(found.topic, found.partition)
         verification = Verification(transactional_id, producer, (partition,), is_addition=True)
         deadline = min(deadline, self._clock.monotonic() + CONCURRENT_S_MAX)
-        pause_s = PAUSE_S_MIN
+        await self._marker_of_before(found, producer, deadline)
+        attempt = 0
         while True:
-            error = await self._ask(verification)
+            # One guard for each question: the awaited marker of the transaction before ends it.
+            guard = found.begin_verification(*producer)
+            error = await self._ask(verification, is_again=attempt > 0)
             if error is None:
-                return
+                return guard
+            pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
             late = self._clock.monotonic() + pause_s >= deadline
             if error.entry is not CONCURRENT_TRANSACTIONS or late:
                 raise error
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            if pause_s:
+                await self._clock.sleep(pause_s)
+            attempt += 1
 
-    async def _ask(self, verification: Verification) -> LogError | None:
+    async def _marker_of_before(
+        self, found: Partition, producer: Producer, deadline: float
+    ) -> None:
+        """Wait for the marker of the producer's older transaction here, until the deadline.
+
+        Until then the coordinator would not agree.
+        """
+        key = (found.topic_id, found.partition, producer.producer_id)
+        while found.log.producers.awaits_marker(*producer):
+            remaining_s = deadline - self._clock.monotonic()
+            if remaining_s <= 0:
+                return
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._markers.setdefault(key, []).append(future)
+            try:
+                await asyncio.wait((future,), timeout=remaining_s)
+            finally:
+                waiting = self._markers[key]
+                waiting.remove(future)
+                if not waiting:
+                    del self._markers[key]
+
+    async def _ask(self, verification: Verification, *, is_again: bool) -> LogError | None:
         """The coordinator's outcome, in one request with the other questions of this turn."""
         topic = self._metadata.image.topics_by_name.get(TOPIC)
         if topic is None:
@@ -159,14 +222,14 @@ class LeaderTransactions:
         number = partition_of(shard_key(verification.transactional_id), len(topic.partitions))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[LogError | None] = loop.create_future()
-        questions = self._questions.setdefault(number, [])
+        questions = self._questions.setdefault((number, is_again), [])
         if not questions:
-            loop.call_soon(self._flush, topic, number)
+            loop.call_soon(self._flush, topic, number, is_again)
         questions.append((verification, answer))
         return await answer
 
-    def _flush(self, topic: TopicImage, number: int) -> None:
-        questions = self._questions.pop(number)
+    def _flush(self, topic: TopicImage, number: int, is_again: bool) -> None:
+        questions = self._questions.pop((number, is_again))
         for start in range(0, len(questions), VERIFICATIONS_MAX):
             some = questions[start : start + VERIFICATIONS_MAX]
             self._tasks.spawn(self._send(topic, number, some), "verify-transactions")
@@ -178,7 +241,12 @@ class LeaderTransactions:
         ]
         try:
             data = await self._coordinators.call_partition(
-                topic, number, encode_request(request), timeout_s=ASK_S, may_repeat=True
+                topic,
+                number,
+                encode_request(request),
+                timeout_s=ASK_S,
+                may_repeat=True,
+                is_held=True,
             )
             response = decode_response(data)
             assert isinstance(response, Verified)

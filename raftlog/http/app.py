@@ -15,7 +15,13 @@ from raftlog.broker.service import Broker
 from raftlog.http import health, openapi, peer_route
 from raftlog.http.connections import ConnectionServer
 from raftlog.http.dispatch import Dispatcher
-from raftlog.http.metrics import LoopLag, ServerMetrics, quorum_metrics, service_metrics
+from raftlog.http.metrics import (
+    LoopLag,
+    ServerMetrics,
+    coordinator_metrics,
+    quorum_metrics,
+    service_metrics,
+)
 from raftlog.http.request import ServerContext
 from raftlog.http.routing import Route, Router
 from raftlog.http.settings import ServerSettings
@@ -192,6 +198,8 @@ class Server:
         metrics.add_source(main.connections.metrics)
         services = broker.services
         metrics.add_source(lambda: service_metrics(services, settings.limits.topic_labels_max))
+        labels_max = settings.limits.topic_labels_max
+        metrics.add_source(lambda: coordinator_metrics(services, labels_max))
         metrics.add_source(lambda: quorum_metrics(services))
         if ports.health is None:
             return cls(main, None, network)

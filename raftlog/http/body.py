@@ -77,13 +77,16 @@ async def read_body(request: Request, context: ServerContext) -> bytes:
 
 
 async def read_json(
-    request: Request, context: ServerContext, decoder: msgspec.json.Decoder[T]
+    request: Request,
+    context: ServerContext,
+    decoder: msgspec.json.Decoder[T],
+    media_types: tuple[str, ...] = (JSON,),
 ) -> T:
     """The body as JSON of the decoder's type.
 
     Raises LogError as `read_body`, INVALID_BODY, and UNSUPPORTED_MEDIA_TYPE for another media type.
     """
-    require_media_type(request, (JSON,))
+    require_media_type(request, media_types)
     body = await read_body(request, context)
     if len(body) > JSON_BODY_BYTES_MAX:
         raise too_large(JSON_BODY_BYTES_MAX)

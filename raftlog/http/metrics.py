@@ -35,6 +35,7 @@ from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.world import Clock
 
 if TYPE_CHECKING:
+    from raftlog.coordinator.status import CoordinatorStatus
     from raftlog.replication.manager import ReplicationStatus
 
 UNROUTED = "none"
@@ -206,6 +207,7 @@ def counter(name: str, text: str, value: float) -> Metric:
 
 
 MANAGER: Final = "kafka_server_replicamanager"
+TRANSACTION_STATES: Final = ("ongoing", "prepared", "prepare-commit", "prepare-abort")
 CONTROLLER: Final = "kafka_controller_kafkacontroller"
 
 
@@ -405,6 +407,94 @@ def _log_sizes(services: NodeServices, topic_labels_max: int) -> Metric:
         family.add_metric([name], size)
     other += sum(size for _, size in ranked[topic_labels_max:])
     family.add_metric([OTHER_TOPICS], other)
+    return family
+
+
+def coordinator_metrics(services: NodeServices, labels_max: int) -> Iterator[Metric]:
+    """Families about the groups and transactions coordinated here, and partitions led here."""
+    status = services.coordination()
+    by_state = GaugeMetricFamily(
+        "raftlog_groups", "Groups coordinated by this node.", labels=["kind", "state"]
+    )
+    # A family has a sample also without any groups.
+    groups = {("consumer", "stable"): 0, **status.groups}
+    for (kind, state), count in sorted(groups.items()):
+        by_state.add_metric([kind, state], count)
+    yield by_state
+    yield gauge(
+        "raftlog_consumer_instances",
+        "REST consumer instances coordinated by this node.",
+        status.consumer_instances,
+    )
+    yield _group_lags(status, labels_max)
+    yield counter(
+        "raftlog_group_rebalances",
+        "Assignments and generations begun in groups coordinated by this node.",
+        status.rebalances,
+    )
+    yield counter(
+        "raftlog_group_offset_commits",
+        "Offsets committed at this node as coordinator, one for each partition.",
+        status.offset_commits,
+    )
+    open_by_state = GaugeMetricFamily(
+        "raftlog_transactions",
+        "Transactions coordinated by this node that are open, or without all of their markers.",
+        labels=["state"],
+    )
+    for label in TRANSACTION_STATES:
+        open_by_state.add_metric([label], status.transactions[label])
+    yield open_by_state
+    yield gauge(
+        "raftlog_transaction_seconds_max",
+        "Age of the oldest of these transactions; 0 without any.",
+        status.oldest_transaction_ms / 1000,
+    )
+    yield counter(
+        "raftlog_transaction_timeouts",
+        "Transactions aborted by this node because their producer was silent for its timeout.",
+        status.transaction_timeouts,
+    )
+    yield counter(
+        "raftlog_producers_fenced",
+        "Requests to this node as coordinator that were refused for their producer's old epoch.",
+        status.producers_fenced,
+    )
+    yield _stable_lags(services, labels_max)
+
+
+def _group_lags(status: CoordinatorStatus, labels_max: int) -> Metric:
+    """Lag per group and topic, the largest ones by name and the others together."""
+    family = GaugeMetricFamily(
+        "raftlog_group_lag_records",
+        "Records that a group has not committed yet, of groups coordinated by this node; measured "
+        "every 10 s or less often.",
+        labels=["group", "topic"],
+    )
+    for one in sorted(status.lags[:labels_max]):
+        family.add_metric([one.group, one.topic], one.records)
+    others = status.other_lags + sum(one.records for one in status.lags[labels_max:])
+    family.add_metric([OTHER_TOPICS, OTHER_TOPICS], others)
+    return family
+
+
+def _stable_lags(services: NodeServices, labels_max: int) -> Metric:
+    """Records that open transactions hold back, in the topics with most of them."""
+    family = GaugeMetricFamily(
+        "raftlog_last_stable_offset_lag_records",
+        "Committed records of one partition led by this node that an open transaction holds back, "
+        "at most. Topics without any are in `__other__`.",
+        labels=["topic"],
+    )
+    lags: dict[str, int] = {}
+    for partition in services.replicas.led():
+        lag = partition.high_watermark - partition.last_stable_offset
+        if lag:
+            lags[partition.topic] = max(lag, lags.get(partition.topic, 0))
+    ranked = sorted(lags.items(), key=lambda item: (-item[1], item[0]))
+    for topic, lag in sorted(ranked[:labels_max]):
+        family.add_metric([topic], lag)
+    family.add_metric([OTHER_TOPICS], max((lag for _, lag in ranked[labels_max:]), default=0))
     return family
 
 

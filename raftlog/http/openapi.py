@@ -55,6 +55,11 @@ PATH_PARAMETERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "broker": ({"type": "integer", "minimum": 0}, "Number of a broker."),
     "node": ({"type": "integer", "minimum": 1}, "Number of a node."),
     "group": ({"type": "string", "minLength": 1, "maxLength": 255}, "Id of a consumer group."),
+    "instance": (
+        {"type": "string", "minLength": 1, "maxLength": 255},
+        "Name of a consumer instance of the group.",
+    ),
+    "consumer": ({"type": "string", "minLength": 1, "maxLength": 255}, "Id of a group's member."),
     "config": ({"type": "string", "minLength": 1}, "Name of a config."),
     "id": ({"type": "string", "minLength": 1, "maxLength": 255}, "A transactional id."),
     "sink": ({"type": "string", "minLength": 1, "maxLength": 200}, "Id of a sink."),

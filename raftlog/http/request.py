@@ -7,6 +7,7 @@ path and query itself. Parameters come as numbers, choices and names; each failu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -140,6 +141,20 @@ def partition_parameter(request: Request, name: str = "partition") -> PartitionI
     if value is None or not 0 <= value < 2**31:
         raise LogError(UNKNOWN_PARTITION, f"{text[:40]!r} is not a partition number.")
     return PartitionId(value)
+
+
+_HOST: Final = re.compile(
+    r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?"
+)
+
+
+def own_url(request: Request, context: ServerContext) -> str:
+    """The address of this node, without a path, as the peer used it: for links in answers."""
+    host = request.headers.get("Host", "")
+    if _HOST.fullmatch(host) is None:
+        # A malformed header must not come back in links.
+        host = f"{context.settings.host}:{context.settings.port}"
+    return f"http://{host}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ How to add an endpoint
    query, types and errors are published by /openapi.json.
 
 Matching is exact: a path is split at `/`, each segment is decoded once and compared with literals;
-a `{name}` takes any one non-empty segment, without regular expressions or URL objects. A node of
-the tree holds literals or one parameter, never both, so no user-chosen name (a topic called
-`partitions`) can shadow a route.
+a `{name}` takes any one non-empty segment, without regular expressions or URL objects. Routes may
+ignore empty segments at their end. A node of the tree holds literals or one parameter, never both,
+so no user-chosen name (a topic called `partitions`) can shadow a route.
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ class Route:
     """Whether any Host header will do: for probes, and for nodes, which prove themselves."""
     cancel_on_disconnect: bool = False
     """Cancel the handler once the peer has left. For reads that wait; never for writes."""
+    ignores_empty: bool = False
+    """Whether empty segments behind the path's last parameter are ignored, as in `/a/{name}/`:
+    some clients of a convention write them."""
     query_names: frozenset[str] = field(init=False)
     """Names of the query parameters: others are refused."""
     name: str = field(init=False)
@@ -102,6 +105,7 @@ class _Node:
     parameter: _Node | None = None
     routes: dict[str, tuple[Route, tuple[str, ...]]] = field(default_factory=dict)
     allow: str = ""
+    ignores_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class Router:
             raise ValueError(f"{route.name}: not a path")
         node = self._root
         names = []
+        tail: list[_Node] = []
         for segment in route.path[1:].split("/"):
             if segment.startswith("{") and segment.endswith("}"):
                 if node.literals:
@@ -140,10 +145,14 @@ class Router:
                 node.parameter = node.parameter or _Node()
                 names.append(segment[1:-1])
                 node = node.parameter
+                tail = []
             else:
                 if node.parameter:
                     raise ValueError(f"{route.name}: a parameter would shadow {segment}")
                 node = node.literals.setdefault(segment, _Node())
+            tail.append(node)
+        for behind in tail:
+            behind.ignores_empty |= route.ignores_empty
         entry = (route, tuple(names))
         if route.method in node.routes:
             raise ValueError(f"{route.name} is in the table twice")
@@ -161,6 +170,8 @@ class Router:
             child = node.literals.get(segment)
             if child is None:
                 child = node.parameter
+                if not segment and node.ignores_empty:
+                    continue
                 if child is None or not segment:
                     raise LogError(NOT_FOUND)
                 values.append(segment)

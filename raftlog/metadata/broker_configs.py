@@ -31,6 +31,19 @@ REBALANCE_DELAY: Final = "leader.rebalance.delay.ms"
 REPLICA_LAG: Final = "replica.lag.time.max.ms"
 SCRUB_RATE: Final = "log.scrub.bytes.per.second"
 DISK_RESERVE: Final = "disk.reserve.bytes"
+INSTANCE_TIMEOUT: Final = "consumer.instance.timeout.ms"
+INSTANCES: Final = "consumer.instances.max"
+GROUP_SESSION_MIN: Final = "group.min.session.timeout.ms"
+GROUP_SESSION_MAX: Final = "group.max.session.timeout.ms"
+GROUP_SESSION: Final = "group.consumer.session.timeout.ms"
+GROUP_HEARTBEAT: Final = "group.consumer.heartbeat.interval.ms"
+GROUP_INITIAL_DELAY: Final = "group.initial.rebalance.delay.ms"
+GROUP_SIZE: Final = "group.max.size"
+GROUPS: Final = "group.coordinator.max.groups"
+OFFSETS_RETENTION: Final = "offsets.retention.minutes"
+TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
+TRANSACTION_PREPARED: Final = "transaction.prepared.timeout.ms"
+TRANSACTIONAL_ID_RETENTION: Final = "transactional.id.expiration.ms"
 LEASE_BOUND: Final = "controller.lease.bound.ms"
 """The longest session timeout that a lease may still rest on; absent: the default timeout."""
 
@@ -38,7 +51,8 @@ NO_REBALANCE: Final = -1
 """Value of `REBALANCE_DELAY` that leaves leaders where they are."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-_DAY_MS: Final = 24 * 60 * 60 * 1000
+_HOUR_MS: Final = 60 * 60 * 1000
+_DAY_MS: Final = 24 * _HOUR_MS
 
 _ENTRIES = (
     ConfigEntry(
@@ -89,6 +103,119 @@ _ENTRIES = (
         lower=1000,
         upper=10 * 60 * 1000,
     ),
+    ConfigEntry(
+        INSTANCE_TIMEOUT,
+        ConfigType.INT,
+        "300000",
+        "Milliseconds without a request after which a REST consumer instance ends.",
+        # A read asks its coordinator again every second.
+        lower=5000,
+        upper=_DAY_MS,
+    ),
+    ConfigEntry(
+        INSTANCES,
+        ConfigType.INT,
+        "1000",
+        "Most REST consumer instances of one coordinator, which is a partition of "
+        "`__consumer_offsets`: further ones get TOO_MANY_INSTANCES.",
+        lower=0,
+        upper=100_000,
+    ),
+    ConfigEntry(
+        GROUP_HEARTBEAT,
+        ConfigType.INT,
+        "5000",
+        "Longest interval in milliseconds between two heartbeats of a consumer group's member; a "
+        "third of its session timeout if that is shorter.",
+        lower=500,
+        upper=60_000,
+    ),
+    ConfigEntry(
+        GROUP_SESSION,
+        ConfigType.INT,
+        "45000",
+        "Milliseconds of silence after which a consumer group's member that names no session "
+        "timeout is removed.",
+        lower=1000,
+        upper=_HOUR_MS,
+    ),
+    ConfigEntry(
+        GROUPS,
+        ConfigType.INT,
+        "10000",
+        "Most groups of one coordinator, which is a partition of `__consumer_offsets`: joins and "
+        "commits of further ones get TOO_MANY_GROUPS.",
+        lower=1,
+        upper=1_000_000,
+    ),
+    ConfigEntry(
+        GROUP_INITIAL_DELAY,
+        ConfigType.INT,
+        "300",
+        "Milliseconds for which an empty classic group waits for further members before its first "
+        "rebalance.",
+        lower=0,
+        upper=60_000,
+    ),
+    ConfigEntry(
+        GROUP_SESSION_MAX,
+        ConfigType.INT,
+        "300000",
+        "Longest session timeout in milliseconds that a member of a group may name.",
+        lower=1000,
+        upper=_HOUR_MS,
+    ),
+    ConfigEntry(
+        GROUP_SIZE,
+        ConfigType.INT,
+        "1000",
+        "Most members of one group: further joins get GROUP_FULL.",
+        lower=1,
+        # The targets of all members are one batch.
+        upper=5_000,
+    ),
+    ConfigEntry(
+        GROUP_SESSION_MIN,
+        ConfigType.INT,
+        "1000",
+        "Shortest session timeout in milliseconds that a member of a group may name.",
+        lower=1000,
+        upper=_HOUR_MS,
+    ),
+    ConfigEntry(
+        OFFSETS_RETENTION,
+        ConfigType.INT,
+        str(7 * 24 * 60),
+        "Minutes for which committed offsets are kept once their group is without members.",
+        lower=1,
+        upper=10 * 366 * 24 * 60,
+    ),
+    ConfigEntry(
+        TRANSACTION_TIMEOUT,
+        ConfigType.INT,
+        str(15 * 60_000),
+        "Longest transaction timeout in milliseconds that a producer may ask for.",
+        lower=1000,
+        upper=_DAY_MS,
+    ),
+    ConfigEntry(
+        TRANSACTION_PREPARED,
+        ConfigType.LONG,
+        str(_DAY_MS),
+        "Milliseconds after which a prepared transaction is reported as overdue; only an operator "
+        "ends it.",
+        lower=60_000,
+        upper=366 * _DAY_MS,
+    ),
+    ConfigEntry(
+        TRANSACTIONAL_ID_RETENTION,
+        ConfigType.LONG,
+        str(7 * _DAY_MS),
+        "Milliseconds without a transaction after which a transactional id is forgotten.",
+        # Longer than any transaction.
+        lower=_DAY_MS,
+        upper=3660 * _DAY_MS,
+    ),
 )
 BROKER_CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in _ENTRIES}
 SESSION_TIMEOUT_S_DEFAULT: Final = int(BROKER_CONFIG_TABLE[SESSION_TIMEOUT].default) / 1000
@@ -130,6 +257,11 @@ def scrub_bytes_per_s(settings: Mapping[str, str]) -> int:
 def disk_reserve_bytes(settings: Mapping[str, str]) -> int:
     """Bytes of free disk space that appends leave."""
     return _number(settings, DISK_RESERVE)
+
+
+def coordinator_number(settings: Mapping[str, str], name: str) -> int:
+    """A setting of groups or transactions, in its own unit."""
+    return _number(settings, name)
 
 
 def find_broker_config(name: str) -> ConfigEntry:

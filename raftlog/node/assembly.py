@@ -15,10 +15,12 @@ from typing import Final
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
 from raftlog.controller.service import ControllerService
-from raftlog.coordinator.consumer_decisions import GroupSettings
-from raftlog.coordinator.group_kind import group_kind
+from raftlog.coordinator.decision import Producer
+from raftlog.coordinator.group_kind import VerifyTransaction, group_kind
+from raftlog.coordinator.group_settings import GroupSettings
 from raftlog.coordinator.markers import MarkerWriter
 from raftlog.coordinator.service import AnyKind, Coordinators
+from raftlog.coordinator.status import CoordinatorWatch
 from raftlog.coordinator.transaction import TransactionSettings
 from raftlog.coordinator.transaction_kind import transaction_kind
 from raftlog.coordinator.verification import LeaderTransactions
@@ -43,7 +45,9 @@ from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
 from raftlog.raft.voters import bootstrap_id, parse_voters
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import BrokerEpoch, BrokerId
+from raftlog.replication.partition import Partition
 from raftlog.replication.replica import TopicSettings
+from raftlog.replication.verification import VerificationGuard
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
 
@@ -53,11 +57,13 @@ LEAVE_TIMEOUT_S: Final = 2.0
 logger = logging.getLogger(__name__)
 
 
-def coordinator_kinds(data: ReplicationService, clock: Clock) -> tuple[AnyKind, ...]:
+def coordinator_kinds(
+    data: ReplicationService, clock: Clock, verify: VerifyTransaction
+) -> tuple[AnyKind, ...]:
     """The kinds of coordinators that nodes run."""
     markers = MarkerWriter(data.partitions, clock)
     return (
-        group_kind(GroupSettings()),
+        group_kind(GroupSettings(), verify),
         transaction_kind(data.metadata.allocate_producer_id, markers.run, TransactionSettings()),
     )
 
@@ -120,7 +126,7 @@ class NodeCore:
             on_fatal=on_fatal,
         )
         self.coordinators = Coordinators(
-            coordinator_kinds(self.data, clock),
+            coordinator_kinds(self.data, clock, self._verify_transaction),
             replicas=self.data.replicas,
             router=self.data.partitions,
             metadata=self.data.metadata,
@@ -129,15 +135,21 @@ class NodeCore:
         )
         self.data.on_lead_begun = self.coordinators.lead_begun
         self.data.forwarding.on_coordinate = self.coordinators.serve
-        transactions = LeaderTransactions(self.coordinators, self.data.metadata, clock, self._tasks)
-        self.data.partitions.transactions = transactions
-        self.data.forwarding.transactions = transactions
+        self._transactions = LeaderTransactions(
+            self.coordinators, self.data.metadata, clock, self._tasks
+        )
+        self.data.partitions.transactions = self._transactions
+        self.data.forwarding.transactions = self._transactions
         state_machine.subscribe(self.coordinators.metadata_applied)
+        self._coordinator_watch = CoordinatorWatch(
+            self.coordinators, self.data.partitions, lambda: state_machine.image, clock
+        )
         self.services = NodeServices(
             replicas=self.data.replicas,
             partitions=self.data.partitions,
             metadata=self.data.metadata,
             coordinators=self.coordinators,
+            coordination=self._coordinator_watch.status,
             quorum=quorum,
             logs=logs,
             clock=clock,
@@ -265,9 +277,11 @@ class NodeCore:
         await self.services.logs.start()
         self.writes.observe_disk()
         self._tasks.spawn(self.writes.watch_disk(), "disk-watch")
+        self._tasks.spawn(self._coordinator_watch.run(), "group-lags")
         if epoch is None:
             later = self._registration.register_when_room(command, self._registered_with_room)
             self._tasks.spawn(later, "register-later")
+            await self._registration.wait_known()
         else:
             await self._join(epoch)
             await self._registration.wait_unfenced()
@@ -292,6 +306,11 @@ class NodeCore:
         await self.services.logs.close()
         await self.controller.close()
         await self.quorum.close()
+
+    async def _verify_transaction(
+        self, found: Partition, transactional_id: str, producer: Producer
+    ) -> VerificationGuard | None:
+        return await self._transactions.verify(found, transactional_id, producer)
 
     async def _join(self, epoch: BrokerEpoch) -> None:
         """Take part in replication, and only then send heartbeats to the controller."""

@@ -116,6 +116,14 @@ class Registration:
             await self._clock.sleep(REGISTRATION_RETRY_S / 10)
         logger.warning("serving, although the controller still has this node fenced")
 
+    async def wait_known(self) -> None:
+        """Wait until the applied metadata names this node.
+
+        Before, an unknown topic may merely not have been applied yet, and no broker is known.
+        """
+        while self._own_broker() is None:
+            await self._clock.sleep(REGISTRATION_RETRY_S / 10)
+
     def forget_directories(self, delta: MetadataDelta) -> None:
         """Forget the data directories of brokers that were unregistered or replaced.
 

@@ -292,6 +292,26 @@ def decode(
     return records
 
 
+def decode_joined(batches: Sequence[RecordBatch]) -> list[Record]:
+    """The records of batches without compression, at once: a tenth of the time for small batches.
+
+    Offsets and timestamps are as if all were of the first batch: only their differences to those of
+    other records of the same batch hold. Raises LogError CORRUPT_BATCH.
+    """
+    first, count = batches[0].header, sum(batch.header.record_count for batch in batches)
+    pieces: list[Buffer] = [HEADER.pack(*first._replace(record_count=count))]
+    pieces += [memoryview(batch.data)[HEADER_SIZE:] for batch in batches]
+    padded = b"".join((*pieces, _PADDING))
+    plain = memoryview(padded)[: -len(_PADDING)]
+    try:
+        records = cast("list[Record]", list(DefaultRecordBatch(plain)))
+    except Exception as error:
+        raise _corrupt(batches[0], f"it, or one soon after it: {error}") from error
+    if len(records) != count:
+        raise _corrupt(batches[0], f"{len(records)} of {count} records are there")
+    return records
+
+
 def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Iterator[Record]:
     """Like `decode`, one record at a time, with little memory: for a loop in a thread.
 

@@ -155,6 +155,11 @@ TOO_MANY_GROUPS = ErrorEntry(
     "TOO_MANY_GROUPS",
     "The coordinator has as many groups as it may. Delete groups no longer used.",
 )
+TOO_MANY_INSTANCES = ErrorEntry(
+    40928,
+    "TOO_MANY_INSTANCES",
+    "The coordinator has as many consumer instances as it may. Delete instances no longer used.",
+)
 ILLEGAL_GENERATION = ErrorEntry(
     40930, "ILLEGAL_GENERATION", "The group has another generation: join it again."
 )
@@ -172,6 +177,11 @@ UNSTABLE_OFFSET_COMMIT = ErrorEntry(
     "UNSTABLE_OFFSET_COMMIT",
     "A transaction with an offset of this partition is not decided yet.",
     retriable=True,
+)
+OFFSET_SUPERSEDED = ErrorEntry(
+    40935,
+    "OFFSET_SUPERSEDED",
+    "Another offset was committed meanwhile: a late copy of an earlier commit changes nothing.",
 )
 CONCURRENT_TRANSACTIONS = ErrorEntry(
     40940,
@@ -218,6 +228,11 @@ INVALID_PARTITIONS = ErrorEntry(
 )
 INVALID_PRODUCER_ID = ErrorEntry(
     42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
+)
+UNREADABLE_RECORD = ErrorEntry(
+    42208,
+    "UNREADABLE_RECORD",
+    "A record is not of the consumer instance's format. Seek past it, or read it in binary format.",
 )
 INVALID_GROUP = ErrorEntry(
     42221, "INVALID_GROUP", "The group id is not valid: use 1 to 255 characters."

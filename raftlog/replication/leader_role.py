@@ -50,8 +50,7 @@ from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.compaction_plan import DeletionHorizon
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
-COORDINATOR: Final = Terms(lambda _producer_id, _epoch: True, is_coordinator=True)
-"""The terms of a coordinator's own append."""
+COORDINATOR: Final = Terms(is_coordinator=True)
 LOG_START_S: Final = 10.0
 """Longest wait of a deletion for the log start of the in-sync replicas."""
 CATCH_UP_S: Final = 60.0
@@ -188,7 +187,7 @@ class LeaderRole:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
         Appends of one producer, and those without one, take their places in the log in the order of
-        the calls. A client's batch that opens a transaction here needs a current `verification`.
+        the calls. A batch that opens a transaction here needs a current `verification`.
         `guard` is called right before each attempt to write, and may refuse with a LogError. Raises
         LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
         INVALID_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, QUOTA_EXCEEDED and the like mean that nothing
@@ -197,7 +196,8 @@ class LeaderRole:
         """
         if len(batches) > BATCHES_MAX:
             raise too_many_batches()
-        if self.waiting_producers or not self._are_issued(batches):
+        # The transaction's coordinator has confirmed the producers of a coordinator's batches.
+        if origin is Origin.CLIENT and (self.waiting_producers or not self._are_issued(batches)):
             await self._wait_issued(batches)
         if acks is Acks.ALL:
             self._require_enough_in_sync()
@@ -245,6 +245,46 @@ class LeaderRole:
         if self._log.producers.is_in_transaction(producer_id, producer_epoch):
             return None
         return self._verifications.begin(producer_id, producer_epoch)
+
+    def check_coordinator_append(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        verification: VerificationGuard | None,
+        *,
+        new_producers: int,
+    ) -> None:
+        """Raise the LogError that the append of a coordinator's transactional batch would raise.
+
+        `new_producers`: those not in the log, with batches on their way there, and this one. Raises
+        TRANSACTION_NOT_VERIFIED, PRODUCER_FENCED, QUOTA_EXCEEDED.
+        """
+        self._log.appender.check_coordinator(
+            producer_id,
+            producer_epoch,
+            new_producers=new_producers,
+            may_begin=self._terms(Origin.COORDINATOR, verification).may_begin,
+        )
+
+    def needs_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        new_producers: int,
+    ) -> bool:
+        """Whether `write_marker` has to write it. If not, the producer's guard ends here, too.
+
+        `new_producers` as for `check_coordinator_append`. Raises LogError: COORDINATOR_FENCED,
+        PRODUCER_FENCED.
+        """
+        if self._log.appender.needs_marker(
+            producer_id, producer_epoch, marker, new_producers=new_producers
+        ):
+            return True
+        self._verifications.end(producer_id)
+        return False
 
     def _terms(self, origin: Origin, verification: VerificationGuard | None) -> Terms:
         if verification is not None:

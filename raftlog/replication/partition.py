@@ -333,13 +333,6 @@ class Partition(Replica):
             producer_id, producer_epoch, marker, timeout_s=timeout_s, before_write=before_write
         )
 
-    def needs_marker(
-        self, producer_id: ProducerId, producer_epoch: ProducerEpoch, marker: Marker
-    ) -> bool:
-        """Whether `write_marker` has to write it: not if it is in the log. Raises LogError."""
-        self.require_leader()
-        return self.log.producers.needs_marker(producer_id, producer_epoch, marker)
-
     async def end_offset(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Offset:
         """The offset behind the last record for readers of this isolation; it never moves back.
 

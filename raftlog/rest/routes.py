@@ -27,8 +27,10 @@ from raftlog.rest import (
     v1_tail,
     v1_transactions,
     v2,
+    v2_consumers,
     v3_admin,
     v3_configs,
+    v3_groups,
     v3_partitions,
     v3_produce,
 )
@@ -59,6 +61,7 @@ def _for_this_cluster(route: Route) -> Route:
 
 _ALL: Final[tuple[Route, ...]] = (
     *v2.ROUTES,
+    *v2_consumers.ROUTES,
     *v3_produce.ROUTES,
     *v1_batches.ROUTES,
     *v1_offsets.ROUTES,
@@ -73,6 +76,7 @@ _ALL: Final[tuple[Route, ...]] = (
     *v3_admin.ROUTES,
     *v3_configs.ROUTES,
     *v3_partitions.ROUTES,
+    *v3_groups.ROUTES,
 )
 
 ROUTES: Final[tuple[Route, ...]] = tuple(map(_for_this_cluster, _ALL))

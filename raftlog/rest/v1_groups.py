@@ -24,6 +24,7 @@ from raftlog.api.groups import (
     GroupOffset,
     HeartbeatRequest,
     HeartbeatResponse,
+    OffsetCommit,
     ResetPartition,
     ResetRequest,
     ResetResponse,
@@ -36,6 +37,7 @@ from raftlog.broker.groups import (
     GroupService,
     MemberDescription,
     OffsetToCommit,
+    PartitionOutcome,
     ResetRow,
     ResetTarget,
     ShiftBy,
@@ -45,6 +47,7 @@ from raftlog.broker.groups import (
     ToOffsetsOf,
     TopicPartitions,
     ToTimestamp,
+    state_words,
 )
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext
@@ -57,6 +60,7 @@ from raftlog.record.errors import (
     FENCED_MEMBER_EPOCH,
     GROUP_FULL,
     GROUP_NOT_EMPTY,
+    INCONSISTENT_PROTOCOL,
     INVALID_BODY,
     INVALID_GROUP,
     INVALID_PATTERN,
@@ -139,27 +143,10 @@ async def commit(request: Request, context: ServerContext) -> web.StreamResponse
     outcomes = await context.broker.groups.commit(
         request.principal,
         _group(request),
-        [
-            OffsetToCommit(
-                one.topic,
-                one.partition,
-                one.offset,
-                one.leader_epoch,
-                one.metadata,
-                None if one.topic_id is None else TopicId(one.topic_id),
-            )
-            for one in body.offsets
-        ],
+        offsets_to_commit(body.offsets),
         Committer(body.member_id, body.member_epoch),
     )
-    return json_response(
-        CommitResponse(
-            [
-                CommittedPartition(one.topic, one.partition, *_error(one.error_code))
-                for one in outcomes
-            ]
-        )
-    )
+    return json_response(commit_response(outcomes))
 
 
 async def committed(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -180,7 +167,7 @@ async def list_groups(request: Request, context: ServerContext) -> web.StreamRes
                 GroupListing(
                     one.group,
                     one.kind,
-                    one.state.lower(),
+                    state_words(one.state),
                     one.members,
                     NO_LEADER_ID if leader is None else leader,
                 )
@@ -214,7 +201,7 @@ async def describe_group(request: Request, context: ServerContext) -> web.Stream
         GroupDescription(
             description.group,
             description.kind,
-            description.state.lower(),
+            state_words(description.state),
             description.epoch,
             description.assignor,
             NO_LEADER_ID if view.coordinator is None else view.coordinator,
@@ -250,6 +237,29 @@ async def delete_offsets(request: Request, context: ServerContext) -> web.Stream
     body = await read_json(request, context, _delete_offsets_decoder)
     await context.broker.groups.delete_offsets(request.principal, _group(request), body.topics)
     return empty_response()
+
+
+def offsets_to_commit(offsets: Iterable[OffsetCommit]) -> list[OffsetToCommit]:
+    """Offsets of a request, as the broker takes them."""
+    return [
+        OffsetToCommit(
+            one.topic,
+            one.partition,
+            one.offset,
+            one.leader_epoch,
+            one.metadata,
+            None if one.topic_id is None else TopicId(one.topic_id),
+            one.expected,
+        )
+        for one in offsets
+    ]
+
+
+def commit_response(outcomes: Iterable[PartitionOutcome]) -> CommitResponse:
+    """The answer to a commit."""
+    return CommitResponse(
+        [CommittedPartition(one.topic, one.partition, *_error(one.error_code)) for one in outcomes]
+    )
 
 
 def _target(body: ResetRequest) -> ResetTarget:
@@ -349,6 +359,7 @@ ROUTES: Final = (
             FENCED_MEMBER_EPOCH,
             FENCED_INSTANCE_ID,
             UNRELEASED_INSTANCE_ID,
+            INCONSISTENT_PROTOCOL,
             GROUP_FULL,
             TOO_MANY_GROUPS,
             *_ERRORS,
@@ -361,7 +372,7 @@ ROUTES: Final = (
         f"{_GROUP}/offsets",
         commit,
         "Commit offsets, as a member, or without one while the group is empty. Each partition "
-        "succeeds or fails by itself.",
+        "succeeds or fails by itself (40935: another offset than the `expected` one is there).",
         tag="groups",
         request_type=CommitRequest,
         response_type=CommitResponse,

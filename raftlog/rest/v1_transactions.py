@@ -1,4 +1,4 @@
-"""/v1 transactions and sink epochs: init, ends, two-phase commit, listings.
+"""/v1 transactions and sink epochs: init, offsets, ends, two-phase commit, listings.
 
 A transaction begins with its first write: `POST /v1/produce` with `transactional_id`. Each end
 answers with the producer epoch for the next one (KIP-890).
@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from raftlog.api.common import Empty
+from raftlog.api.groups import CommitResponse
 from raftlog.api.transactions import (
     EndRequest,
     InitRequest,
@@ -21,9 +22,11 @@ from raftlog.api.transactions import (
     TransactionDescription,
     TransactionList,
     TransactionListing,
+    TransactionOffsets,
     TransactionPartition,
     TransactionProducer,
 )
+from raftlog.broker.groups import Committer, OpenTransaction
 from raftlog.broker.transactions import Producer
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, whole_number
@@ -34,6 +37,7 @@ from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
     COORDINATOR_LOADING,
     INVALID_BODY,
+    INVALID_GROUP,
     INVALID_PRODUCER_EPOCH,
     INVALID_PRODUCER_ID_MAPPING,
     INVALID_TRANSACTION_TIMEOUT,
@@ -42,14 +46,20 @@ from raftlog.record.errors import (
     NOT_COORDINATOR,
     PRODUCER_FENCED,
     RETRIABLE,
+    STALE_MEMBER_EPOCH,
+    TOO_MANY_GROUPS,
+    TRANSACTION_NOT_VERIFIED,
     TRANSACTION_TOO_LARGE,
+    UNKNOWN_MEMBER,
     UNKNOWN_TRANSACTION,
     LogError,
 )
 from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog.rest.v1_groups import commit_response, offsets_to_commit
 
 _init_decoder = msgspec.json.Decoder(InitRequest)
 _end_decoder = msgspec.json.Decoder(EndRequest)
+_offsets_decoder = msgspec.json.Decoder(TransactionOffsets)
 _sink_decoder = msgspec.json.Decoder(SinkEpochRequest)
 
 
@@ -97,6 +107,20 @@ async def fence(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST /v1/transactions/{id}/fence."""
     await context.broker.transactions.fence(request.principal, _transactional_id(request))
     return json_response(Empty())
+
+
+async def commit_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/transactions/{id}/offsets."""
+    body = await read_json(request, context, _offsets_decoder)
+    producer = Producer(ProducerId(body.producer_id), ProducerEpoch(body.producer_epoch))
+    outcomes = await context.broker.groups.commit(
+        request.principal,
+        body.group,
+        offsets_to_commit(body.offsets),
+        Committer(body.member_id, body.member_epoch),
+        OpenTransaction(_transactional_id(request), producer),
+    )
+    return json_response(commit_response(outcomes))
 
 
 async def list_transactions(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -225,6 +249,26 @@ ROUTES: Final = (
         "prepare",
         prepare,
         "First phase of two: the transaction takes no more writes, and waits for commit or abort.",
+    ),
+    Route(
+        "POST",
+        "/v1/transactions/{id}/offsets",
+        commit_offsets,
+        "Commit offsets of a group with the transaction: as a member, or without one while the "
+        "group is empty. They count once the transaction is committed, and not at all after an "
+        "abort. Each partition succeeds or fails by itself.",
+        tag="transactions",
+        request_type=TransactionOffsets,
+        response_type=CommitResponse,
+        errors=(
+            *_END_ERRORS,
+            INVALID_GROUP,
+            UNKNOWN_MEMBER,
+            STALE_MEMBER_EPOCH,
+            TRANSACTION_NOT_VERIFIED,
+            TRANSACTION_TOO_LARGE,
+            TOO_MANY_GROUPS,
+        ),
     ),
     Route(
         "POST",

@@ -7,7 +7,6 @@ thing; `GET …/records` is raftlog's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from aiohttp import web
 
 from raftlog.api.cluster import BrokerIds
 from raftlog.api.common import INT64_MAX
-from raftlog.broker.fetch import Fetched, Isolation, PartitionHandle, ReadProgress
+from raftlog.broker.fetch import Isolation, PartitionHandle, ReadProgress
 from raftlog.broker.offsets import NamedOffset, named_offset, offset_at_time
 from raftlog.broker.produce import PartitionWrite
 from raftlog.http.body import read_body
@@ -33,7 +32,6 @@ from raftlog.http.request import (
 from raftlog.http.responses import JSON, bytes_response, json_response, media_type, negotiate
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.image import PartitionImage, TopicImage
-from raftlog.record.codec import Record
 from raftlog.record.errors import (
     BAD_REQUEST,
     FORBIDDEN,
@@ -49,15 +47,11 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import Offset, PartitionId
 from raftlog.rest.json_records import (
-    GROUP_BYTES,
-    BatchReader,
     ProduceDocument,
     ProducedRecords,
-    RecordAnswer,
     RecordDocument,
     RecordFormat,
     parse_produce_body,
-    record_answer,
 )
 from raftlog.rest.produce_options import (
     IDEMPOTENT_QUERY,
@@ -65,6 +59,7 @@ from raftlog.rest.produce_options import (
     idempotent_options,
     raise_if_nothing_written,
 )
+from raftlog.rest.records_answer import RecordsAnswer
 
 V2_MEDIA_TYPE: Final = "application/vnd.kafka.v2+json"
 V2_OFFERED: Final = (V2_MEDIA_TYPE, "application/vnd.kafka+json", JSON)
@@ -316,7 +311,6 @@ READ_MEDIA_TYPES: Final[Mapping[str, RecordFormat]] = MappingProxyType(
     }
 )
 _OFFERED: Final = tuple(READ_MEDIA_TYPES)
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +340,15 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
     counters.fetch_requests += 1
     try:
         poll = await _parse(request, context, partition)
-        answer = _Answer(request, context, partition, poll, READ_MEDIA_TYPES[content_type])
+        answer = RecordsAnswer(
+            request,
+            context,
+            partition,
+            ReadProgress(poll.offset, poll.end_offset),
+            READ_MEDIA_TYPES[content_type],
+            records_max=poll.max_records,
+            bytes_max=min(poll.max_bytes, context.limits.response_bytes_max),
+        )
         last = await fetch.read(
             partition,
             answer.progress,
@@ -413,108 +415,6 @@ async def parse_offset(text: str, partition: PartitionHandle, isolation: Isolati
             BAD_REQUEST, f"offset must be a number, earliest or latest, not {text[:40]!r}."
         )
     return Offset(number)
-
-
-class _Answer:
-    """The records of one answer, written out as JSON while they are read."""
-
-    def __init__(
-        self,
-        request: Request,
-        context: ServerContext,
-        partition: PartitionHandle,
-        poll: _Poll,
-        record_format: RecordFormat,
-    ) -> None:
-        self.progress = ReadProgress(poll.offset, poll.end_offset)
-        self._request = request
-        self._context = context
-        self._topic = partition.topic
-        self._number = partition.partition
-        self._reader = BatchReader(request, context)
-        self._records_max = poll.max_records
-        self._bytes_max = min(poll.max_bytes, context.limits.response_bytes_max)
-        self._format = record_format
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-        """Bytes of the answer so far: of a compressed batch, many times its size."""
-
-    async def take(self, fetched: Fetched) -> bool:
-        """Add the records of whole batches; return whether a bound is reached.
-
-        The answer counts as bytes in flight as it grows. Without room for more, the records before
-        are answered. So it is with a record that does not fit the format: an error only if it is
-        the first, and the next poll meets it first.
-        """
-        progress = self.progress
-        try:
-            with self._reader.holding(fetched.data, progress.offset, fetched.aborted) as batches:
-                for batch in batches:
-                    if batch.header.next_offset <= progress.offset:
-                        continue
-                    async with aclosing(self._reader.groups(batch)) as groups:
-                        async for group in groups:
-                            if self._add(group):
-                                return True
-                    # Compaction may have removed the last records, but not their offsets.
-                    progress.skip_to(batch.header.next_offset)
-                # Markers and aborted records have offsets, too.
-                progress.skip_to(fetched.next_offset)
-        except LogError:
-            if progress.count:
-                return True
-            raise
-        return self._is_full()
-
-    def _add(self, group: Sequence[Record]) -> bool:
-        """Write out a group of records; return whether a bound is reached."""
-        progress, end_offset = self.progress, self.progress.end_offset
-        count_max = self._records_max - progress.count
-        answers: list[RecordAnswer] = []
-        failure: LogError | None = None
-        after: Offset = progress.offset
-        is_full = False
-        for record in group:
-            if record.offset < progress.offset:
-                continue
-            if end_offset is not None and record.offset >= end_offset:
-                after, is_full = end_offset, True
-                break
-            if len(answers) >= count_max:
-                is_full = True
-                break
-            try:
-                answer = record_answer(record, self._topic, self._number, self._format)
-            except LogError as error:
-                failure = error
-                break
-            answers.append(answer)
-            after = Offset(record.offset + 1)
-        if answers:
-            # Written out at once: bytes are small beside the objects they come from.
-            piece = _encode(answers)[1:-1]
-            self._reader.hold(len(piece), progress.offset)
-            self._pieces.append(piece)
-            progress.count += len(answers)
-            self._bytes += len(piece)
-        progress.offset = max(progress.offset, after)
-        if failure is not None:
-            raise failure
-        return is_full or self._is_full()
-
-    def _is_full(self) -> bool:
-        progress = self.progress
-        return (
-            progress.count >= self._records_max
-            or self._bytes >= self._bytes_max
-            or (progress.end_offset is not None and progress.offset >= progress.end_offset)
-        )
-
-    async def body(self) -> bytes:
-        """The JSON array of all records."""
-        if self._bytes > GROUP_BYTES:
-            await self._context.broker.turns.wait()
-        return b"[%b]" % b",".join(self._pieces)
 
 
 _TOPIC: Final = "/topics/{topic}"

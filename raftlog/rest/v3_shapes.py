@@ -6,16 +6,21 @@ routes of this server.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from raftlog.api.v3 import (
     Broker,
     BrokerConfig,
     Cluster,
     ClusterConfig,
+    Consumer,
+    ConsumerAssignment,
+    ConsumerGroup,
+    ConsumerGroupLagSummary,
+    ConsumerLag,
     Link,
     Listing,
     ListMetadata,
@@ -28,13 +33,12 @@ from raftlog.api.v3 import (
     Topic,
     TopicConfig,
 )
-from raftlog.http.request import Request, ServerContext
+from raftlog.broker.groups import MemberDescription
+from raftlog.http.request import Request, ServerContext, own_url
 from raftlog.metadata.configs import ConfigDescription, ConfigSource
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage, is_internal_topic
 
 T = TypeVar("T")
-
-_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 
 _SOURCES = {
     ConfigSource.TOPIC: "DYNAMIC_TOPIC_CONFIG",
@@ -62,16 +66,38 @@ _BROKER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 """Kafka's names of topic configs where they are set for brokers; the others have one name."""
 
 
+class GroupLag(NamedTuple):
+    """The lag of a group in one partition."""
+
+    topic: str
+    partition: int
+    committed_offset: int
+    end_offset: int
+    member: MemberDescription | None
+    """The member that has the partition."""
+
+    @property
+    def lag(self) -> int:
+        """Records committed and not yet done; 0 where the commit is beyond the end."""
+        return max(self.end_offset - self.committed_offset, 0)
+
+
+def group_path(group_id: str) -> str:
+    """The path of a group in its cluster. Its id may have any characters."""
+    return f"/consumer-groups/{quote(group_id, safe='')}"
+
+
+def consumer_path(group_id: str, member_id: str) -> str:
+    """The path of a group's member."""
+    return f"{group_path(group_id)}/consumers/{quote(member_id, safe='')}"
+
+
 class Shaper:
     """Makes the objects for one request, with links under the host that the peer used."""
 
     def __init__(self, request: Request, context: ServerContext) -> None:
         self.cluster_id = context.broker.cluster_id
-        host = request.headers.get("Host", "")
-        if _HOST.fullmatch(host) is None:
-            # A malformed header must not come back in links.
-            host = f"{context.settings.host}:{context.settings.port}"
-        self._root = f"http://{host}/v3/clusters"
+        self._root = f"{own_url(request, context)}/v3/clusters"
         self._base = f"{self._root}/{self.cluster_id}"
         self._crn = f"crn:///kafka={self.cluster_id}"
 
@@ -94,6 +120,7 @@ class Shaper:
             brokers=self._link("/brokers"),
             broker_configs=self._link("/broker-configs"),
             topics=self._link("/topics"),
+            consumer_groups=self._link("/consumer-groups"),
             partition_reassignments=self._link("/topics/-/partitions/-/reassignment"),
         )
 
@@ -245,6 +272,107 @@ class Shaper:
             is_leader=row.leader == broker_id,
             is_in_sync=broker_id in row.isr,
             broker=self._link(f"/brokers/{broker_id}"),
+        )
+
+    def group(
+        self, group_id: str, kind: str, state: str, assignor: str, coordinator: int | None
+    ) -> ConsumerGroup:
+        """A consumer group."""
+        path = group_path(group_id)
+        return ConsumerGroup(
+            kind="KafkaConsumerGroup",
+            metadata=self._metadata(path, f"/consumer-group={group_id}"),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            is_simple=kind == "offsets",
+            partition_assignor=assignor,
+            state=state.upper(),
+            type="CONSUMER" if kind == "consumer" else "CLASSIC",
+            is_mixed_consumer_group=False,
+            coordinator=None if coordinator is None else self._link(f"/brokers/{coordinator}"),
+            consumers=self._link(f"{path}/consumers"),
+            lag_summary=self._link(f"{path}/lag-summary"),
+        )
+
+    def consumer(self, group_id: str, member: MemberDescription) -> Consumer:
+        """A member of a group."""
+        member_id = member.member_id
+        path = consumer_path(group_id, member_id)
+        resource = f"/consumer-group={group_id}/consumer={member_id}"
+        return Consumer(
+            kind="KafkaConsumer",
+            metadata=self._metadata(path, resource),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            consumer_id=member_id,
+            instance_id=member.instance_id,
+            client_id=member.client_id,
+            assignments=self._link(f"{path}/assignments"),
+        )
+
+    def assignment(
+        self, group_id: str, member_id: str, topic: str, number: int
+    ) -> ConsumerAssignment:
+        """A partition of a member."""
+        partition = f"/{topic}/partitions/{number}"
+        resource = f"/consumer-group={group_id}/consumer={member_id}/assignment={topic}"
+        return ConsumerAssignment(
+            kind="KafkaConsumerAssignment",
+            metadata=self._metadata(
+                f"{consumer_path(group_id, member_id)}/assignments{partition}",
+                f"{resource}/partition={number}",
+            ),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            consumer_id=member_id,
+            topic_name=topic,
+            partition_id=number,
+            partition=self._link(f"/topics{partition}"),
+            lag=self._link(f"{group_path(group_id)}/lags{partition}"),
+        )
+
+    def lag(self, group_id: str, lag: GroupLag) -> ConsumerLag:
+        """The lag of a group in one partition."""
+        path = f"{group_path(group_id)}/lags/{lag.topic}/partitions/{lag.partition}"
+        resource = f"/consumer-group={group_id}/lag={lag.topic}/partition={lag.partition}"
+        return ConsumerLag(
+            kind="KafkaConsumerLag",
+            metadata=self._metadata(path, resource),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            topic_name=lag.topic,
+            partition_id=lag.partition,
+            current_offset=lag.committed_offset,
+            log_end_offset=lag.end_offset,
+            lag=lag.lag,
+            consumer_id="" if lag.member is None else lag.member.member_id,
+            instance_id=None if lag.member is None else lag.member.instance_id,
+            client_id="" if lag.member is None else lag.member.client_id,
+        )
+
+    def lag_summary(self, group_id: str, lags: Sequence[GroupLag]) -> ConsumerGroupLagSummary:
+        """The largest lag of a group, which has one at least, and the sum of all."""
+        path = group_path(group_id)
+        largest = max(lags, key=lambda one: one.lag)
+        member = largest.member
+        return ConsumerGroupLagSummary(
+            kind="KafkaConsumerGroupLagSummary",
+            metadata=self._metadata(
+                f"{path}/lag-summary", f"/consumer-group={group_id}/lag-summary"
+            ),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            max_lag_consumer_id="" if member is None else member.member_id,
+            max_lag_instance_id=None if member is None else member.instance_id,
+            max_lag_client_id="" if member is None else member.client_id,
+            max_lag_topic_name=largest.topic,
+            max_lag_partition_id=largest.partition,
+            max_lag=largest.lag,
+            total_lag=sum(one.lag for one in lags),
+            max_lag_consumer=None
+            if member is None
+            else self._link(consumer_path(group_id, member.member_id)),
+            max_lag_partition=self._link(f"/topics/{largest.topic}/partitions/{largest.partition}"),
         )
 
     def _metadata(self, path: str, resource: str) -> Metadata:

@@ -35,6 +35,7 @@ from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
+    REMAINING_MS_MAX,
     REQUESTS_MAX,
     WAITS_MAX,
     Answer,
@@ -254,7 +255,8 @@ class _Link(Session):
         self._bytes += size_bytes
         self._waits += is_wait
         future.add_done_callback(lambda _: self._settled(number))
-        request = Request(number, max(0, int(timeout_s * 1000)), operation, body_bytes)
+        remaining_ms = min(max(0, int(timeout_s * 1000)), REMAINING_MS_MAX)
+        request = Request(number, remaining_ms, operation, body_bytes)
         if self.is_open:
             self._send(self.connection, request, body)
         else:

@@ -46,6 +46,9 @@ below."""
 WANTS_MAX: Final = 1_000
 """Partitions of one request for many."""
 
+REMAINING_MS_MAX: Final = 24 * 3_600_000
+"""A day. A request that may wait for longer ends then, at its leader."""
+
 _LENGTH: Final = Struct(">I")
 assert _LENGTH.size + HEAD_BYTES_MAX + PIECE_BYTES <= MESSAGE_BYTES_MAX
 
@@ -53,7 +56,7 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _NumberOrNone = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _PartitionNumber = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _TopicId = Annotated[str, Meta(min_length=1, max_length=64)]
-_Milliseconds = Annotated[int, Meta(ge=0, le=24 * 3_600_000)]
+_Milliseconds = Annotated[int, Meta(ge=0, le=REMAINING_MS_MAX)]
 _BodyBytes = Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
 _Isolation = Annotated[int, Meta(ge=0, le=1)]
 _ABORTED: Final = Struct(">qq")

@@ -83,7 +83,7 @@ from raftlog.routing.forwarding_messages import (
     with_aborted,
 )
 from raftlog.routing.many import coded, local_bounds, local_times
-from raftlog.routing.transaction_hooks import NoCoordinators, TransactionHooks
+from raftlog.routing.transaction_hooks import NoCoordinators, TransactionHooks, append_at_leader
 from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
 
@@ -346,17 +346,14 @@ class _Session(Session):
                     max_message_bytes=found.log.config.max_message_bytes,
                     allow_transactional=True,
                 )
-                acks = Acks(operation.acks)
-                if operation.transactional_id is None:
-                    results = await found.append(batches, acks=acks, timeout_s=timeout_s)
-                else:
-                    results = await self._server.transactions.append(
-                        found,
-                        batches,
-                        transactional_id=operation.transactional_id,
-                        acks=acks,
-                        timeout_s=timeout_s,
-                    )
+                results = await append_at_leader(
+                    self._server.transactions,
+                    found,
+                    batches,
+                    transactional_id=operation.transactional_id,
+                    acks=Acks(operation.acks),
+                    timeout_s=timeout_s,
+                )
                 return Appended(
                     tuple(
                         (r.base_offset, r.last_offset, r.log_append_time_ms, r.duplicate)

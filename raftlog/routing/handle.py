@@ -58,6 +58,7 @@ from raftlog.routing.forwarding_messages import (
     outcome_unknown_if_changing,
     split_aborted,
 )
+from raftlog.routing.transaction_hooks import append_at_leader
 from raftlog.storage.types import AppendResult
 
 if TYPE_CHECKING:
@@ -151,9 +152,8 @@ class PartitionHandle:
         refusal: LogError | None = None
 
         def local(found: Partition, remaining_s: float) -> Awaitable[list[AppendResult]]:
-            if transactional_id is None:
-                return found.append(batches, acks=acks, timeout_s=remaining_s)
-            return self._router.transactions.append(
+            return append_at_leader(
+                self._router.transactions,
                 found,
                 batches,
                 transactional_id=transactional_id,
@@ -372,8 +372,12 @@ class PartitionHandle:
         retry_until = min(deadline, started + RETRY_S_MAX)
         unknown_error: LogError | None = None
         pause_s = PAUSE_S_MIN
+        seen = None
         while True:
-            seen = router.leadership(self.topic_id, self.partition)
+            before, seen = seen, router.leadership(self.topic_id, self.partition)
+            if seen != before:
+                # A new leader is ready soon: its coordinator is loading, or its metadata behind.
+                pause_s = PAUSE_S_MIN
             error = refusal
             if error is None:
                 remaining_s = max(deadline - loop.time(), 0.0)

@@ -5,7 +5,7 @@ Assembly sets the hooks once, before the node serves; the default is a node with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from raftlog.record.batch import RecordBatch
@@ -41,6 +41,23 @@ class TransactionHooks(Protocol):
     ) -> None:
         """`Partition.write_marker`; through the shard, where the partition has one."""
         ...
+
+
+def append_at_leader(
+    transactions: TransactionHooks,
+    found: Partition,
+    batches: Sequence[RecordBatch],
+    *,
+    transactional_id: str | None,
+    acks: Acks,
+    timeout_s: float,
+) -> Awaitable[list[AppendResult]]:
+    """Append batches to a partition led here, in a transaction or (None) outside of any."""
+    if transactional_id is None:
+        return found.append(batches, acks=acks, timeout_s=timeout_s)
+    return transactions.append(
+        found, batches, transactional_id=transactional_id, acks=acks, timeout_s=timeout_s
+    )
 
 
 class NoCoordinators:

@@ -37,7 +37,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, CRC_START, BatchHeader, parse_header
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
 from raftlog.storage.log_core import LogCore, disk_full
@@ -251,6 +251,40 @@ class Appender:
             log_append_time_ms=stamp_ms,
             is_coordinator=terms.is_coordinator,
             may_begin=terms.may_begin,
+        )
+
+    def check_coordinator(
+        self,
+        producer_id: ProducerId,
+        epoch: ProducerEpoch,
+        *,
+        new_producers: int,
+        may_begin: MayBegin,
+    ) -> None:
+        """See `ProducerStates.check_coordinator`. Raises LogError."""
+        self._core.producers.check_coordinator(
+            producer_id,
+            epoch,
+            new_producers=new_producers,
+            now_ms=self._core.shared.monotonic_ms(),
+            may_begin=may_begin,
+        )
+
+    def needs_marker(
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        new_producers: int,
+    ) -> bool:
+        """See `ProducerStates.needs_marker`. Raises LogError."""
+        return self._core.producers.needs_marker(
+            producer_id,
+            producer_epoch,
+            marker,
+            new_producers=new_producers,
+            now_ms=self._core.shared.monotonic_ms(),
         )
 
     def _segment_for(self, size_bytes: int, following: Offset, now_ms: int) -> Segment | None:

@@ -161,9 +161,22 @@ def judge(
     else:
         outcome = _judge_sequence(known, header)
     is_open = known is not None and known.transaction_start is not None
-    if outcome is APPEND and (is_open or header.is_transactional):
-        return _judge_transaction(known, header, may_begin)
+    if outcome is APPEND and is_open and not header.is_transactional:
+        return _outside_of(known)
+    if outcome is APPEND and header.is_transactional:
+        return _judge_transaction(known, header.producer_id, header.producer_epoch, may_begin)
     return outcome
+
+
+def judge_coordinator(
+    known: Producer | None,
+    producer_id: ProducerId,
+    epoch: ProducerEpoch,
+    may_begin: MayBegin,
+) -> Outcome | LogError:
+    """Judge a coordinator's batch in a transaction, as `judge` will."""
+    fenced = _fenced(known, producer_id, epoch)
+    return fenced or _judge_transaction(known, producer_id, epoch, may_begin)
 
 
 def judge_marker(
@@ -232,11 +245,19 @@ def _judge_sequence(known: Producer | None, header: BatchHeader) -> Outcome | Lo
     )
 
 
+def _outside_of(known: Producer | None) -> LogError:
+    assert known is not None
+    return LogError(
+        INVALID_TXN_STATE,
+        f"Producer {known.producer_id} has an open transaction here since offset "
+        f"{known.transaction_start}: it may not write outside of it.",
+    )
+
+
 def _judge_transaction(
-    known: Producer | None, header: BatchHeader, may_begin: MayBegin
+    known: Producer | None, producer_id: ProducerId, epoch: ProducerEpoch, may_begin: MayBegin
 ) -> Outcome | LogError:
     """Judge a batch with a right sequence inside, or at the beginning of, a transaction."""
-    producer_id, epoch = header.producer_id, header.producer_epoch
     if known is None or known.transaction_start is None:
         if may_begin(producer_id, epoch):
             return APPEND
@@ -244,12 +265,6 @@ def _judge_transaction(
             TRANSACTION_NOT_VERIFIED,
             f"The coordinator has not confirmed that the transaction of producer {producer_id} in "
             f"epoch {epoch} includes this partition. Nothing was written; try again.",
-        )
-    if not header.is_transactional:
-        return LogError(
-            INVALID_TXN_STATE,
-            f"Producer {producer_id} has an open transaction here since offset "
-            f"{known.transaction_start}: it may not write outside of it.",
         )
     if epoch != known.epoch:
         return LogError(

@@ -45,6 +45,7 @@ from raftlog.storage.producer_entry import (
     after,
     below,
     judge,
+    judge_coordinator,
     judge_marker,
     may_not_begin,
 )
@@ -228,14 +229,46 @@ class ProducerStates:
         return AppendPlan((outcome,), updates, self._revision, new_producers, seen_ms, marker)
 
     def needs_marker(
-        self, producer_id: ProducerId, producer_epoch: ProducerEpoch, marker: Marker
+        self,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        new_producers: int,
+        now_ms: int,
     ) -> bool:
-        """Whether the marker is not in the log yet. Raises LogError as `prepare_marker`."""
+        """Whether `prepare_marker` will have the marker written. Raises LogError as that.
+
+        `new_producers` as for `check_coordinator`.
+        """
         known = self._producers.get(producer_id)
         outcome = judge_marker(known, producer_id, producer_epoch, marker)
         if isinstance(outcome, LogError):
             raise outcome
+        if known is None:
+            return self._lacks_room(new_producers, now_ms + self._time_shift_ms) is None
         return outcome is APPEND
+
+    def check_coordinator(
+        self,
+        producer_id: ProducerId,
+        epoch: ProducerEpoch,
+        *,
+        new_producers: int,
+        now_ms: int,
+        may_begin: MayBegin,
+    ) -> None:
+        """Raise the LogError that `prepare` would raise for a coordinator's transactional batch.
+
+        `new_producers` counts the producers not known here with batches on their way to the log,
+        this one included.
+        """
+        known = self._producers.get(producer_id)
+        outcome = judge_coordinator(known, producer_id, epoch, may_begin)
+        if isinstance(outcome, LogError):
+            raise outcome
+        if known is None:
+            self._require_room(new_producers, now_ms + self._time_shift_ms)
 
     def _require_room(self, new_producers: int, now_ms: int) -> None:
         refusal = self._lacks_room(new_producers, now_ms)
@@ -343,6 +376,11 @@ class ProducerStates:
         """Whether the producer has an open transaction here, in this epoch."""
         known = self._producers.get(producer_id)
         return known is not None and known.is_in_transaction and known.epoch == epoch
+
+    def awaits_marker(self, producer_id: ProducerId, epoch: ProducerEpoch) -> bool:
+        """Whether the producer has an open transaction here, of an older epoch than this one."""
+        known = self._producers.get(producer_id)
+        return known is not None and known.is_in_transaction and known.epoch < epoch
 
     def truncate_to(self, offset: Offset) -> Truncation:
         """The log now ends at `offset`.

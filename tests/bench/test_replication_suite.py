@@ -15,7 +15,7 @@ from bench.replication.catch_up import Paced
 from bench.replication.cluster import Options
 from bench.replication.produce import Workload
 from bench.report import Result
-from bench.throughput import send_many
+from raftlog.workloads.load import send_many
 from tests.bench.fakes import fake_cluster
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+from raftlog.coordinator.status import CoordinatorStatus
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.batch import RecordBatch, stamped
 from raftlog.record.codec import BatchBuilder, Record, decode
@@ -24,6 +25,7 @@ from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import Listeners
+from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata
@@ -56,6 +58,8 @@ class MemoryLog:
         self.leader_epochs = SimpleNamespace(truncate_from_end=lambda _: None)
         self._bases: list[int] = []
         self._producers: dict[tuple[int, int], tuple[int, int, AppendResult]] = {}
+        self.producers = ProducerStates()
+        """Always empty: no test here writes in transactions."""
         self.listeners = Listeners()
         self.appender = self.reader = self.operations = self
 
@@ -234,6 +238,7 @@ class DataNode:
             partitions=self.partitions,
             metadata=self.metadata,
             coordinators=None,
+            coordination=CoordinatorStatus,
             clock=SimpleNamespace(time_ms=lambda: NOW_MS, monotonic=time.monotonic),
             node_id=BrokerId(node_id),
             cluster_id="fake-cluster",

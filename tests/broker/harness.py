@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource, ResourceType
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.produce import ProduceOptions, StoredRecord
 from raftlog.broker.service import Broker
+from raftlog.coordinator.group_kind import group_kind
+from raftlog.coordinator.group_settings import GroupSettings
+from raftlog.coordinator.service import Coordinators
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.replication.partition import Acks
+from raftlog.world.randomness import SystemRandomness
+from raftlog.world.time import SystemClock
 from tests.broker.data_fakes import DataNode
+from tests.coordinator.group_harness import no_transactions
 
 ALICE = Principal("User", "alice")
 DEFAULTS = ProduceOptions(Acks.ALL, 5.0)
@@ -76,6 +83,28 @@ class BrokerHarness:
         self.authorizer.refused.add((operation, name))
 
 
+@asynccontextmanager
+async def coordinating_groups(node: DataNode) -> AsyncIterator[None]:
+    """The node coordinates groups."""
+    fatal: list[str] = []
+    coordinators = Coordinators(
+        [group_kind(GroupSettings(), no_transactions)],
+        replicas=node.replicas,  # type: ignore[arg-type]
+        router=node.partitions,
+        metadata=node.metadata,  # type: ignore[arg-type]
+        clock=SystemClock(),
+        on_fatal=fatal.append,
+    )
+    node.replicas.host = replace(node.replicas.host, on_lead_begun=coordinators.lead_begun)
+    node.services.coordinators = coordinators
+    node.services.randomness = SystemRandomness()
+    try:
+        yield
+    finally:
+        await coordinators.close()
+    assert not fatal
+
+
 def record(value: str, key: bytes | None = None) -> StoredRecord:
     """A record to write."""
     return (0, key, value.encode(), None)
@@ -99,6 +128,7 @@ __all__ = [
     "BrokerHarness",
     "Operation",
     "broker_settings",
+    "coordinating_groups",
     "encoded",
     "record",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource
+from raftlog.broker.groups import Committer, GroupService, OpenTransaction
 from raftlog.broker.transactions import Producer, TransactionService
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
@@ -51,3 +53,19 @@ async def test_each_call_needs_the_right_to_its_id(
     with pytest.raises(LogError) as refused:
         await act(TransactionService(services, refuse))
     assert (refused.value.entry, refused.value.message) == (FORBIDDEN, wanted)
+
+
+@pytest.mark.parametrize("refused", ["WRITE t", "READ g"])
+async def test_offsets_in_a_transaction_need_the_right_to_its_id_and_to_the_group(
+    refused: str,
+) -> None:
+    def authorize(_principal: Principal, operation: Operation, resource: Resource) -> None:
+        if f"{operation} {resource.name}" == refused:
+            raise LogError(FORBIDDEN, refused)
+
+    services: Any = SimpleNamespace(coordinators=Coordinators())
+    nothing: Any = None
+    service = GroupService(services, nothing, authorize, asyncio.Event())
+    with pytest.raises(LogError) as raised:
+        await service.commit(ANONYMOUS, "g", (), Committer(), OpenTransaction("t", PRODUCER))
+    assert (raised.value.entry, raised.value.message) == (FORBIDDEN, refused)

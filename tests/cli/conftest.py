@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -37,3 +38,15 @@ def topic(run: Run) -> str:
     name = f"test-{uuid4().hex}"
     run("topic", "create", name, "--partitions", "3")
     return name
+
+
+@pytest.fixture
+def produce(run: Run, tmp_path: Path) -> Run:
+    """Produce lines to a topic: `produce(topic, lines, *options)`."""
+
+    def produce_lines(topic: str, lines: str, *options: str, code: int = 0) -> Result:
+        file = tmp_path / f"lines-{uuid4().hex}"
+        file.write_text(lines)
+        return run("topic", "produce", topic, str(file), *options, code=code)
+
+    return produce_lines

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from raftlog.cli.main import cli
+from tests.cli.conftest import Run
+from tests.cli.node import RunningNode
 
 
-def completed(words: str) -> list[str]:
+def completed(words: str, **environment: str) -> list[str]:
     """What bash offers for the last of the words, by the script that the command prints."""
     script = f"""
         eval "$(raftlog completion bash)"
@@ -24,7 +26,7 @@ def completed(words: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, **environment},
     )
     return done.stdout.split()
 
@@ -40,6 +42,22 @@ def completed(words: str) -> list[str]:
 )
 def test_bash_completes_commands_and_options(words: str, offered: list[str]) -> None:
     assert completed(words) == offered
+
+
+def test_names_of_groups_and_transactional_ids_are_completed(
+    run: Run, produce: Run, node: RunningNode, topic: str
+) -> None:
+    name = f"completed-{topic}"
+    run("topic", "consume", topic, "--group", name)
+    produce(topic, "1\n", "--transactional-id", name)
+    for words in ("raftlog group describe", "raftlog group seek", "raftlog txn abort"):
+        offered = completed(f"{words} completed-te", RAFTLOG_SERVERS=node.address)
+        assert offered == [name]
+    assert completed(f"raftlog group describe -X {node.address} completed-te") == [name]
+
+
+def test_no_names_are_offered_without_a_cluster() -> None:
+    assert completed("raftlog group describe x", RAFTLOG_SERVERS="127.0.0.1:9") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -83,7 +83,7 @@ def test_version_and_help() -> None:
     assert all(word in result.output for word in ("serve", "topic", "cluster", "quorum"))
 
 
-@pytest.mark.parametrize("group", ["topic", "cluster", "quorum"])
+@pytest.mark.parametrize("group", ["topic", "group", "txn", "cluster", "quorum"])
 def test_every_subcommand_in_the_table_exists_and_explains_itself(group: str) -> None:
     context = click.Context(cli)
     command = cli.get_command(context, group)
@@ -130,7 +130,10 @@ def test_modules_do_not_import_what_their_command_does_not_need(
         (("topic", "lst"), "There is no command 'lst'. Did you mean 'list'?"),
         (("cluster", "config", "sett"), "There is no command 'sett'. Did you mean 'set'?"),
         (("grün",), "There is no command 'grün'."),
-        (("consume", "t"), "There is no command 'consume'. Did you mean 'topic consume'?"),
+        (
+            ("consume", "t"),
+            "There is no command 'consume'. Did you mean 'topic consume' or 'bench consume'?",
+        ),
         (("cluster", "list"), "There is no command 'list'. Did you mean 'config list'?"),
     ],
 )

@@ -38,7 +38,7 @@ from raftlog.api.transactions import (
     TransactionPartition,
 )
 from raftlog.record.batch import RecordBatch
-from raftlog.record.errors import GROUP_NOT_EMPTY, UNKNOWN_GROUP, LogError
+from raftlog.record.errors import GROUP_NOT_EMPTY, OFFSET_SUPERSEDED, UNKNOWN_GROUP, LogError
 from tests.client.fake_groups import FakeGroup, FakeOffset
 from tests.client.fake_partition import FakePartition
 from tests.client.fake_transactions import FakeTransactions
@@ -129,9 +129,20 @@ class FakeCoordinator:
 
     async def commit(self, request: web.Request, _: object) -> web.Response:
         body = await _decoded(request, CommitRequest)
-        self.group(request.match_info["group"]).commit(body, _now())
+        superseded = self.group(request.match_info["group"]).commit(body, _now())
         return _answer(
-            CommitResponse([CommittedPartition(one.topic, one.partition) for one in body.offsets])
+            CommitResponse(
+                [
+                    CommittedPartition(
+                        one.topic,
+                        one.partition,
+                        OFFSET_SUPERSEDED.code
+                        if (one.topic, one.partition) in superseded
+                        else None,
+                    )
+                    for one in body.offsets
+                ]
+            )
         )
 
     async def committed(self, request: web.Request, _: object) -> web.Response:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from raftlog.api.groups import (
+    ANY_OFFSET,
     AssignedPartitions,
     CommitRequest,
     HeartbeatRequest,
@@ -253,10 +254,18 @@ class FakeGroup:
         if member_epoch != member.epoch:
             raise LogError(STALE_MEMBER_EPOCH)
 
-    def commit(self, request: CommitRequest, now: float) -> None:
+    def commit(self, request: CommitRequest, now: float) -> set[tuple[str, int]]:
+        """Returns the partitions where another offset is than the member expects."""
         self.check_commit(request.member_id, request.member_epoch, now)
+        superseded = set()
         for one in request.offsets:
-            self._put(request.member_id, one)
+            place = (one.topic, one.partition)
+            known = self.offsets.get(place)
+            if known is None or one.expected in (ANY_OFFSET, known.offset):
+                self._put(request.member_id, one)
+            else:
+                superseded.add(place)
+        return superseded
 
     def add_to_transaction(self, producer_id: int, offsets: Iterable[OffsetCommit]) -> None:
         pending = self.pending.setdefault(producer_id, {})

@@ -542,3 +542,26 @@ async def test_a_node_that_is_behind_does_not_make_the_consumer_begin_again(
         single.fail(FETCH, *[Fault(error=UNKNOWN_TOPIC_ID)] * 5)
         append(single.partition("t", 0), b"4")
         assert await take(reader, 1) == [b"4"]
+
+
+async def test_leader_that_moves_right_before_a_fetch_breaks_no_callback(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        append(cluster.partition("t", number), b"v")
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async with consumer(cluster, "t") as reader:
+        await take(reader, 3)
+        addressed = reader._metadata.leader_address
+        reader.seek(P0, 0)
+        monkeypatch.setattr(
+            reader._metadata,
+            "leader_address",
+            lambda *place: "127.0.0.1:9" if place == P0 else addressed(*place),
+        )
+        # The fetch is about to leave for the node that led until now.
+        await asyncio.sleep(0.01)
+        monkeypatch.undo()
+        assert await take(reader, 1) == [b"v"]
+    assert failures == []

@@ -8,7 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from raftlog_client import Consumer, DeliveryTimeoutError, Producer, ServerError
+from raftlog_client import (
+    ConnectionLostError,
+    Consumer,
+    DeliveryTimeoutError,
+    Producer,
+    ServerError,
+)
 
 from raftlog.record.errors import (
     NO_LEADER,
@@ -274,3 +280,55 @@ async def test_a_new_leader_ends_the_readers_pause(three: FakeCluster, refusal: 
         lead(three, 1)
         append(partition_of(three), *values(5)[3:])
         assert await asyncio.wait_for(take(consumer, 2), 2.0) == values(5)[3:]
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 10.0, 5_000.0])
+@pytest.mark.parametrize("are_killed", [True, False])
+async def test_a_reader_whose_nodes_are_all_gone_is_told_and_goes_on_once_they_are_back(
+    three: FakeCluster, are_killed: bool, timeout_ms: float | None
+) -> None:
+    async def read(consumer: Consumer[Any, Any]) -> list[bytes]:
+        if timeout_ms is None:
+            return await take(consumer, 1)
+        async with asyncio.timeout(5):
+            while not (found := await consumer.getmany(timeout_ms=timeout_ms)):
+                continue
+        return [record.value for records in found.values() for record in records]
+
+    async with consuming(three, request_timeout_ms=700, fetch_max_wait_ms=50) as consumer:
+        for node in three.nodes:
+            if are_killed:
+                await node.stop()
+            else:
+                node.stopped = asyncio.Event()
+        began = now()
+        for _ in range(2):
+            with pytest.raises(ConnectionLostError, match=r"No node has answered for 0\.7 s"):
+                await read(consumer)
+        assert now() - began >= 0.7
+        for node in three.nodes:
+            if node.stopped is None:
+                await node.start()
+            else:
+                node.stopped.set()
+                node.stopped = None
+        append(partition_of(three), *values(4)[3:])
+        while True:
+            try:
+                assert await read(consumer) == values(4)[3:]
+                break
+            except ConnectionLostError:
+                # Found before the nodes were back.
+                continue
+
+
+async def test_a_reader_is_told_that_the_only_node_hangs() -> None:
+    async with FakeCluster(1) as lone:
+        lone.create_topic("t", 1)
+        async with consuming(lone, request_timeout_ms=300, fetch_max_wait_ms=50) as consumer:
+            lone.nodes[0].stopped = asyncio.Event()
+            began = now()
+            with pytest.raises(ConnectionLostError, match="No node has answered"):
+                await asyncio.wait_for(consumer.getone(), 5)
+            assert now() - began >= 0.3
+            lone.nodes[0].stopped.set()

@@ -142,6 +142,28 @@ def test_a_fenced_member_loses_everything_and_joins_again(entry: object) -> None
     assert len(member.committable(member.incarnation)) == 2
 
 
+def test_a_report_counts_what_may_be_taken_before_its_answer() -> None:
+    """Else the coordinator gives a partition away that the member takes meanwhile."""
+    member = joined(0)
+    member.answered(member.request(), answer(2, 0, 1))
+    member.unanswered()
+    request = member.request()
+    assert [one.partitions for one in request.owned or ()] == [[0, 1]]
+
+
+def test_a_member_fenced_while_idle_shows_its_state_first() -> None:
+    """A late copy of an earlier heartbeat may have moved the epoch on, without an answer."""
+    member = joined(0, 1)
+    assert member.request().owned is None
+    assert member.refused(FENCED_MEMBER_EPOCH) is Refusal.RETRY
+    request = member.request()
+    assert request.member_epoch == 1
+    assert [one.partitions for one in request.owned or ()] == [[0, 1]]
+    assert request.max_wait_ms == 0
+    assert member.readable == {partition(0), partition(1)}
+    assert member.refused(FENCED_MEMBER_EPOCH) is Refusal.LOST
+
+
 def test_errors_that_pass_are_retried_and_others_are_final() -> None:
     member = new_member()
     assert member.refused(UNRELEASED_INSTANCE_ID) is Refusal.WAIT_FOR_INSTANCE

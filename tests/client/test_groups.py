@@ -542,6 +542,26 @@ async def test_a_commit_begun_before_the_session_was_lost_is_never_sent_after(
             await reader.commit({TopicPartition("u", 0): 1})
 
 
+async def test_an_automatic_commit_in_line_leaves_out_partitions_given_up_meanwhile(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(cluster, 2)
+    async with member(cluster, auto_commit_interval_ms=60_000) as reader:
+        await take(reader, 6)
+        reader._buffer.begin_call()
+        assert reader._group is not None
+        cluster.fail(COMMIT, Fault(delay_s=0.1))
+        before = asyncio.ensure_future(reader.commit({P0: 1}))
+        await cluster.wait_for_requests(COMMIT, 1)
+        automatic = asyncio.ensure_future(reader._group.offsets.commit_processed())
+        await asyncio.sleep(0)
+        owner = reader._group._member
+        owner.gave_up(frozenset(one for one in owner.owned if one.source == P1))
+        await asyncio.gather(before, automatic)
+        assert "automatic commit" not in caplog.text
+        assert committed(cluster) == {P0: 2, P2: 2}
+
+
 async def test_a_failure_of_the_heartbeats_themselves_is_raised(
     single: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,3 +570,31 @@ async def test_a_failure_of_the_heartbeats_themselves_is_raised(
         with pytest.raises(RaftlogClientError, match="heartbeats have failed"):
             async with asyncio.timeout(5):
                 await reader.getone()
+
+
+async def test_a_failure_of_the_automatic_commits_themselves_is_raised(
+    single: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with member(single, auto_commit_interval_ms=10) as reader:
+        monkeypatch.setattr(reader.transaction_source().offsets, "commit_processed", _broken)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(reader.getone(), 5)
+        monkeypatch.undo()
+
+
+async def _broken() -> None:
+    raise ZeroDivisionError
+
+
+async def test_a_member_commits_in_place_of_an_offset_that_it_did_not_know(
+    cluster: FakeCluster,
+) -> None:
+    fill(cluster, 4)
+    async with member(cluster, auto_commit_interval_ms=None) as reader:
+        await take(reader, 12)
+        # An earlier commit of unknown outcome, say, has arrived by now.
+        group(cluster).offsets["t", 1] = FakeOffset(2)
+        await reader.commit()
+        assert committed(cluster) == {P0: 4, P1: 4, P2: 4}
+        assert reader.assignment() == {P0, P1, P2}

@@ -533,3 +533,29 @@ async def test_many_metadata_answers_without_a_leader_do_not_spin(single: FakeCl
         single.fail(PRODUCE, Fault(frame_errors={0: NO_LEADER}))
         single.topics["t"].partitions[0].leader = 1
         assert (await future).offset == 0
+
+
+async def test_leader_that_moves_right_before_a_request_breaks_no_callback(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        for number in range(3):
+            await producer.send_and_wait("t", b"v", partition=number)
+        addressed = producer._metadata.leader_address
+        lookups = 0
+
+        def moving(topic: str, partition: int) -> Any:
+            nonlocal lookups
+            lookups += partition == 0
+            # Known when the record is queued, another one when it is about to leave.
+            if partition == 0 and lookups in {2, 3}:
+                return "127.0.0.1:9"
+            return addressed(topic, partition)
+
+        monkeypatch.setattr(producer._metadata, "leader_address", moving)
+        async with asyncio.timeout(5):
+            await producer.send_and_wait("t", b"v", partition=0)
+        assert lookups >= 4
+    assert failures == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 from raftlog_client.errors import ConnectionLostError, RecordsGoneError
 from raftlog_client.fetch_protocol import FetchConnectionPool, FrameSink
@@ -18,7 +19,7 @@ from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.frames import FetchFrame
 from raftlog.record.header import parse_header
-from raftlog.record.types import LeaderEpoch, Offset, PartitionId
+from raftlog.record.types import AbortedTransaction, LeaderEpoch, Offset, PartitionId, ProducerId
 
 SOURCE = TopicPartition("t", 0)
 TOPIC_ID = "f" * 32
@@ -46,12 +47,14 @@ class Script:
 
     def __init__(self, *answers: Sequence[FetchFrame]) -> None:
         self.answers = list(answers)
+        self.requests: list[Any] = []
         topic = TopicDescription("t", TOPIC_ID, ())
         self.view = ClusterView(topics={"t": topic})
 
     async def fetch(
         self, address: NodeAddress, body: bytes, sink: FrameSink, timeout_s: float
     ) -> None:
+        self.requests.append(msgspec.json.decode(body))
         for one in self.answers.pop(0):
             room = sink.begin(one._replace(data=b""), len(one.data))
             room[:] = one.data
@@ -70,7 +73,7 @@ class Script:
         """All answers are of one node."""
 
 
-def reader(script: Script, start: int, end: int, chunk_bytes: int = 1 << 20) -> RangeReader:
+def reader(script: Script, start: int, end: int, **options: Any) -> RangeReader:
     return RangeReader(
         cast(FetchConnectionPool, script),
         cast(ClusterMetadata, script),
@@ -78,7 +81,7 @@ def reader(script: Script, start: int, end: int, chunk_bytes: int = 1 << 20) -> 
         topic_id=TOPIC_ID,
         start=start,
         end=end,
-        chunk_bytes=chunk_bytes,
+        **{"chunk_bytes": 1 << 20, **options},
     )
 
 
@@ -116,6 +119,18 @@ async def test_frames_are_one_chunk() -> None:
     script = Script([frame(batch(0), 1), frame(batch(1, 100_000), 2), frame(batch(2), 3)])
     (chunk,) = await all_of(reader(script, 0, 3))
     assert bytes(chunk.data) == batch(0) + batch(1, 100_000) + batch(2)
+
+
+async def test_a_chunk_names_the_aborted_transactions_of_all_its_frames_and_of_no_other() -> None:
+    one, two, three = (AbortedTransaction(ProducerId(n), Offset(n)) for n in range(3))
+    frames = [
+        frame(batch(at), at + 1)._replace(last_stable_offset=Offset(9), aborted=aborted)
+        for at, aborted in enumerate([[one, two], [two], [three]])
+    ]
+    script = Script(frames[:2], frames[2:])
+    reading = reader(script, 0, 3, isolation="read_committed")
+    assert [chunk.aborted for chunk in await all_of(reading)] == [(one, two), (three,)]
+    assert {request["isolation"] for request in script.requests} == {"read_committed"}
 
 
 async def test_what_is_no_batch_is_not_given_to_anybody() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -120,7 +121,8 @@ async def test_faults_that_pass_neither_lose_nor_duplicate(
         for number in range(3):
             async with sending.transaction() as tx:
                 await sending.send("t", b"%d" % number)
-                await tx.commit_offsets({P0: number + 1}, GroupMetadata("g", "", -1))
+                group = "g" if number else GroupMetadata("g", "", -1)
+                await tx.commit_offsets({P0: number + 1}, group)
     assert log(single).committed_values() == [b"0", b"1", b"2"]
     assert single.coordinator.group("g").offsets["t", 0].offset == 3
 
@@ -430,3 +432,66 @@ async def test_offsets_committed_by_a_transaction_count_when_partitions_move(
                         await reading.getmany(timeout_ms=5)
                         await other.getmany(timeout_ms=5)
     assert {found.offset for found in cluster.coordinator.group("g").offsets.values()} == {1}
+
+
+async def test_an_abort_before_anything_is_sent_does_not_hold_up_the_next_transaction(
+    single: FakeCluster,
+) -> None:
+    async with producer(single) as sending:
+        for number in range(3):
+            with pytest.raises(ZeroDivisionError):
+                async with sending.transaction():
+                    await sending.send("t", b"aborted")
+                    raise ZeroDivisionError
+            # The sender's turn comes between the two transactions.
+            await asyncio.sleep(0)
+            async with asyncio.timeout(5), sending.transaction():
+                await sending.send("t", b"%d" % number)
+    assert log(single).committed_values() == [b"0", b"1", b"2"]
+
+
+async def test_futures_of_an_aborted_transaction_need_not_be_awaited(
+    single: FakeCluster,
+) -> None:
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    async with producer(single) as sending:
+        with pytest.raises(ZeroDivisionError):
+            async with sending.transaction():
+                await sending.send("t", b"aborted")
+                raise ZeroDivisionError
+        single.fail(PRODUCE, Fault(frame_errors={0: CORRUPT_BATCH}))
+        with pytest.raises(TransactionAbortableError):
+            async with sending.transaction():
+                await sending.send("t", b"refused")
+    gc.collect()
+    assert unseen == []
+
+
+async def test_no_request_of_an_aborted_transaction_begins_while_others_are_given_up(
+    single: FakeCluster,
+) -> None:
+    """Its answer would settle a batch of the next transaction, which may never be written."""
+    single.create_topic("two", 2)
+    async with producer(single) as sending:
+        async with sending.transaction():
+            for number in range(2):
+                await sending.send_and_wait("two", b"before", partition=number)
+        single.fail(PRODUCE, Fault(delay_s=1), Fault(delay_s=1))
+        nodes = sending._sender._nodes.values()
+        with pytest.raises(ZeroDivisionError):
+            async with sending.transaction():
+                await sending.send("two", b"aborted", partition=0)
+                for _ in range(100):
+                    if any(node.requests for node in nodes):
+                        break
+                    await asyncio.sleep(0)
+                await sending.send("two", b"aborted", partition=1)
+                raise ZeroDivisionError
+        assert not any(node.requests for node in nodes)
+        async with asyncio.timeout(5), sending.transaction():
+            for number in range(2):
+                await sending.send("two", b"after", partition=number)
+    for number in range(2):
+        found = single.topics["two"].partitions[number].committed_values()
+        assert found == [b"before", b"after"]

@@ -1,4 +1,4 @@
-"""A classic group, its timers and clock, and the shell's part: replay, and held requests."""
+"""A shard with one classic group, its log and clock, and the shell's part: held requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TypeVar
 from raftlog.coordinator.classic_group import ClassicGroup
 from raftlog.coordinator.classic_messages import (
     ClassicHeartbeat,
-    ClassicLimits,
-    ClassicTimer,
     Held,
     Joined,
     JoinGroup,
@@ -18,19 +16,29 @@ from raftlog.coordinator.classic_messages import (
     MemberAssignment,
     MemberIdRequired,
     Protocol,
-    Step,
     Synced,
     SyncGroup,
 )
-from raftlog.coordinator.decision import Decision, Timers
+from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
+from raftlog.coordinator.group_messages import (
+    ConsumerHeartbeatRequest,
+    Done,
+    GroupRequest,
+    GroupResponse,
+)
+from raftlog.coordinator.group_settings import GroupSettings, MemberTimer, Shared
+from raftlog.coordinator.group_shard import GroupShard
+from raftlog.coordinator.offset_messages import CommitOffsets, Committer
 from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
 from raftlog.coordinator.records import GroupMetadataKey, GroupMetadataValue
 from raftlog.record.errors import ErrorEntry, LogError
+from raftlog.record.types import ProducerEpoch, ProducerId
+from tests.coordinator.images import image_of
 
 GROUP = "g"
 WALL_MS = 1_760_000_000_000
-LIMITS = ClassicLimits(
-    session_timeout_min_ms=10, session_timeout_max_ms=1_000, initial_rebalance_delay_ms=5
+LIMITS = GroupSettings(
+    session_timeout_ms_min=10, session_timeout_ms_max=1_000, initial_rebalance_delay_ms=5
 )
 JOIN = JoinGroup(GROUP, "consumer", (Protocol("range", b"m"),), 100, 300, requires_member_id=False)
 
@@ -41,17 +49,18 @@ Answer = Joined | MemberIdRequired | Synced | ErrorEntry
 class Stage:
     """Requests get an answer, or a ticket; the answer to a ticket comes into `answers`."""
 
-    def __init__(self, limits: ClassicLimits = LIMITS) -> None:
+    def __init__(self, limits: GroupSettings = LIMITS) -> None:
         self.limits = limits
+        self.image = image_of(a=1)
         self.now_ms = 0
-        self.log: list[GroupMetadataValue | None] = []
+        self.records: list[CoordinatorRecord] = []
         self.made_ids = 0
         self.start()
 
     def start(self) -> None:
         """A coordinator that knows nothing yet."""
-        self.timers: Timers[ClassicTimer] = Timers()
-        self.group = ClassicGroup(GROUP, self.timers, self.limits)
+        self.shard = GroupShard(self.limits)
+        self.timers = self.shard.timers
         self.waiting: dict[int, int] = {}
         """Held tickets, and since when."""
         self.answers: dict[int, Joined | Synced | ErrorEntry] = {}
@@ -59,44 +68,65 @@ class Stage:
     def reload(self) -> None:
         """Another coordinator loads the log; held requests end with the old one."""
         self.start()
-        for value in self.log:
-            self.group.replay(value)
-        self.group.restart_timers(self.now_ms)
+        for position, record in enumerate(self.records):
+            self.shard.replay(record, position=position, producer=None)
+        # Without the timers of the shard itself.
+        self.shard.classic.restart_timers(self.now_ms)
+        group = self.shard.consumer_group(GROUP)
+        if group is not None:
+            self.shard._decisions.loaded(group, self.now_ms)
+
+    @property
+    def group(self) -> ClassicGroup:
+        """The group; a new one, which the shard does not know, if there is none."""
+        return self.shard.classic.get(GROUP) or ClassicGroup(GROUP, Shared(self.limits))
+
+    @property
+    def log(self) -> list[GroupMetadataValue | None]:
+        """The records of the classic kind."""
+        return [
+            value
+            for key, value in self.records
+            if isinstance(key, GroupMetadataKey)
+            and (value is None or isinstance(value, GroupMetadataValue))
+        ]
 
     @property
     def wall_ms(self) -> int:
         return WALL_MS + self.now_ms
 
-    def carry_out(self, decision: Decision[Step[R]]) -> R:
+    def decide(self, request: GroupRequest) -> GroupResponse | Held:
+        return self.carry_out(self.shard.decide(request, self.image, self.now_ms, self.wall_ms))
+
+    def carry_out(self, decision: Decision[R]) -> R:
         for record in decision.records:
             assert decode_offsets_record(*encode_record(record)) == record
-            key, value = record
-            assert key == GroupMetadataKey(GROUP)
-            assert value is None or isinstance(value, GroupMetadataValue)
-            self.log.append(value)
-            self.group.replay(value)
-        response, released = decision.response
+            self.shard.replay(record, position=len(self.records), producer=None)
+            self.records.append(record)
+        response = decision.response
         if isinstance(response, Held):
             assert response.ticket not in self.waiting | self.answers
             self.waiting[response.ticket] = self.now_ms
-        for ticket, outcome in released:
+        classic = self.shard.classic
+        for ticket in [one for one in self.waiting if classic.is_answered(one)]:
+            try:
+                self.answers[ticket] = classic.take(ticket)
+            except LogError as error:
+                self.answers[ticket] = error.entry
+            classic.forget(ticket)
             del self.waiting[ticket]
-            self.answers[ticket] = outcome.entry if isinstance(outcome, LogError) else outcome
         return response
 
     def join(self, request: JoinGroup = JOIN, **changes: object) -> Answer | Held:
         """Held only if the ticket was not released at once."""
         self.made_ids += 1
         try:
-            decision = self.group.join(
-                replace_request(request, **changes),
-                new_member_id=f"m{self.made_ids}",
-                now_ms=self.now_ms,
-                wall_ms=self.wall_ms,
+            answer = self.decide(
+                replace_request(request, new_member_id=f"m{self.made_ids}", **changes)
             )
         except LogError as error:
             return error.entry
-        return self._settled(self.carry_out(decision))
+        return self._settled(answer)
 
     def sync(
         self,
@@ -115,14 +145,15 @@ class Stage:
             tuple(MemberAssignment(*each) for each in (assignments or {}).items()),
         )
         try:
-            decision = self.group.sync(request, now_ms=self.now_ms, wall_ms=self.wall_ms)
+            answer = self.decide(request)
         except LogError as error:
             return error.entry
-        return self._settled(self.carry_out(decision))
+        return self._settled(answer)
 
-    def _settled(self, response: R | Held) -> R | Joined | Synced | ErrorEntry | Held:
+    def _settled(self, response: GroupResponse | Held) -> Answer | Held:
         if isinstance(response, Held):
             return self.answers.get(response.ticket, response)
+        assert isinstance(response, Joined | MemberIdRequired | Synced)
         return response
 
     def answer(self, held: Answer | Held) -> Joined | Synced | ErrorEntry:
@@ -135,16 +166,33 @@ class Stage:
     ) -> ErrorEntry | None:
         request = ClassicHeartbeat(GROUP, member_id, generation, instance_id)
         try:
-            self.group.heartbeat(request, now_ms=self.now_ms)
+            assert self.decide(request) == Done()
+        except LogError as error:
+            return error.entry
+        return None
+
+    def consumer(self, member_id: str, epoch: int) -> ErrorEntry | None:
+        """A heartbeat of the consumer kind."""
+        request = ConsumerHeartbeatRequest(
+            GROUP, member_id, epoch, subscribed_names=("a",), session_timeout_ms=100
+        )
+        try:
+            self.decide(request)
+        except LogError as error:
+            return error.entry
+        return None
+
+    def commit(self, committer: Committer, *, is_transactional: bool = False) -> ErrorEntry | None:
+        """A commit of no offsets at all."""
+        producer = Producer(ProducerId(7), ProducerEpoch(0)) if is_transactional else None
+        try:
+            self.decide(CommitOffsets(GROUP, (), committer, producer))
         except LogError as error:
             return error.entry
         return None
 
     def leave(self, *members: LeavingMember) -> list[int]:
-        decision = self.group.leave(
-            LeaveGroup(GROUP, members), now_ms=self.now_ms, wall_ms=self.wall_ms
-        )
-        left = self.carry_out(decision)
+        left = self.decide(LeaveGroup(GROUP, members))
         assert isinstance(left, Left)
         return [each.error_code for each in left.outcomes]
 
@@ -154,8 +202,8 @@ class Stage:
         while (next_ms := self.timers.next_ms()) is not None and next_ms <= end_ms:
             self.now_ms = max(self.now_ms, next_ms)
             timer = self.timers.pop_due(self.now_ms)
-            assert timer is not None and timer.group_id == GROUP
-            self.carry_out(self.group.on_timer(timer, now_ms=self.now_ms, wall_ms=self.wall_ms))
+            assert isinstance(timer, MemberTimer) and timer.group == GROUP
+            self.carry_out(self.shard.expire(timer, self.image, self.now_ms, self.wall_ms))
         self.now_ms = end_ms
 
     def stable(self, *requests: JoinGroup) -> list[Joined]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from raftlog.coordinator.assignors import Assignment, Pair, assignment_of, pairs
-from raftlog.coordinator.consumer_decisions import GroupSettings, MemberTimer
+from raftlog.coordinator.classic_messages import Held
 from raftlog.coordinator.consumer_group import ConsumerGroup
 from raftlog.coordinator.decision import CoordinatorRecord, Decision
 from raftlog.coordinator.group_messages import (
@@ -16,15 +16,21 @@ from raftlog.coordinator.group_messages import (
     GroupRequest,
     GroupResponse,
 )
+from raftlog.coordinator.group_settings import GroupSettings, MemberTimer
 from raftlog.coordinator.group_shard import GroupShard
 from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
 from raftlog.coordinator.records import Key
 from raftlog.metadata.image import MetadataImage
-from raftlog.record.errors import UNKNOWN_MEMBER, LogError
+from raftlog.record.errors import TRANSACTION_NOT_VERIFIED, UNKNOWN_MEMBER, LogError
 from tests.coordinator.images import image_of
 
 GROUP = "group"
 R = TypeVar("R")
+
+
+async def no_transactions(_found: object, _transactional_id: str, _producer: object) -> None:
+    """Stands in for a coordinator of transactions that does not answer."""
+    raise LogError(TRANSACTION_NOT_VERIFIED)
 
 
 class ShardHarness:
@@ -46,10 +52,16 @@ class ShardHarness:
         return group
 
     def decide(self, request: GroupRequest) -> GroupResponse:
+        """The response; of a request that is held, the one that the same decision releases."""
         before = repr(self.state())
         decision = self.shard.decide(request, self.image, self.now_ms, self.now_ms)
         assert repr(self.state()) == before, "only replay changes the state"
-        return self.append(decision)
+        response = self.append(decision)
+        if not isinstance(response, Held):
+            return response
+        answer = self.shard.classic.take(response.ticket)
+        self.shard.classic.forget(response.ticket)
+        return answer
 
     def heartbeat(self, **fields: Any) -> ConsumerHeartbeatResponse:
         response = self.decide(ConsumerHeartbeatRequest(GROUP, **fields))
@@ -101,12 +113,8 @@ class ShardHarness:
     def state(self) -> dict[str, dict[str, object]]:
         """The state, as replay makes its parts."""
         return {
-            listing.group: {
-                name: getattr(self.shard.consumer_group(listing.group), name)
-                for name in ConsumerGroup.__slots__
-            }
-            for listing in self.shard._list().groups
-            if listing.kind == "consumer"
+            group_id: {name: getattr(group, name) for name in ConsumerGroup.__slots__}
+            for group_id, group in self.shard._consumer_groups.items()
         }
 
 

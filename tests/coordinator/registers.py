@@ -199,7 +199,7 @@ async def carry_out(shard: RegisterShard, request: Request) -> Response:
         case Await():
             wanted = Get(request.register)
             await shard.wait_until(
-                request.register,
+                (request.register,),
                 lambda state: state.get(wanted).value >= request.value,
                 request.timeout_s,
             )
@@ -214,6 +214,8 @@ KIND: Final[Kind[Registers, str]] = Kind(
     decode_record=decode_record,
     timers=lambda state: state.timers,
     loaded=lambda state, moment: state.loaded(moment),
+    follow_settings=lambda _state, _cluster: None,
+    refused=lambda state, _, moment: state.loaded(moment),
     expire=lambda state, key, moment: state.expire(key, moment),
     handle=handle,
 )

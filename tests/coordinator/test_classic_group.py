@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from raftlog.coordinator.classic_messages import (
     ClassicHeartbeat,
-    ClassicLimits,
     ClassicState,
     Held,
     Joined,
@@ -28,9 +29,8 @@ from raftlog.record.errors import (
     RECORD_TOO_LARGE,
     UNKNOWN_MEMBER,
     ErrorEntry,
-    LogError,
 )
-from tests.coordinator.classic_harness import GROUP, JOIN, Stage, replace_request
+from tests.coordinator.classic_harness import GROUP, JOIN, LIMITS, Stage, replace_request
 
 SESSION_MS, REBALANCE_MS = JOIN.session_timeout_ms, JOIN.rebalance_timeout_ms
 STATIC = replace_request(JOIN, instance_id="i")
@@ -141,7 +141,7 @@ def test_a_rebalance_waits_for_an_id_that_may_join() -> None:
 
 
 def test_a_group_has_a_maximum_of_members_and_of_bytes() -> None:
-    stage = Stage(ClassicLimits(10, 1_000, 5, members_max=2, bytes_max=1_000))
+    stage = Stage(replace(LIMITS, members_max=2, classic_bytes_max=1_000))
     stage.join()
     stage.join(requires_member_id=True)
     assert stage.join() is GROUP_FULL
@@ -435,11 +435,7 @@ def test_an_empty_group_is_deleted_by_a_tombstone() -> None:
 def commit_error(
     stage: Stage, committer: Committer, *, is_transactional: bool = False
 ) -> ErrorEntry | None:
-    try:
-        stage.group.check_commit(committer, is_transactional=is_transactional, now_ms=stage.now_ms)
-    except LogError as error:
-        return error.entry
-    return None
+    return stage.commit(committer, is_transactional=is_transactional)
 
 
 def test_commits_name_a_member_and_its_generation() -> None:
@@ -465,7 +461,7 @@ def test_commits_name_a_member_and_its_generation() -> None:
 
 
 def test_without_an_initial_delay_the_first_member_does_not_wait() -> None:
-    stage = Stage(ClassicLimits(10, 1_000, initial_rebalance_delay_ms=0))
+    stage = Stage(replace(LIMITS, initial_rebalance_delay_ms=0))
     assert joined(stage.join()).generation == 1
 
 

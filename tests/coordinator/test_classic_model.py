@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from raftlog.coordinator.classic_messages import (
-    ClassicLimits,
     ClassicState,
-    ClassicTimer,
     Held,
     Joined,
     JoinGroup,
@@ -22,8 +20,9 @@ from raftlog.coordinator.classic_messages import (
     MemberIdRequired,
     Protocol,
     Synced,
-    TimerKind,
 )
+from raftlog.coordinator.group_messages import JOIN_EPOCH, LEAVE_EPOCH
+from raftlog.coordinator.group_settings import GroupSettings, MemberTimer, TimerKind
 from raftlog.coordinator.offset_messages import Committer
 from raftlog.record.errors import (
     FENCED_INSTANCE_ID,
@@ -33,13 +32,17 @@ from raftlog.record.errors import (
     REBALANCE_IN_PROGRESS,
     UNKNOWN_MEMBER,
     ErrorEntry,
-    LogError,
 )
 from tests.coordinator.classic_harness import GROUP, Answer, Stage
 
 SESSION_MS = (20, 100)
 REBALANCE_MS = (15, 50)
-LIMITS = ClassicLimits(10, 100, initial_rebalance_delay_ms=5, members_max=4)
+LIMITS = GroupSettings(
+    session_timeout_ms_min=10,
+    session_timeout_ms_max=100,
+    initial_rebalance_delay_ms=5,
+    members_max=4,
+)
 HELD_MAX_MS = max(REBALANCE_MS)
 CLIENTS = 6
 
@@ -195,7 +198,10 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
     def send_join(self, client: Client, request: JoinGroup) -> None:
         previous, client.request = client.request, request
         superseded, replaced = client.ticket, self.replaced_by(client)
+        consumers = self.stage.shard.consumer_group(GROUP)
         answer = self.stage.join(request, member_id=client.member_id)
+        if consumers is not None and consumers.members:
+            assert answer is INCONSISTENT_PROTOCOL
         if isinstance(answer, ErrorEntry) and answer in (
             INCONSISTENT_PROTOCOL,
             GROUP_FULL,
@@ -278,10 +284,9 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
         generation = client.joined.generation + off_by
         committer = Committer(client.member_id, generation, client.instance_id)
         group = self.stage.group
-        try:
-            group.check_commit(committer, is_transactional=False, now_ms=self.stage.now_ms)
-        except LogError as error:
-            assert error.entry in (
+        error = self.stage.commit(committer)
+        if error is not None:
+            assert error in (
                 ILLEGAL_GENERATION,
                 UNKNOWN_MEMBER,
                 FENCED_INSTANCE_ID,
@@ -315,6 +320,19 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
             self.stage.advance(1)
             self.collect()
             self.holds_no_request_too_long()
+
+    @rule(stays=st.booleans())
+    def consumer_joins(self, stays: bool) -> None:
+        """A member of the other kind comes in while there are no members of this one."""
+        is_empty = self.stage.group.is_empty
+        answer = self.stage.consumer("c", JOIN_EPOCH)
+        if not is_empty:
+            assert answer is INCONSISTENT_PROTOCOL
+            return
+        assert answer is None
+        self.last_generation, self.generations = 0, {}
+        if not stays:
+            assert self.stage.consumer("c", LEAVE_EPOCH) is None
 
     @rule(moves=st.integers(1, 3))
     def all_behave(self, moves: int) -> None:
@@ -358,11 +376,12 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
                 group.describe(),
                 group.empty_since_ms,
             ) == live
-        elif log:
-            assert log[-1] is not None
-            assert group.generation == log[-1].generation <= before.generation
+        else:
+            recorded = log[-1].generation if log and log[-1] is not None else 0
+            assert group.generation == recorded <= before.generation
         compacted = Stage(LIMITS)
-        compacted.log = log[-1:]
+        newest = {record.key: record for record in self.stage.records}
+        compacted.records = [one for one in newest.values() if one.value is not None]
         compacted.reload()
         assert compacted.group.describe() == group.describe()
         assert (compacted.group.generation, compacted.group.leader) == (
@@ -384,6 +403,11 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
     # Invariants
 
     @invariant()
+    def the_group_is_of_one_kind(self) -> None:
+        shard = self.stage.shard
+        assert shard.consumer_group(GROUP) is None or shard.classic.get(GROUP) is None
+
+    @invariant()
     def holds_no_request_too_long(self) -> None:
         for since_ms in self.stage.waiting.values():
             assert self.stage.now_ms - since_ms <= HELD_MAX_MS
@@ -399,7 +423,7 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
         without_session = [
             each.member_id
             for each in members
-            if timers.deadline_ms(ClassicTimer(GROUP, TimerKind.SESSION, each.member_id)) is None
+            if timers.deadline_ms(MemberTimer(TimerKind.SESSION, GROUP, each.member_id)) is None
         ]
         assert len(without_session) == len(self.stage.waiting) <= len(members)
         assert group.is_empty == (group.state is ClassicState.EMPTY)
@@ -408,9 +432,9 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
     def waits_have_a_deadline(self) -> None:
         group, timers = self.stage.group, self.stage.timers
         if group.state is ClassicState.PREPARING_REBALANCE:
-            assert timers.deadline_ms(ClassicTimer(GROUP, TimerKind.REBALANCE)) is not None
+            assert timers.deadline_ms(MemberTimer(TimerKind.REBALANCE, GROUP)) is not None
         if self.stage.waiting and group.state is ClassicState.COMPLETING_REBALANCE:
-            assert timers.deadline_ms(ClassicTimer(GROUP, TimerKind.SYNC)) is not None
+            assert timers.deadline_ms(MemberTimer(TimerKind.SYNC, GROUP)) is not None
         if group.state is ClassicState.COMPLETING_REBALANCE:
             answered = {
                 each.member_id

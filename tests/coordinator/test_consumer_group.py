@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from raftlog.coordinator.assignors import assignment_of, pairs
-from raftlog.coordinator.consumer_decisions import HEARTBEAT_INTERVAL_MS_MAX, GroupSettings
 from raftlog.coordinator.group_messages import (
     LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
@@ -127,9 +126,7 @@ def test_idle_heartbeat_makes_no_record_and_answers_no_assignment() -> None:
     (member,) = joined(harness, "m")
     records = len(harness.log)
     answer = harness.decide(beat("m", member.epoch))
-    assert answer == type(answer)(
-        "m", member.epoch, HEARTBEAT_INTERVAL_MS_MAX, None, GroupSettings().session_timeout_ms
-    )
+    assert answer == type(answer)("m", member.epoch, 5_000, None, 45_000)
     assert len(harness.log) == records
 
 

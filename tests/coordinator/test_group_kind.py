@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from raftlog.coordinator.consumer_decisions import GroupSettings
-from raftlog.coordinator.decision import CoordinatorRecord
+from raftlog.coordinator import group_kind as kinds
 from raftlog.coordinator.group_kind import (
     TOPIC,
     GroupCoordinator,
-    carry_out,
     decode_response,
     encode_request,
     group_kind,
@@ -25,19 +24,22 @@ from raftlog.coordinator.group_messages import (
     DescribeGroupRequest,
     Done,
     FetchedOffsets,
+    GroupRequest,
+    GroupResponse,
 )
+from raftlog.coordinator.group_settings import GroupSettings
+from raftlog.coordinator.group_shard import GroupShard
 from raftlog.coordinator.load import load_shard
 from raftlog.coordinator.offset_messages import CommitOffsets, FetchOffsets, OffsetToCommit
-from raftlog.coordinator.record_codec import encode_record
-from raftlog.coordinator.records import GroupMetadataKey, GroupMetadataValue
 from raftlog.coordinator.shard import Shard
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import FENCED_MEMBER_EPOCH, UNKNOWN_GROUP, UNSUPPORTED_FORMAT, LogError
 from tests.broker.data_fakes import DataNode
 from tests.controller.clock import SteppedClock, settle
+from tests.coordinator.group_harness import no_transactions
 from tests.coordinator.images import put_topic
 
-KIND = group_kind(GroupSettings())
+KIND = group_kind(GroupSettings(), no_transactions)
 SESSION_MS = 9_000
 HOLD_MS = 3_000
 HELD_S = 2.0
@@ -78,6 +80,10 @@ async def harness() -> AsyncIterator[Harness]:
     yield one
     await one.tasks.close()
     assert not one.fatal
+
+
+async def carry_out(shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:
+    return await kinds.carry_out(shard, request, no_transactions)
 
 
 async def beat(
@@ -132,6 +138,36 @@ async def test_another_heartbeat_of_the_member_ends_the_held_one(harness: Harnes
     assert not second.done()
     await join(shard, "b")
     assert count(await asyncio.wait_for(second, HELD_S)) == 3
+
+
+async def test_a_held_heartbeat_wakes_no_other_member(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = await harness.load()
+    joined = [
+        await beat(shard, member, 0, subscribed_names=("none",), owned=()) for member in "abc"
+    ]
+    epochs = {
+        one.member_id: (await beat(shard, one.member_id, one.member_epoch)).member_epoch
+        for one in joined
+    }
+    looks: Counter[str] = Counter()
+    has_news = GroupShard.has_news
+
+    def counted(state: GroupShard, group: str, member: str) -> bool:
+        looks[member] += 1
+        return has_news(state, group, member)
+
+    monkeypatch.setattr(GroupShard, "has_news", counted)
+    held = []
+    for member, epoch in epochs.items():
+        held.append(asyncio.ensure_future(beat(shard, member, epoch, max_wait_ms=HOLD_MS)))
+        await settle()
+    assert not any(one.done() for one in held)
+    assert looks == dict.fromkeys("abc", 1)
+    for one in held:
+        one.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
 
 
 async def test_a_heartbeat_of_an_old_epoch_is_refused_and_not_held(harness: Harness) -> None:
@@ -195,24 +231,7 @@ async def test_a_group_is_deleted_in_all_its_steps(
     assert refused.value.entry is UNKNOWN_GROUP
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        encode_record(
-            CoordinatorRecord(
-                GroupMetadataKey("g"), GroupMetadataValue("consumer", 1, None, None, 0, ())
-            )
-        ),
-        (b"\0\x63newer", b"\0\0"),
-    ],
-    ids=["classic group", "unknown key"],
-)
-def test_records_that_this_release_cannot_serve_are_refused(record: tuple[bytes, bytes]) -> None:
+def test_records_that_this_release_does_not_know_are_refused() -> None:
     with pytest.raises(LogError) as refused:
-        KIND.decode_record(*record)
+        KIND.decode_record(b"\0\x63newer", b"\0\0")
     assert refused.value.entry is UNSUPPORTED_FORMAT
-
-
-def test_the_tombstone_of_a_classic_group_is_no_state() -> None:
-    key, _ = encode_record(CoordinatorRecord(GroupMetadataKey("g"), None))
-    assert KIND.decode_record(key, None) is None

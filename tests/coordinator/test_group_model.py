@@ -17,14 +17,24 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace
 
 from raftlog.coordinator.assignors import Assignment, Pair, pairs
-from raftlog.coordinator.consumer_decisions import MemberTimer, ShardTimer, TimerKind
-from raftlog.coordinator.group_messages import LEAVE_EPOCH, STATIC_LEAVE_EPOCH
+from raftlog.coordinator.classic_messages import (
+    Joined,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    Protocol,
+)
+from raftlog.coordinator.group_messages import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
+from raftlog.coordinator.group_settings import MemberTimer, ShardTimer, TimerKind
 from raftlog.coordinator.reconciliation import MemberState
 from raftlog.coordinator.subscriptions import matched_topics
 from raftlog.record.errors import (
+    BAD_REQUEST,
     FENCED_MEMBER_EPOCH,
+    INCONSISTENT_PROTOCOL,
     UNKNOWN_MEMBER,
     UNRELEASED_INSTANCE_ID,
     LogError,
@@ -50,7 +60,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.harness = ShardHarness(image_of(a=4))
+        self.harness = ShardHarness(image_of(a=4), initial_rebalance_delay_ms=0)
         self.members: list[Member] = []
         self.instances = 0
         self.joins = 0
@@ -164,6 +174,36 @@ class GroupMachine(RuleBasedStateMachine):
         self.assigned.pop(member.member_id, None)
         self.members.append(successor)
         return successor
+
+    @rule()
+    def classic_member_joins(self) -> None:
+        """A member of the other kind: it comes in only while there are no members of this one."""
+        group = self.harness.shard.consumer_group(GROUP)
+        is_empty = group is None or not group.members
+        request = JoinGroup(
+            GROUP,
+            "consumer",
+            (Protocol("range", b""),),
+            SESSION_MS,
+            REBALANCE_MS,
+            new_member_id="classic",
+            requires_member_id=False,
+        )
+        try:
+            answer = self.harness.decide(request)
+        except LogError as error:
+            assert error.entry is INCONSISTENT_PROTOCOL
+            assert not is_empty
+            return
+        assert is_empty
+        assert isinstance(answer, Joined)
+        assert self.harness.shard.consumer_group(GROUP) is None
+        self.assigned = {}
+        if self.members:
+            with pytest.raises(LogError) as caught:
+                self.harness.decide(replace(self.members[0].request(), member_epoch=JOIN_EPOCH))
+            assert caught.value.entry in (INCONSISTENT_PROTOCOL, BAD_REQUEST)
+        self.harness.decide(LeaveGroup(GROUP, (LeavingMember("classic"),)))
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(0, 5))
     def change_topic(self, name: str, count: int) -> None:

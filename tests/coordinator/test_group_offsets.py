@@ -5,8 +5,20 @@ from __future__ import annotations
 import pytest
 
 from raftlog.coordinator import group_shard
+from raftlog.coordinator.classic_messages import (
+    DescribedGroup,
+    Joined,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    MemberIdRequired,
+    Protocol,
+    Synced,
+    SyncGroup,
+)
 from raftlog.coordinator.group_messages import (
     ConsumerGroupDescription,
+    ConsumerHeartbeatRequest,
     DeleteGroupRequest,
     DescribeGroupRequest,
     Done,
@@ -25,7 +37,10 @@ from raftlog.coordinator.offset_messages import (
     TopicPartition,
 )
 from raftlog.record.errors import (
+    COORDINATOR_LOADING,
     GROUP_NOT_EMPTY,
+    ILLEGAL_GENERATION,
+    INCONSISTENT_PROTOCOL,
     STALE_MEMBER_EPOCH,
     TOO_MANY_GROUPS,
     UNKNOWN_GROUP,
@@ -111,7 +126,10 @@ def test_a_group_of_offsets_only_is_listed_described_and_deleted() -> None:
     commit(one, {0: 1}, group="z")
     join(one)
     assert one.decide(ListGroupsRequest()) == GroupList(
-        (GroupListing(GROUP, "consumer", "Stable", 1), GroupListing("z", "offsets", "Empty"))
+        (
+            GroupListing(GROUP, "consumer", "Stable", 1, "uniform"),
+            GroupListing("z", "offsets", "Empty"),
+        )
     )
     described = one.decide(DescribeGroupRequest("z"))
     assert isinstance(described, ConsumerGroupDescription)
@@ -156,7 +174,7 @@ def test_the_number_of_groups_with_offsets_is_bounded() -> None:
 
 
 def test_offsets_and_the_group_end_after_the_retention_and_not_while_there_are_members() -> None:
-    one = harness(retention_ms=SWEEP_MS, session_timeout_ms_max=100 * SWEEP_MS)
+    one = harness(retention_ms=2 * SWEEP_MS, session_timeout_ms_max=100 * SWEEP_MS)
     epoch = one.heartbeat(
         member_id="m",
         member_epoch=0,
@@ -167,13 +185,138 @@ def test_offsets_and_the_group_end_after_the_retention_and_not_while_there_are_m
     one.advance(20 * SWEEP_MS)
     assert committed(one) == {("a", 0): 1}
     leave(one)
-    # Found empty by the first sweep.
     one.advance(SWEEP_MS)
     assert committed(one) == {("a", 0): 1}
     one.advance(SWEEP_MS)
     assert committed(one) == {}
     one.advance(SWEEP_MS)
     assert one.decide(ListGroupsRequest()) == GroupList(())
+
+
+@pytest.mark.parametrize("kind", ["consumer", "classic"])
+def test_the_retention_goes_on_over_a_load(kind: str) -> None:
+    """A group whose coordinator starts again more often than the retention expires all the same."""
+    one = harness(retention_ms=3 * SWEEP_MS, initial_rebalance_delay_ms=0)
+    if kind == "consumer":
+        commit(one, {0: 1}, "m", join(one))
+        leave(one)
+    else:
+        join_classic(one)
+        commit(one, {0: 1}, "classic", 1)
+        one.decide(LeaveGroup(GROUP, (LeavingMember("classic"),)))
+    for _ in range(6):
+        assert committed(one) == {("a", 0): 1}
+        one.advance(SWEEP_MS // 2)
+        one.reload(len(one.log), keep_tombstones=False)
+    one.advance(SWEEP_MS)
+    assert committed(one) == {}
+    one.advance(SWEEP_MS)
+    assert one.decide(ListGroupsRequest()) == GroupList(())
+
+
+def join_classic(one: ShardHarness) -> None:
+    """The only member of a stable generation: `classic`, in generation 1."""
+    request = JoinGroup(
+        GROUP,
+        "consumer",
+        (Protocol("range", b""),),
+        60_000,
+        60_000,
+        new_member_id="classic",
+        requires_member_id=False,
+    )
+    assert isinstance(one.decide(request), Joined)
+    assert isinstance(one.decide(SyncGroup(GROUP, "classic", 1)), Synced)
+
+
+def test_a_group_changes_its_kind_while_it_is_empty_and_keeps_its_offsets() -> None:
+    one = harness(initial_rebalance_delay_ms=0)
+    commit(one, {0: 1}, "m", join(one))
+    with pytest.raises(LogError) as raised:
+        join_classic(one)
+    assert raised.value.entry is INCONSISTENT_PROTOCOL
+    leave(one)
+    join_classic(one)
+    assert listed(one) == [GroupListing(GROUP, "classic", "Stable", 1)]
+    description = one.decide(DescribeGroupRequest(GROUP))
+    assert isinstance(description, DescribedGroup)
+    assert [member.member_id for member in description.members] == ["classic"]
+    with pytest.raises(LogError) as raised:
+        join(one)
+    assert raised.value.entry is INCONSISTENT_PROTOCOL
+    refused(one, CommitOffsets(GROUP, (), Committer("m", 1)), UNKNOWN_MEMBER)
+    refused(one, CommitOffsets(GROUP, (), Committer("classic", 2)), ILLEGAL_GENERATION)
+    refused(one, CommitOffsets(GROUP, ()), UNKNOWN_MEMBER)
+    commit(one, {1: 2}, "classic", 1)
+    refused(one, DeleteGroupRequest(GROUP), GROUP_NOT_EMPTY)
+    refused(one, DeleteOffsets(GROUP, (TopicPartition("a", 0),)), GROUP_NOT_EMPTY)
+    one.decide(LeaveGroup(GROUP, (LeavingMember("classic"),)))
+    commit(one, {2: 3}, "n", join(one, "n"))
+    assert listed(one) == [GroupListing(GROUP, "consumer", "Stable", 1, "uniform")]
+    one.reload(len(one.log), keep_tombstones=False)
+    assert listed(one) == [GroupListing(GROUP, "consumer", "Stable", 1, "uniform")]
+    assert committed(one) == {("a", 0): 1, ("a", 1): 2, ("a", 2): 3}
+
+
+def listed(one: ShardHarness) -> list[GroupListing]:
+    answer = one.decide(ListGroupsRequest())
+    assert isinstance(answer, GroupList)
+    return list(answer.groups)
+
+
+def test_an_empty_classic_group_is_deleted_with_its_offsets() -> None:
+    one = harness(initial_rebalance_delay_ms=0)
+    join_classic(one)
+    commit(one, {0: 1}, "classic", 1)
+    one.decide(LeaveGroup(GROUP, (LeavingMember("classic"),)))
+    assert one.decide(DeleteGroupRequest(GROUP)) == Done()
+    assert listed(one) == []
+    one.reload(len(one.log), keep_tombstones=True)
+    assert listed(one) == []
+
+
+def test_groups_of_both_kinds_share_one_bound() -> None:
+    one = harness(groups_max=1, initial_rebalance_delay_ms=0)
+    join_classic(one)
+    with pytest.raises(LogError) as raised:
+        one.decide(ConsumerHeartbeatRequest("other", "m", 0, subscribed_names=("a",)))
+    assert raised.value.entry is TOO_MANY_GROUPS
+    asked = JoinGroup("other", "consumer", (Protocol("range", b""),), 60_000, -1, new_member_id="x")
+    refused(one, asked, TOO_MANY_GROUPS)
+    one.decide(LeaveGroup(GROUP, (LeavingMember("classic"),)))
+    join(one)
+
+
+def test_an_id_that_was_handed_out_makes_no_group_for_long() -> None:
+    one = harness()
+    asked = JoinGroup(GROUP, "consumer", (Protocol("range", b""),), 60_000, -1, new_member_id="x")
+    assert one.decide(asked) == MemberIdRequired("x")
+    assert len(one.shard) == 1
+    one.advance(60_000)
+    assert len(one.shard) == 0
+    assert not one.log
+
+
+def test_while_a_group_is_deleted_nobody_goes_on_from_some_of_its_offsets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_shard, "DELETED_OFFSETS_MAX", 2)
+    one = harness(initial_rebalance_delay_ms=0)
+    commit(one, {0: 1, 1: 1, 2: 1})
+    one.shard.begin_deletion(GROUP)
+    assert one.decide(DeleteGroupRequest(GROUP)) == Done(is_complete=False)
+    with pytest.raises(LogError) as raised:
+        join(one)
+    assert raised.value.entry is COORDINATOR_LOADING
+    with pytest.raises(LogError) as raised:
+        join_classic(one)
+    assert raised.value.entry is COORDINATOR_LOADING
+    refused(one, CommitOffsets(GROUP, ()), COORDINATOR_LOADING)
+    refused(one, FetchOffsets(GROUP, None), COORDINATOR_LOADING)
+    assert one.decide(DeleteGroupRequest(GROUP)) == Done()
+    one.shard.end_deletion(GROUP)
+    join(one)
+    assert committed(one) == {}
 
 
 def test_offsets_go_with_their_topic_after_it_was_missed_twice() -> None:

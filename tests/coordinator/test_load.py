@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 
 import pytest
 
 from raftlog.coordinator import load
 from raftlog.coordinator.decision import CoordinatorRecord, Producer
 from raftlog.coordinator.load import load_shard, replay
+from raftlog.coordinator.records import OffsetCommitKey
 from raftlog.record.batch import RecordBatch, split_batches
-from raftlog.record.codec import BatchBuilder
+from raftlog.record.codec import BatchBuilder, Record
 from raftlog.record.compression import Compression
-from raftlog.record.errors import NOT_COORDINATOR, STORAGE_FAILED, LogError
+from raftlog.record.errors import CORRUPT_BATCH, NOT_COORDINATOR, STORAGE_FAILED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
 from tests.controller.clock import settle
@@ -53,6 +55,74 @@ async def test_markers_and_unknown_records_take_their_offsets(one: ShardHarness)
     assert shard.state.values == {"r": (2, "b", 4)}
     assert (await one.increment(shard)).value == 3
     assert shard.state.values["r"][2] == 5
+
+
+def log_of(counts: Sequence[int], compressed: Collection[int] = ()) -> tuple[bytes, dict[str, int]]:
+    """Batches with so many registers each, every other offset compacted away; the registers'
+    offsets. Batches at an index in `compressed` are compressed."""
+    data, offsets, base = bytearray(), {}, 0
+    for at, count in enumerate(counts):
+        compression = Compression.ZSTD if at in compressed else Compression.NONE
+        built = batch(
+            *(record(REGISTER, f"{at}-{n}", 1, "o") for n in range(count)), compression=compression
+        )
+        plain = bytearray(built.data)
+        plain[:8] = base.to_bytes(8)
+        data += plain
+        offsets |= {f"{at}-{n}": base + n for n in range(count)}
+        base += 2 * count
+    return bytes(data), offsets
+
+
+@pytest.mark.parametrize("compressed", [(), (0, 4), (3,)])
+@pytest.mark.parametrize(
+    "counts",
+    [(1,), (1, 1, 1), (3, 1, 2, 5, 1, 1), (1, 2_000, 1, 1, 2_000), (300, 300, 300, 1, 300)],
+)
+async def test_records_keep_their_offsets_whatever_batches_are_decoded_together(
+    counts: tuple[int, ...], compressed: tuple[int, ...]
+) -> None:
+    data, offsets = log_of(counts, compressed)
+    state = Registers()
+    assert await replay(KIND, state, data) == sum(counts)
+    assert {name: value[2] for name, value in state.values.items()} == offsets
+
+
+async def test_a_usual_record_is_replayed_once_wherever_it_is() -> None:
+    data, offsets = log_of((1, 3, 1, 1, 700, 2))
+    state, seen = Registers(), []
+
+    def replay_usual(_: Registers, records: Sequence[Record], start: int) -> int:
+        """Takes every run of records up to one with an odd number."""
+        index = start
+        while index < len(records) and (name := name_of(records[index]))[-1] in "02468":
+            seen.append(name)
+            index += 1
+        return index
+
+    def name_of(one: Record) -> str:
+        decoded = KIND.decode_record(one.key or b"", one.value)
+        assert decoded is not None
+        assert isinstance(decoded.key, OffsetCommitKey)
+        return decoded.key.group
+
+    quick = replace(KIND, replay_usual=replay_usual)
+    assert await replay(quick, state, data) == len(offsets)
+    assert {name: value[2] for name, value in state.values.items()} == {
+        name: offset for name, offset in offsets.items() if name[-1] in "13579"
+    }
+    assert len(seen) == len(set(seen)) == len(offsets) - len(state.values)
+
+
+async def test_a_damaged_batch_among_small_ones_is_refused() -> None:
+    data, _ = log_of((1, 1, 1))
+    damaged = bytearray(data)
+    # The second batch claims two records.
+    second = len(data) // 3
+    damaged[second + 57 : second + 61] = (2).to_bytes(4)
+    with pytest.raises(LogError) as refused:
+        await replay(KIND, Registers(), bytes(damaged))
+    assert refused.value.entry is CORRUPT_BATCH
 
 
 @pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
 from raftlog.coordinator.offset_messages import (
+    ANY_OFFSET,
+    NO_OFFSET,
     CommitOffsets,
     Committer,
     FetchedOffset,
@@ -19,11 +24,21 @@ from raftlog.coordinator.offset_messages import (
     TopicPartition,
 )
 from raftlog.coordinator.offsets import METADATA_BYTES_MAX, SWEEP_STEP, OffsetTable
-from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
-from raftlog.coordinator.records import OffsetCommitKey, OffsetCommitValue
+from raftlog.coordinator.record_codec import (
+    USUAL_OFFSET,
+    decode_offset_value,
+    decode_offsets_record,
+    encode_record,
+)
+from raftlog.coordinator.records import (
+    ConsumerGroupMetadataKey,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
 from raftlog.record.errors import (
     INVALID_BODY,
     OFFSET_METADATA_TOO_LARGE,
+    OFFSET_SUPERSEDED,
     UNSTABLE_OFFSET_COMMIT,
 )
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
@@ -129,6 +144,29 @@ def test_partitions_of_a_commit_fail_by_themselves() -> None:
     ]
     shard.apply(made.records)
     assert [each.partition for each in shard.table.fetch("g", None)] == [0, 4]
+
+
+def test_a_late_copy_of_a_commit_does_not_take_the_offset_back() -> None:
+    shard = Shard()
+
+    def commit(offset: int, expected: int, topic_id: TopicId = ID_A) -> int:
+        wanted = OffsetToCommit("t", 0, offset, topic_id=topic_id, expected=expected)
+        made = shard.table.commit("g", [wanted], now_ms=NOW_MS)
+        shard.apply(made.records)
+        assert bool(made.records) is (not made.response[0].error_code)
+        return made.response[0].error_code
+
+    superseded = OFFSET_SUPERSEDED.code
+    assert commit(10, NO_OFFSET) == 0
+    assert commit(10, NO_OFFSET) == 0, "a repeat succeeds again"
+    assert commit(20, 10) == 0
+    assert commit(10, NO_OFFSET) == superseded
+    assert shard.fetch().offset == 20
+    assert commit(5, 20) == 0, "a member may seek back"
+    assert commit(7, ANY_OFFSET) == 0
+    assert commit(3, NO_OFFSET, ID_B) == 0, "the topic is another one"
+    shard.apply(shard.table.delete("g", [TopicPartition("t", 0)]).records)
+    assert commit(30, 7) == 0, "the offset was deleted"
 
 
 def test_a_pending_offset_counts_once_its_transaction_is_committed() -> None:
@@ -324,6 +362,88 @@ def test_messages_between_nodes_come_out_as_they_went_in() -> None:
     decoder = msgspec.msgpack.Decoder(CommitOffsets | FetchOffsets | ResetTarget)
     for message in sent:
         assert decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+class Loaded(NamedTuple):
+    """A record as a load sees it."""
+
+    key: bytes | None
+    value: bytes | None
+    offset: int = 0
+    timestamp: int = 0
+    timestamp_type: int = 0
+    headers: list[tuple[str, bytes | None]] = []  # noqa: RUF012 - nobody changes it
+
+
+def usual(group: str, topic: str, partition: int, offset: int) -> Loaded:
+    value = OffsetCommitValue(offset, 7, "", NOW_MS, topic_id=ID_A)
+    return Loaded(
+        *encode_record(CoordinatorRecord(OffsetCommitKey(group, topic, partition), value))
+    )
+
+
+def test_usual_commits_in_a_log_are_replayed_as_they_are() -> None:
+    records = [usual("g", "t", n, n) for n in range(3)]
+    records += [usual("g", "u", 1, 4), usual("h", "t", 0, 5), usual("g", "t", 1, 6)]
+    table = OffsetTable()
+    assert table.replay_usual(records, 0) == 6
+    assert len(table) == 5
+    found = {(one.topic, one.partition): one for one in table.fetch("g", None)}
+    assert found[("t", 1)] == FetchedOffset("t", 1, 6, 7, "", ID_A)
+    assert {place: one.offset for place, one in found.items()} == {
+        ("t", 0): 0,
+        ("t", 1): 6,
+        ("t", 2): 2,
+        ("u", 1): 4,
+    }
+    assert [one.offset for one in table.fetch("h", None)] == [5]
+    for group in ("g", "h"):
+        for tombstone in table.delete_group(group, offsets_max=9).records:
+            assert isinstance(tombstone.key, OffsetCommitKey)
+            table.replay(tombstone.key, None, position=9)
+    assert not len(table)
+    assert not table.topics()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Loaded(*encode_record(CoordinatorRecord(OffsetCommitKey("g", "t", 1), None))),
+        Loaded(
+            *encode_record(
+                CoordinatorRecord(
+                    OffsetCommitKey("g", "t", 1), OffsetCommitValue(1, 7, "meta", NOW_MS)
+                )
+            )
+        ),
+        Loaded(*encode_record(CoordinatorRecord(ConsumerGroupMetadataKey("g"), None))),
+        usual("g", "t", 1, 1)._replace(key=b"\0\2" + (usual("g", "t", 1, 1).key or b"")[2:]),
+        usual("g", "t", 1, 1)._replace(key=(usual("g", "t", 1, 1).key or b"")[:-1]),
+        usual("g", "t", 1, 1)._replace(key=(usual("g", "t", 1, 1).key or b"") + b"\0"),
+        usual("g", "t", 1, 1)._replace(key=b""),
+        usual("g", "t", 1, 1)._replace(key=None),
+    ],
+)
+def test_other_records_are_left_to_be_decoded(other: Loaded) -> None:
+    table = OffsetTable()
+    assert table.replay_usual([usual("g", "t", 0, 1), other, usual("g", "t", 2, 1)], 0) == 1
+    assert table.replay_usual([other], 0) == 0
+    assert table.topics() == ("t",)
+    assert len(table) == 1
+
+
+def test_nothing_is_replayed_as_it_is_while_a_transaction_is_open() -> None:
+    shard = Shard()
+    shard.commit(1, producer=P1)
+    assert shard.table.replay_usual([usual("g", "t", 0, 2)], 0) == 0
+
+
+@given(st.binary(min_size=42, max_size=42) | st.from_regex(USUAL_OFFSET, fullmatch=True))
+def test_what_looks_like_a_usual_value_is_one(value: bytes) -> None:
+    if USUAL_OFFSET.fullmatch(value):
+        decoded = decode_offset_value(value)
+        assert decoded.metadata == ""
+        assert decoded.expire_timestamp_ms == -1
 
 
 def test_an_offset_takes_at_most_200_bytes() -> None:

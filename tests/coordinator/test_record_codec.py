@@ -29,6 +29,10 @@ from raftlog.coordinator.records import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
+    ConsumerInstanceKey,
+    ConsumerInstancePositionKey,
+    ConsumerInstancePositionValue,
+    ConsumerInstanceValue,
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -123,6 +127,24 @@ GOLDEN: dict[str, tuple[CoordinatorRecord, str, str | None]] = {
         ),
         f"0005 {G_M}",
         "0000 00 02 72 02 63 02 68 02 02 74 00 00001388 08 756e69666f726d 00",
+    ),
+    "consumer instance": (
+        CoordinatorRecord(
+            ConsumerInstanceKey("g", "i"),
+            ConsumerInstanceValue(
+                "m", "json", "latest", 5000, -1, 1000, (), "t.*", (TopicPartitions(TOPIC_ID, (1,)),)
+            ),
+        ),
+        "0065 0001 67 0001 69",
+        "0000 02 6d 05 6a736f6e 07 6c6174657374 00001388 ffffffff 000003e8 01 04 742e2a"
+        f"02 {TOPIC_ID} 02 00000001 00 00",
+    ),
+    "start of a consumer instance": (
+        CoordinatorRecord(
+            ConsumerInstancePositionKey("g", "i", TOPIC_ID, 2), ConsumerInstancePositionValue(7)
+        ),
+        f"0066 0001 67 0001 69 {TOPIC_ID} 00000002",
+        "0000 0000000000000007 00",
     ),
     "target": (
         CoordinatorRecord(

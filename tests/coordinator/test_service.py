@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from raftlog.coordinator import service
-from raftlog.coordinator.service import PARTITIONS, Coordinators, partition_of
+from raftlog.coordinator.service import PARTITIONS, Coordinators
 from raftlog.metadata.image import TopicImage
+from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import (
     COORDINATOR_LOADING,
     DISK_FULL,

@@ -132,6 +132,32 @@ async def test_records_of_a_transaction_have_a_batch_of_their_own(one: ShardHarn
     assert (await one.load()).state.content() == shard.state.content()
 
 
+async def test_batches_of_transactions_do_not_wait_for_company(
+    one: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "ALONE_IN_FLIGHT_MAX", 10)
+    shard = await one.load()
+    one.log.hold_flush = True
+
+    def decide_for(number: int) -> Callable[[Registers], Decision[None]]:
+        producer = Producer(ProducerId(number), ProducerEpoch(0))
+        return lambda _state: Decision(
+            None, (record(REGISTER, f"r{number}", 9, f"o{number}"),), producer
+        )
+
+    waiting = [asyncio.ensure_future(shard.execute(decide_for(number))) for number in range(12)]
+    plain = one.increment(shard, operation="plain")
+    await settle()
+    assert len(one.log.batches) == 10
+    one.log.flush_now()
+    await settle()
+    assert len(one.log.batches) == 13
+    one.log.hold_flush = False
+    one.log.flush_now()
+    await asyncio.gather(*waiting, plain)
+    assert shard.state.content() == (await replayed(one)).content()
+
+
 class Markers:
     """The log's judgement of one producer's markers, and their writes."""
 
@@ -144,7 +170,7 @@ class Markers:
     def end(
         self, shard: RegisterShard, producer: Producer, *, committed: bool = True
     ) -> asyncio.Task[None]:
-        def judge() -> bool:
+        def judge(_new_producers: int) -> bool:
             self.judged_at.append(self.one.log.log_end_offset)
             if self.refusal is not None:
                 raise self.refusal

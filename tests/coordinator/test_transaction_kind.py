@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator
 
@@ -13,6 +14,9 @@ from raftlog.coordinator.transaction_messages import (
     Initialized,
     InitProducer,
     TransactionDescription,
+    Verification,
+    Verified,
+    VerifyOrAdd,
 )
 from raftlog.record.batch import split_batches
 from raftlog.record.codec import BatchBuilder
@@ -25,6 +29,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.replication.partition import Acks
+from tests.controller.clock import settle
 from tests.coordinator.transaction_partition import A, B, TransactionPartition
 
 
@@ -80,6 +85,44 @@ async def test_an_init_and_an_end_wait_for_the_markers_of_the_transaction_before
     producer = await one.begin(shard, A)
     ended = await one.end(shard, producer)
     assert await one.end(shard, producer) == ended
+
+
+async def test_questions_wait_until_one_of_their_producers_may_begin(
+    one: TransactionPartition,
+) -> None:
+    shard = await one.load()
+    followings = []
+    for name in ("t", "u"):
+        producer = await one.begin(shard, A, transactional_id=name)
+        released = one.leaders.held[producer.producer_id] = asyncio.Event()
+        followings.append(await one.end(shard, producer, transactional_id=name))
+    questions = tuple(
+        Verification(name, following, (B,), is_addition=True)
+        for name, following in zip(("t", "u"), followings, strict=True)
+    )
+    asking = asyncio.ensure_future(one.call(shard, VerifyOrAdd(questions), Verified))
+    await settle()
+    assert not asking.done()
+    batches = len(one.log.batches)
+    released.set()
+    answer = await asking
+    codes = [None if outcome is None else outcome.code for outcome in answer.outcomes]
+    assert codes == [CONCURRENT_TRANSACTIONS.code, None]
+    # The end of the transaction before and the begin of the next are one batch.
+    assert len(one.log.batches) == batches + 1
+
+
+async def test_questions_are_not_held_for_ever(
+    one: TransactionPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_kind, "VERIFICATION_HELD_S", 0.01)
+    shard = await one.load(writes_markers=False)
+    following = await one.end(shard, await one.begin(shard, A))
+    question = Verification("t", following, (A,), is_addition=True)
+    answer = await one.call(shard, VerifyOrAdd((question,)), Verified)
+    assert [outcome and outcome.code for outcome in answer.outcomes] == [
+        CONCURRENT_TRANSACTIONS.code
+    ]
 
 
 async def test_refusals_without_records_are_errors_too(one: TransactionPartition) -> None:

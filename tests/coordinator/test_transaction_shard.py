@@ -148,6 +148,20 @@ def test_transaction_timeout_is_bounded(coordinator: Coordinator, timeout_ms: in
     assert coordinator.refusal(InitProducer("a", timeout_ms)) is INVALID_TRANSACTION_TIMEOUT
 
 
+def test_the_bounds_of_the_cluster_hold_from_their_change_on() -> None:
+    shard = TransactionShard(TransactionSettings())
+    asked = InitProducer("a", 100_000)
+    with pytest.raises(ProducerIdRequiredError):
+        shard.decide(asked, 0, 0)
+    shard.follow_settings({"transaction.max.timeout.ms": "60000"})
+    with pytest.raises(LogError) as refused:
+        shard.decide(asked, 0, 0)
+    assert refused.value.entry is INVALID_TRANSACTION_TIMEOUT
+    shard.follow_settings({})
+    with pytest.raises(ProducerIdRequiredError):
+        shard.decide(asked, 0, 0)
+
+
 @pytest.mark.parametrize("transactional_id", ["", "a" * 256])
 def test_length_of_a_transactional_id_is_bounded(
     coordinator: Coordinator, transactional_id: str

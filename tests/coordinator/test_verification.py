@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Any
 
-import msgspec
 import pytest
 
-from raftlog.coordinator.transaction_messages import (
-    Failure,
-    Request,
-    TopicPartition,
-    Verified,
-    VerifyOrAdd,
-)
+from raftlog.coordinator import verification
+from raftlog.coordinator.transaction_messages import TopicPartition
 from raftlog.coordinator.verification import LeaderTransactions
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.control import Marker
@@ -32,42 +25,10 @@ from raftlog.replication.partition import Acks
 from raftlog.storage.types import AppendResult
 from raftlog.world.time import SystemClock
 from tests.coordinator.harness import until
+from tests.coordinator.scripted_coordinator import ScriptedCoordinator
 from tests.http.fakes import FakeMetadata
 from tests.replication.pair import Node, one, row
 from tests.storage.transactional import transactional
-
-_encode = msgspec.msgpack.Encoder().encode
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-
-
-class Coordinator:
-    """Stands in for `Coordinators`: one question after the other, each with a scripted outcome."""
-
-    def __init__(self) -> None:
-        self.asked: list[VerifyOrAdd] = []
-        self.outcomes: deque[LogError] = deque()
-        """Of the next questions; then all are confirmed."""
-        self.error: LogError | None = None
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def call_partition(
-        self, _topic: object, _number: int, request: bytes, **_named: object
-    ) -> bytes:
-        decoded = _requests.decode(request)
-        assert isinstance(decoded, VerifyOrAdd)
-        self.asked.append(decoded)
-        await self.answers.wait()
-        if self.error is not None:
-            raise self.error
-        outcomes = [
-            Failure.of(self.outcomes.popleft()) if self.outcomes else None
-            for _ in decoded.verifications
-        ]
-        return _encode(Verified(tuple(outcomes)))
-
-    def shard_of(self, _found: object) -> None:
-        return None
 
 
 class Leader:
@@ -75,7 +36,7 @@ class Leader:
 
     def __init__(self, node: Node, tasks: TaskGroup, metadata: FakeMetadata) -> None:
         self.node = node
-        self.coordinator = Coordinator()
+        self.coordinator = ScriptedCoordinator()
         coordinators: Any = self.coordinator
         image: Any = metadata
         self.transactions = LeaderTransactions(coordinators, image, SystemClock(), tasks)
@@ -169,6 +130,28 @@ async def test_the_markers_of_the_transaction_before_are_waited_for() -> None:
     leader.coordinator.outcomes.extend(LogError(CONCURRENT_TRANSACTIONS) for _ in range(3))
     await leader.append(0)
     assert len(leader.coordinator.asked) == 4
+
+
+async def test_a_next_transaction_asks_once_the_marker_of_the_one_before_is_here() -> None:
+    leader = await Leader.start()
+    await leader.append(0)
+    following = leader.append(0, epoch=1)
+    await leader.append(0, producer=5)
+    asked = len(leader.coordinator.asked)
+    await leader.end(epoch=1)
+    (result,) = await following
+    assert (result.base_offset, len(leader.coordinator.asked)) == (3, asked + 1)
+
+
+async def test_without_the_marker_the_question_is_asked_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verification, "CONCURRENT_S_MAX", 0.05)
+    leader = await Leader.start()
+    await leader.append(0)
+    leader.coordinator.outcomes.append(LogError(CONCURRENT_TRANSACTIONS))
+    error = await refusal(leader.append(0, epoch=1))
+    assert error.entry is CONCURRENT_TRANSACTIONS
 
 
 async def test_without_an_answer_of_the_coordinator_nothing_is_written_for_sure() -> None:

@@ -49,6 +49,8 @@ class Leaders:
         """Raised by the next writes, one each."""
         self.unknown: set[TopicPartition] = set()
         self.attempts = 0
+        self.held: dict[ProducerId, asyncio.Event] = {}
+        """Markers of these producers wait for the event."""
 
     def find(self, topic: str, partition: int) -> Any:
         place = TopicPartition(topic, partition)
@@ -72,6 +74,8 @@ class _Handle:
     ) -> None:
         self._leaders.attempts += 1
         await asyncio.sleep(0)
+        if producer_id in self._leaders.held:
+            await self._leaders.held[producer_id].wait()
         if self._leaders.failures:
             raise self._leaders.failures.popleft()
         self._leaders.written.append((self._place, Producer(producer_id, producer_epoch), marker))
@@ -142,9 +146,14 @@ class TransactionPartition:
         return producer
 
     async def end(
-        self, shard: TransactionCoordinator, producer: Producer, *, is_commit: bool = True
+        self,
+        shard: TransactionCoordinator,
+        producer: Producer,
+        *,
+        is_commit: bool = True,
+        transactional_id: str = "t",
     ) -> Producer:
-        request = EndTransaction("t", producer, is_commit, VERSION_2)
+        request = EndTransaction(transactional_id, producer, is_commit, VERSION_2)
         return (await self.call(shard, request, messages.Ended)).producer
 
     async def state(self, shard: TransactionCoordinator) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.service import Broker
+from raftlog.coordinator.status import CoordinatorStatus
 from raftlog.http.app import Ports, Server
 from raftlog.http.settings import ServerSettings
 from raftlog.metadata import admin_plans
@@ -242,6 +243,9 @@ class FakeReplicas:
         self.metadata.image.partition(topic, partition)
         return self.partitions.setdefault((topic, partition), FakePartition())
 
+    def led(self) -> Iterator[FakePartition]:
+        return iter(())
+
 
 @dataclass
 class FakeLog:
@@ -303,6 +307,7 @@ class FakeNode:
             clock=SystemClock(),
             node_id=BrokerId(1),
             replication=lambda: self.replication,
+            coordination=CoordinatorStatus,
             cluster_id="fake-cluster",
             is_ready=lambda: self.not_ready,
             can_write=lambda: self.services.node_id not in self.metadata.unwritable,

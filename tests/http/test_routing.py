@@ -50,6 +50,37 @@ def test_each_method_has_its_own_route_and_parameter_names() -> None:
     assert router.find("POST", "/x/1") == WrongMethod("GET, HEAD, PUT")
 
 
+@pytest.mark.parametrize(
+    ("path", "is_found"),
+    [
+        ("/g/1/i/2", True),
+        ("/g/1/i/2/", True),
+        ("/g/1/i/2//to//end/", True),
+        ("/g/1/i/2/to/end", True),
+        ("/g/1/i//to/end", False),
+        ("/g//i/2", False),
+        ("/g/1//i/2", False),
+        ("//g/1/i/2", False),
+        ("/x/1/", False),
+    ],
+)
+def test_empty_segments_are_ignored_behind_the_last_parameter_of_routes_that_say_so(
+    path: str, is_found: bool
+) -> None:
+    lenient = [
+        Route("GET", path, handler, "Test", ignores_empty=True)
+        for path in ("/g/{g}/i/{i}", "/g/{g}/i/{i}/to/end")
+    ]
+    router = Router([*lenient, route("GET", "/x/{x}")])
+    if is_found:
+        found = router.find("GET", path)
+        assert isinstance(found, Match)
+        assert found.path_parameters == {"g": "1", "i": "2"}
+    else:
+        with pytest.raises(LogError):
+            router.find("GET", path)
+
+
 @given(method=st.text(max_size=8), path=st.text(max_size=60))
 def test_any_path_has_a_route_or_a_typed_error(method: str, path: str) -> None:
     router = Router([route("GET", "/topics/{topic}"), route("GET", "/v1/x")])

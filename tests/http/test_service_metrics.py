@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 from prometheus_client.core import Metric
 
-from raftlog.http.metrics import LoopLag, service_metrics
+from raftlog.coordinator.status import CoordinatorStatus, GroupLag
+from raftlog.http.metrics import LoopLag, coordinator_metrics, service_metrics
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.record.types import BrokerId
 from raftlog.replication.manager import ReplicationStatus, count_led
@@ -126,6 +129,36 @@ async def test_the_lag_of_a_follower_is_what_it_does_not_have_durably() -> None:
     leader.partition.update(row(1, 1, replicas=(1, 2), isr=(1,), partition_epoch=100), 1)
     counted = count_led([leader.partition])
     assert (counted.under_min_isr, counted.at_min_isr) == (0, 1)
+
+
+def test_labels_of_groups_are_bounded_and_the_largest_lags_have_them() -> None:
+    node = FakeNode()
+    status = CoordinatorStatus(
+        groups=Counter({("classic", "stable"): 2}),
+        consumer_instances=5,
+        transactions=Counter({"prepared": 3}),
+        oldest_transaction_ms=1_500,
+        lags=[GroupLag("b", "t", 9), GroupLag("a", "t", 5), GroupLag("a", "u", 1)],
+        other_lags=10,
+    )
+    node.services.coordination = lambda: status
+    node.services.replicas.led = lambda: iter(
+        SimpleNamespace(topic=topic, high_watermark=9, last_stable_offset=stable)
+        for topic, stable in (("t", 4), ("t", 2), ("u", 9), ("v", 8))
+    )
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in coordinator_metrics(node.services, 1)
+        for sample in family.samples
+    }
+    assert found["raftlog_groups", "classic", "stable"] == 2
+    assert found["raftlog_consumer_instances",] == 5
+    assert found["raftlog_transactions", "prepared"] == 3
+    assert found["raftlog_transaction_seconds_max",] == 1.5
+    lags = {key[1:]: value for key, value in found.items() if "group_lag" in key[0]}
+    assert lags == {("b", "t"): 9, ("__other__", "__other__"): 16}
+    held = {key[1]: value for key, value in found.items() if "stable_offset" in key[0]}
+    assert held == {"t": 7, "__other__": 1}
 
 
 async def test_changes_of_in_sync_sets_are_counted_by_their_leader() -> None:

@@ -1,4 +1,7 @@
-"""Transactions of the Python client on real nodes: whole or not at all, whatever process dies."""
+"""Transactions of the Python client on real nodes: whole or not at all, whatever process dies.
+
+Records, and the offsets of a group: read, process and write exactly once.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from urllib.parse import urlencode
 
 import pytest
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
-from raftlog_client.errors import FencedError, TransactionAbortableError
+from raftlog_client.errors import FencedError, ServerError, TransactionAbortableError
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode, MeasuredNode
-from raftlog.coordinator.service import partition_of
+from raftlog.coordinator.group_kind import TOPIC as CONSUMER_OFFSETS
 from raftlog.coordinator.transaction_kind import TOPIC as TRANSACTION_STATE
+from raftlog.record.coordinators import partition_of
 
 PARTITIONS = 3
 TIMEOUT_S = 60.0
@@ -301,3 +305,232 @@ def test_a_transaction_without_an_end_is_aborted_after_its_timeout(node: LoneNod
             await client.read_until([b"b"] * PARTITIONS + [b"c"] * PARTITIONS)
 
     play(node.address, "slow", act)
+
+
+# Offsets in a transaction
+
+
+class Chain:
+    """Copies the numbers of one topic to another, each in a transaction with its offset."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.group = f"{client.topic}-group"
+        self.source = f"{client.topic}-in"
+
+    async def create(self, count: int) -> None:
+        """A source of `count` numbers."""
+        async with Admin(bootstrap_servers=self.client.servers) as admin:
+            await admin.create_topic(self.source, partitions=PARTITIONS)
+        async with Producer(bootstrap_servers=self.client.servers) as producer:
+            for number in range(count):
+                place = number % PARTITIONS
+                await producer.send(self.source, b"%d" % number, partition=place)
+
+    def consumer(self) -> Consumer[Any, Any]:
+        return Consumer(
+            self.source,
+            bootstrap_servers=self.client.servers,
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            auto_commit_interval_ms=None,
+            session_timeout_ms=2_000,
+        )
+
+    async def step(
+        self,
+        consumer: Consumer[Any, Any],
+        producer: Producer[bytes, bytes],
+        *,
+        fails: bool = False,
+    ) -> int:
+        """Copy some numbers; how many."""
+        batch = await consumer.getmany(timeout_ms=300, max_records=7)
+        records = [record for some in batch.values() for record in some]
+        if not records:
+            return 0
+        async with producer.transaction() as tx:
+            for record in records:
+                await producer.send(self.client.topic, record.value, partition=record.partition)
+            await tx.commit_offsets(consumer)
+            if fails:
+                raise ZeroDivisionError
+        return len(records)
+
+    async def committed(self) -> int:
+        """The sum of the group's committed offsets, without those of open transactions."""
+        async with Admin(bootstrap_servers=self.client.servers) as admin:
+            try:
+                described = await admin.describe_group(self.group)
+            except ServerError:
+                return 0
+            return sum(max(one.offset, 0) for one in described.offsets)
+
+    async def wait_committed(self, count: int) -> None:
+        while (found := await self.committed()) != count:
+            assert found < count
+            await asyncio.sleep(0.05)
+
+
+def places(topic: str) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for number in range(PARTITIONS)]
+
+
+async def offsets_with_the_commit(client: Client) -> None:
+    chain = Chain(client)
+    await chain.create(6)
+    async with client.producer("offsets") as producer:
+        transaction = producer.transaction()
+        for is_commit in (False, True):
+            await transaction.begin()
+            await transaction.commit_offsets(dict.fromkeys(places(chain.source), 2), chain.group)
+            async with Admin(bootstrap_servers=client.servers) as admin:
+                described = await admin.describe_transaction("offsets")
+            wanted = (CONSUMER_OFFSETS, partition_of(chain.group, 16))
+            assert [(one.topic, one.partition) for one in described.partitions] == [wanted]
+            assert await chain.committed() == 0
+            await (transaction.commit() if is_commit else transaction.abort())
+        await chain.wait_committed(2 * PARTITIONS)
+
+
+def test_offsets_count_with_the_commit_of_their_transaction(node: LoneNode) -> None:
+    play(node.address, "offsets", offsets_with_the_commit)
+
+
+def test_offsets_over_three_nodes_count_with_the_commit(cluster: ClusterProcesses) -> None:
+    play(cluster.nodes[3].address, "offsets", offsets_with_the_commit)
+
+
+async def reader_waits(client: Client) -> None:
+    chain = Chain(client)
+    await chain.create(30)
+    async with client.producer("stable") as producer:
+        async with chain.consumer() as first:
+            transaction = producer.transaction()
+            await transaction.begin()
+            await transaction.commit_offsets(
+                dict.fromkeys(places(chain.source), 4), first.group_metadata()
+            )
+        async with chain.consumer() as second:
+            assert not await second.getmany(timeout_ms=500), "the offsets may change yet"
+            await transaction.commit()
+            found: list[int] = []
+            while len(found) < 30 - 4 * PARTITIONS:
+                for records in (await second.getmany(timeout_ms=200)).values():
+                    found += [int(record.value) for record in records]
+            assert sorted(found) == list(range(4 * PARTITIONS, 30))
+
+
+def test_the_next_reader_waits_for_the_end_of_the_transaction(node: LoneNode) -> None:
+    play(node.address, "stable", reader_waits)
+
+
+async def zombies(client: Client) -> None:
+    chain = Chain(client)
+    await chain.create(12)
+    async with client.producer("zombie") as old, chain.consumer() as consumer:
+        assert await chain.step(consumer, old)
+        done = await chain.committed()
+        transaction = old.transaction()
+        await transaction.begin()
+        await old.send(client.topic, b"zombie", partition=0)
+        async with client.producer("zombie") as new, new.transaction():
+            await client.write(new, b"new")
+        with pytest.raises(TransactionAbortableError):
+            await transaction.commit_offsets(dict.fromkeys(places(chain.source), 4), chain.group)
+        with pytest.raises(FencedError):
+            await transaction.abort()
+    async with client.producer("stale") as producer:
+        async with chain.consumer() as consumer:
+            stale = consumer.group_metadata()
+        transaction = producer.transaction()
+        for member in (stale, stale._replace(member_id="never", member_epoch=1)):
+            await transaction.begin()
+            await producer.send(client.topic, b"stale", partition=0)
+            with pytest.raises(TransactionAbortableError):
+                await transaction.commit_offsets(dict.fromkeys(places(chain.source), 4), member)
+            await transaction.abort()
+        async with chain.consumer() as consumer:
+            alive = consumer.group_metadata()
+            older = alive._replace(member_epoch=alive.member_epoch + 1)
+            for member in (older, None):
+                await transaction.begin()
+                with pytest.raises(TransactionAbortableError):
+                    await transaction.commit_offsets(
+                        dict.fromkeys(places(chain.source), 4), member or chain.group
+                    )
+                await transaction.abort()
+    assert await chain.committed() == done
+    found = await client.read()
+    assert b"zombie" not in found
+    assert b"stale" not in found
+
+
+def test_a_fenced_producer_and_a_stale_member_commit_no_offsets(
+    cluster: ClusterProcesses,
+) -> None:
+    play(cluster.nodes[1].address, "zombies", zombies)
+
+
+async def copied_once(client: Client) -> None:
+    count = 60
+    chain = Chain(client)
+    await chain.create(count)
+    for fails in (True, False, True, False):
+        # Another process: the consumer and the producer of before are gone.
+        async with client.producer("copy") as producer, chain.consumer() as consumer:
+            for _ in range(3):
+                if not fails:
+                    await chain.step(consumer, producer)
+                    continue
+                try:
+                    await chain.step(consumer, producer, fails=True)
+                except ZeroDivisionError:
+                    await consumer.seek_to_committed()
+    async with client.producer("copy") as producer, chain.consumer() as consumer:
+        while await chain.committed() < count:
+            await chain.step(consumer, producer)
+    await client.read_until([b"%d" % number for number in range(count)])
+    assert len(await client.read("read_uncommitted")) > count, "some attempts were aborted"
+
+
+def test_read_process_write_is_exactly_once_over_restarts(node: LoneNode) -> None:
+    play(node.address, "copied", copied_once)
+
+
+@pytest.mark.parametrize("role", ["group", "transaction"])
+def test_read_process_write_outlives_a_killed_coordinator(
+    cluster: ClusterProcesses, role: str
+) -> None:
+    count = 60
+
+    async def act(client: Client) -> None:
+        chain = Chain(client)
+        await chain.create(count)
+        async with client.producer(f"chain-{role}") as producer, chain.consumer() as consumer:
+            done = await chain.step(consumer, producer)
+            place = (CONSUMER_OFFSETS, partition_of(chain.group, 16))
+            if role == "transaction":
+                place = (TRANSACTION_STATE, partition_of(f"chain-{role}", 16))
+            victim = await leader_of(client, *place)
+            transaction = producer.transaction()
+            await transaction.begin()
+            batch = await consumer.getmany(timeout_ms=2_000, max_records=9)
+            for record in (one for some in batch.values() for one in some):
+                await producer.send(client.topic, record.value, partition=record.partition)
+                done += 1
+            await transaction.commit_offsets(consumer)
+            cluster.kill(victim)
+            await transaction.commit()
+            await chain.wait_committed(done)
+            while await chain.committed() < count:
+                try:
+                    await chain.step(consumer, producer)
+                except TransactionAbortableError:
+                    await consumer.seek_to_committed()
+            cluster.nodes[victim].relaunch()
+            await asyncio.to_thread(cluster.nodes[victim].wait_ready)
+        await client.read_until([b"%d" % number for number in range(count)])
+
+    servers = ",".join(node.address for node in cluster.nodes.values())
+    play(servers, f"chain-{role}", act)

@@ -54,7 +54,7 @@ def test_values_are_read_in_seconds_and_bytes() -> None:
     assert scrub_bytes_per_s(settings) == 0
     assert disk_reserve_bytes(settings) == 1 << 30
     described = {config.entry.name: config for config in describe_broker_configs(settings)}
-    assert {name: config.value for name, config in described.items()} == settings
+    assert {name: described[name].value for name in settings} == settings
     assert rebalance_delay_s({REBALANCE_DELAY: "-1"}) is None
 
 

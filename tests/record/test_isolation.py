@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from hypothesis import given
@@ -86,6 +87,24 @@ def test_exactly_the_committed_batches_are_read_wherever_the_fetch_begins(
     assert found == [
         one.header.base_offset for one in fetched if one.header.base_offset in readable
     ]
+
+
+@given(steps, st.lists(st.integers(0, 30), max_size=3))
+def test_the_lists_of_several_frames_are_good_for_all_of_their_data(
+    steps: list[Step], cuts: list[int]
+) -> None:
+    batches, aborted, readable = log_of(steps)
+    listed: list[AbortedTransaction] = []
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(batches)]):
+        frame = batches[start:end]
+        if not frame:
+            continue
+        first, after = frame[0].header.base_offset, frame[-1].header.next_offset
+        listed += [
+            one for one in aborted if one.first_offset < after and _marker(batches, one) >= first
+        ]
+    found = [one.header.base_offset for one in readable_batches(iter(batches), listed)]
+    assert set(found) == readable
 
 
 def _marker(batches: list[RecordBatch], aborted: AbortedTransaction) -> int:

@@ -454,9 +454,18 @@ def of_coordinator(*values: bytes, epoch: int = 0) -> RecordBatch:
 
 async def test_a_coordinator_writes_for_a_producer_without_sequences() -> None:
     leader, follower, feed = await cluster()
-    for origin, entry in ((Origin.CLIENT, OUT_OF_ORDER_SEQUENCE), (Origin.COORDINATOR, None)):
+    guard = leader.partition.begin_verification(ProducerId(1), ProducerEpoch(0))
+    for origin, known, entry in (
+        (Origin.CLIENT, guard, OUT_OF_ORDER_SEQUENCE),
+        (Origin.COORDINATOR, None, TRANSACTION_NOT_VERIFIED),
+        (Origin.COORDINATOR, guard, None),
+    ):
         append = leader.partition.append(
-            [of_coordinator(b"a", b"b")], acks=Acks.LEADER, timeout_s=60, origin=origin
+            [of_coordinator(b"a", b"b")],
+            acks=Acks.LEADER,
+            timeout_s=60,
+            origin=origin,
+            verification=known,
         )
         if entry is not None:
             assert await refused(append) is entry

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from raftlog.broker.authorize import Authorize, Operation, allow_all
-from raftlog.coordinator.consumer_decisions import GroupSettings
-from raftlog.coordinator.group_kind import group_kind
-from raftlog.coordinator.service import Coordinators
-from raftlog.record.errors import FORBIDDEN, LogError
-from raftlog.world.randomness import SystemRandomness
-from raftlog.world.time import SystemClock
+from raftlog.coordinator.classic_messages import (
+    Joined,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    Protocol,
+    Synced,
+    SyncGroup,
+)
+from raftlog.coordinator.group_kind import decode_response, encode_request
+from raftlog.coordinator.group_messages import GroupRequest, GroupResponse
+from raftlog.metadata.delta import MetadataDelta
+from raftlog.record.errors import FORBIDDEN, TRANSACTION_NOT_VERIFIED, LogError
 from tests.broker.data_fakes import DataNode
+from tests.broker.harness import coordinating_groups
 from tests.http.http_peers import Reply
 
 from .data_fakes import DataPeer, serving
@@ -27,29 +34,16 @@ JOIN = {"member_id": "m", "topics": ["six"], "session_timeout_ms": 9_000, "owned
 
 
 @asynccontextmanager
-async def group_node(authorize: Authorize = allow_all) -> AsyncIterator[DataPeer]:
+async def group_node(
+    authorize: Authorize = allow_all, cluster_settings: dict[str, str] | None = None
+) -> AsyncIterator[DataPeer]:
     """A node with its coordinators, and topics `one` and `six`."""
     node = DataNode()
     await node.metadata.create_topic("one", partitions=1)
     await node.metadata.create_topic("six", partitions=6)
-    fatal: list[str] = []
-    coordinators = Coordinators(
-        [group_kind(GroupSettings())],
-        replicas=node.replicas,  # type: ignore[arg-type]
-        router=node.partitions,
-        metadata=node.metadata,  # type: ignore[arg-type]
-        clock=SystemClock(),
-        on_fatal=fatal.append,
-    )
-    node.replicas.host = replace(node.replicas.host, on_lead_begun=coordinators.lead_begun)
-    node.services.coordinators = coordinators
-    node.services.randomness = SystemRandomness()
-    try:
-        async with serving(node, authorize=authorize) as one:
-            yield one
-    finally:
-        await coordinators.close()
-    assert not fatal
+    node.metadata.image.cluster_settings = dict(cluster_settings or {})
+    async with coordinating_groups(node), serving(node, authorize=authorize) as one:
+        yield one
 
 
 async def post(one: DataPeer, path: str, body: Any) -> Reply:
@@ -102,6 +96,68 @@ async def test_a_member_joins_commits_and_leaves() -> None:
         }
 
 
+async def test_a_classic_group_is_shown_and_takes_no_other_members_until_it_is_empty() -> None:
+    async with group_node() as one:
+        coordinators = one.node.services.coordinators
+        request = JoinGroup(
+            "a/b",
+            "consumer",
+            (Protocol("range", b""),),
+            9_000,
+            9_000,
+            new_member_id="m",
+            client_id="c",
+            requires_member_id=False,
+        )
+
+        async def send(message: GroupRequest) -> GroupResponse:
+            data = encode_request(message)
+            answer = await coordinators.call("group", "a/b", data, timeout_s=5, is_held=True)
+            return decode_response(answer)
+
+        joined = await send(request)
+        assert isinstance(joined, Joined)
+        listed = (await one.peer.request("GET", "/v1/groups")).json["groups"]
+        assert [(row["kind"], row["state"]) for row in listed] == [
+            ("classic", "completing-rebalance")
+        ]
+        assert isinstance(await send(SyncGroup("a/b", "m", 1)), Synced)
+        described = (await one.peer.request("GET", GROUP)).json
+        assert (described["kind"], described["state"]) == ("classic", "stable")
+        assert (described["epoch"], described["assignor"]) == (1, "range")
+        member = described["members"][0]
+        assert (member["member_id"], member["client_id"]) == ("m", "c")
+        assert (member["member_epoch"], member["assignment"]) == (1, [])
+        assert (await post(one, "/heartbeat", JOIN)).error_code == 40933
+        offsets = [{"topic": "six", "partition": 2, "offset": 7}]
+        body = {"offsets": offsets, "member_id": "m", "member_epoch": 1}
+        assert (await post(one, "/offsets", body)).json["results"][0]["error_code"] is None
+        assert (await post(one, "/reset", {"to": "latest"})).error_code == 40925
+        assert (await one.peer.request("DELETE", GROUP)).error_code == 40925
+        await send(LeaveGroup("a/b", (LeavingMember("m"),)))
+        assert (await one.peer.request("DELETE", GROUP)).status == 204
+
+
+async def test_settings_of_the_cluster_hold_at_once() -> None:
+    settings = {
+        "group.consumer.session.timeout.ms": "12000",
+        "group.consumer.heartbeat.interval.ms": "1000",
+        "group.min.session.timeout.ms": "10000",
+    }
+    async with group_node(cluster_settings=settings) as one:
+        assert (await post(one, "/heartbeat", JOIN)).error_code == 42224
+        first = {"member_id": "m", "topics": ["six"], "owned": []}
+        joined = (await post(one, "/heartbeat", first)).json
+        assert (joined["session_timeout_ms"], joined["heartbeat_interval_ms"]) == (12_000, 1_000)
+        one.node.metadata.image.cluster_settings = {"group.max.size": "1"}
+        changed = MetadataDelta(cluster_settings=("group.max.size", *settings))
+        one.node.services.coordinators.metadata_applied(changed)
+        refused = await post(one, "/heartbeat", {**JOIN, "member_id": "n"})
+        assert refused.error_code == 40926
+        kept = (await post(one, "/heartbeat", {**first, "member_epoch": 1})).json
+        assert (kept["session_timeout_ms"], kept["heartbeat_interval_ms"]) == (45_000, 5_000)
+
+
 async def test_a_member_without_an_id_gets_one() -> None:
     async with group_node() as one:
         joined = (await post(one, "/heartbeat", {"topics": ["six"]})).json
@@ -143,3 +199,19 @@ async def test_groups_need_rights() -> None:
         assert (await one.peer.request("GET", GROUP)).status == 403
         assert (await one.peer.request("DELETE", GROUP)).status == 403
         assert (await one.peer.request("GET", "/v1/groups")).json["groups"] == []
+
+
+async def test_offsets_in_a_transaction_name_the_producer_and_the_right_fields() -> None:
+    async with group_node() as one:
+        path = "/v1/transactions/t/offsets"
+        offsets = [{"topic": "one", "partition": 0, "offset": 7}]
+        body = {"producer_id": 4, "producer_epoch": 0, "group": "a/b", "offsets": offsets}
+        for wrong, code in (
+            ({"producer_id": -1}, 42201),
+            ({"group": ""}, 42201),
+            ({"member": "m"}, 42201),
+        ):
+            reply = await one.peer.request("POST", path, json.dumps(body | wrong).encode())
+            assert reply.json["error_code"] == code, reply.json
+        unverified = await one.peer.request("POST", path, json.dumps(body).encode())
+        assert unverified.json["error_code"] == TRANSACTION_NOT_VERIFIED.code

@@ -20,7 +20,7 @@ from tests.http.http_peers import RawPeer, Reply, serving
 ROUTES = [
     route for route in described_routes(REST_ROUTES) if route.tag in ("v1", "admin", "node", "v2")
 ]
-DOCUMENT = describe(ROUTES)
+DOCUMENT = describe(described_routes(REST_ROUTES))
 
 
 def checked(reply: Reply, method: str, path: str) -> Any:

@@ -128,7 +128,9 @@ async def test_configs_in_force_on_brokers_are_read_and_changed_for_all_of_them(
             "synonyms": [{"name": TIMEOUT, "value": "1500", "source": "DEFAULT_CONFIG"}],
         }
         everywhere = (await peer.request("GET", f"{brokers}/-/configs")).json["data"]
-        assert [config["broker_id"] for config in everywhere] == [1] * 5 + [2] * 5
+        assert [config["broker_id"] for config in everywhere] == [
+            node_id for node_id in (1, 2) for _ in BROKER_CONFIG_TABLE
+        ]
         for broker in ("3", "x"):
             assert (await peer.request("GET", f"{brokers}/{broker}/configs")).error_code == 40400
         for method, path in (

@@ -23,7 +23,7 @@ V3_ROUTES = [route for route in ROUTES if route.path.startswith("/v3")]
 
 DOCUMENTED = {
     "KafkaCluster": {
-        "cluster_id", "controller", "brokers", "broker_configs", "topics",
+        "cluster_id", "controller", "brokers", "broker_configs", "topics", "consumer_groups",
         "partition_reassignments",
     },
     "KafkaBroker": {
@@ -60,7 +60,7 @@ DOCUMENTED = {
         "is_sensitive", "source", "synonyms",
     },
 }  # fmt: skip
-"""Fields besides kind and metadata. Not served, hence without links: acls, consumer_groups."""
+"""Fields besides kind and metadata; of groups in test_v3_groups. Not served: acls."""
 OURS = {"KafkaTopic": {"topic_id"}}
 
 

@@ -90,6 +90,20 @@ def test_many_requests_share_one_connection_and_none_waits_for_another() -> None
     simulate(test)
 
 
+def test_a_timeout_of_years_does_not_break_the_protocol() -> None:
+    async def test(cluster: Cluster) -> None:
+        node, leader = cluster.nodes[2], cluster.nodes[1]
+        waiting = asyncio.ensure_future(ask(node, WAIT, timeout_s=2**31 - 1))
+        await ask(node, BOUNDS)
+        assert not waiting.done()
+        leader.replicas.wake.set()
+        assert (await waiting).outcome == Waited()
+        assert cluster.world.network.connections == 1
+        await settled(cluster)
+
+    simulate(test)
+
+
 def test_bodies_over_a_message_come_in_pieces_both_ways() -> None:
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[2]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from raftlog.record.errors import (
+    COORDINATOR_LOADING,
     MAYBE_WRITTEN,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
@@ -178,6 +179,22 @@ def test_a_leader_that_does_not_know_yet_is_asked_again() -> None:
         await appending
         assert now() - began < 0.3
         assert len(cluster.records.batches) == 1
+
+    simulate(test)
+
+
+def test_a_new_leader_is_asked_again_after_short_pauses() -> None:
+    async def test(cluster: Cluster) -> None:
+        node, leader = cluster.nodes[2], cluster.nodes[3]
+        cluster.lead(-1, 2)
+        appending = asyncio.ensure_future(node.append(batch(b"a")))
+        # The pauses between retries have grown to a quarter of a second.
+        await asyncio.sleep(1.0)
+        leader.mine.errors = [LogError(COORDINATOR_LOADING, "not yet")]
+        cluster.lead(3, 3)
+        began = now()
+        await appending
+        assert now() - began < 0.1
 
     simulate(test)
 

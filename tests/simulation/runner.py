@@ -38,6 +38,7 @@ SEEDS_PER_JOB: Final = 20
 FAILURES_SHOWN: Final = 20
 FAILURE_CHARACTERS: Final = 1_500
 SEEDS_LISTED: Final = 50
+SIGN_CHARACTERS: Final = 160
 
 
 def try_seed(replay: Callable[[int], R], seed: int) -> tuple[int, R | str]:
@@ -92,3 +93,40 @@ def main(
         f"{sorted(failures)[:SEEDS_LISTED]}; {summary(reports)}, {time.time() - started:.0f} s"
     )
     return 1 if failures else 0
+
+
+def sign_of(error: AssertionError) -> str:
+    """What a history says about a planted bug, in one line."""
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:SIGN_CHARACTERS]
+
+
+def run_planted(
+    names: Sequence[str], find: Callable[[str, int], str | None], arguments: Sequence[str]
+) -> int:
+    """Count the seeds that find each planted bug: `NAME 0:200`, or `all`, and how many at a time.
+
+    `find` returns the sign of a bug in the history of a seed; it must be a function of a module.
+    Returns the exit code: whether some bug was not found.
+    """
+    name, seeds = arguments[0], arguments[1] if len(arguments) > 1 else "0:200"
+    workers = int(arguments[2]) if len(arguments) > 2 else None
+    if name not in ("all", *names):
+        print("all or one of:", *names)
+        return 2
+    first, _, end = seeds.partition(":")
+    numbers = range(int(first), int(end or int(first) + 1))
+    is_missed = False
+    with ProcessPoolExecutor(workers) as pool:
+        for each in names if name == "all" else (name,):
+            started = time.time()
+            signs = list(pool.map(partial(find, each), numbers, chunksize=5))
+            found = {seed: sign for seed, sign in zip(numbers, signs, strict=True) if sign}
+            is_missed = is_missed or not found
+            print(
+                f"{each}: {len(found)} of {len(signs)} seeds {list(found)[:8]}, "
+                f"{time.time() - started:.0f} s",
+                flush=True,
+            )
+            for seed, sign in list(found.items())[:1]:
+                print(f"    {seed}: {sign}", flush=True)
+    return 1 if is_missed else 0

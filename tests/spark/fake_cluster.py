@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from raftlog_client.range_reader import RangeChunk
 from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
 from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated, WriteFailed
 from raftlog_spark.sink.batch_writer import BatchWriter, Written
@@ -85,7 +86,7 @@ class FakeCluster(Cluster):
         *,
         fetch_bytes: int = 0,
         isolation: str = "",
-    ) -> Iterator[memoryview]:
+    ) -> Iterator[RangeChunk]:
         self.asked["read"] += 1
         for offset in range(start, end):
             if topic not in self.ids:
@@ -99,7 +100,8 @@ class FakeCluster(Cluster):
                 raise OffsetOutOfRange(
                     "low", topic=topic, partition=partition, offset=offset, lowest=lowest
                 )
-            yield memoryview(_batch(offset, self.logs[topic, partition][offset]))
+            data = memoryview(_batch(offset, self.logs[topic, partition][offset]))
+            yield RangeChunk(data, offset + 1)
 
     def writer(
         self, topic: str | None = None, *, buffer_bytes: int = 0, delivery_timeout_s: float = 0

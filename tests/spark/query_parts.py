@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from raftlog_client.range_reader import RangeChunk
 from raftlog_client.transport import NodeAddress, Transport
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.compression import Compression
 from raftlog.record.frames import ProduceFrame, encode_produce_frames
+from raftlog.record.isolation import readable_batches
 from raftlog.record.types import Buffer, PartitionId
 
 T = TypeVar("T")
@@ -25,12 +27,12 @@ def encoded(*values: bytes, timestamp_ms: int = 0) -> bytearray:
     return builder.build()
 
 
-def values_in(chunks: Iterable[memoryview], start: int = 0, end: int = 1 << 62) -> list[bytes]:
-    """The records of a range, in order of arrival; each chunk holds whole batches."""
+def values_in(chunks: Iterable[RangeChunk], start: int = 0, end: int = 1 << 62) -> list[bytes]:
+    """The records of a range that may be read, in order of arrival."""
     records = [
         record
-        for data in chunks
-        for batch in iterate_batches(data)
+        for chunk in chunks
+        for batch in readable_batches(iterate_batches(chunk.data), chunk.aborted)
         for record in decode(batch, decompressed_bytes_max=1 << 28)
         if start <= record.offset < end
     ]

@@ -14,9 +14,15 @@ from raftlog_spark.errors import (
     TopicGone,
     TopicRecreated,
 )
+from raftlog_spark.options import Isolation, SourceOptions, Subscription
+from raftlog_spark.source.planning import Range
+from raftlog_spark.source.task_reader import read_task
 
-from raftlog.record.batch import split_batches
+from raftlog.record.batch import RecordBatch, split_batches
+from raftlog.record.codec import BatchBuilder
 from raftlog.record.errors import NO_LEADER, STORAGE_FAILED
+from raftlog.record.header import parse_header
+from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.client.fake_node import FakeCluster, Fault
 from tests.client.fake_partition import FakePartition
 from tests.http.http_peers import eventually
@@ -99,7 +105,7 @@ async def test_a_range_is_read_exactly(
 async def test_no_more_is_fetched_than_the_range_needs(fake: FakeCluster, cluster: Cluster) -> None:
     def size() -> int:
         chunks = cluster.read("t", topic_id(fake), 0, 5, 9, fetch_bytes=1 << 20)
-        return sum(len(chunk) for chunk in chunks)
+        return sum(len(chunk.data) for chunk in chunks)
 
     # Offsets 4 to 9: three batches, of which the first and the last are straddled.
     assert await blocking(size) == sum(len(data) for data in partition_of(fake).batches[2:5])
@@ -266,6 +272,79 @@ async def test_nobody_there_is_told_in_time(fake: FakeCluster) -> None:
         partition_of(fake).lead(-1)
         with pytest.raises(ClusterUnavailable, match="'t'"):
             await read(fake, cluster)
+
+
+def transactions(partition: FakePartition) -> None:
+    """Two producers' transactions in turn after what is there, a third one's is open."""
+    sequences = [0, 0, 0]
+
+    def append(producer: int, name: bytes) -> None:
+        builder = BatchBuilder(transactional=True)
+        builder.append(0, None, name)
+        builder.set_producer_state(ProducerId(producer), ProducerEpoch(0), sequences[producer])
+        sequences[producer] += 1
+        data = builder.build()
+        partition.append(RecordBatch(parse_header(data), memoryview(data)))
+
+    def end(producer: int, *, is_commit: bool) -> None:
+        partition.write_marker(producer, 0, is_commit=is_commit)
+        sequences[producer] = 0
+
+    for number in range(12):
+        append(0, b"0:%d" % number)
+        append(1, b"1:%d" % number)
+        append(0, b"0:%d+" % number)
+        end(0, is_commit=number % 3 == 0)
+        if number % 4 == 3:
+            end(1, is_commit=number == 7)
+    append(2, b"open")
+    append(0, b"later")
+    end(0, is_commit=True)
+
+
+@pytest.mark.parametrize("fetch_bytes", [1, 400, 1 << 20])
+@pytest.mark.parametrize("is_framing_batches", [False, True])
+@pytest.mark.parametrize("columns", [("offset",), ("offset", "value")])
+async def test_tasks_read_what_is_committed_whatever_the_ranges_and_chunks(
+    fake: FakeCluster,
+    cluster: Cluster,
+    fetch_bytes: int,
+    is_framing_batches: bool,
+    columns: tuple[str, ...],
+) -> None:
+    fake.is_framing_batches = is_framing_batches
+    partition = partition_of(fake)
+    transactions(partition)
+    bounds = await blocking(lambda: cluster.bounds(["t"], isolation="read_committed"))
+    end = bounds["t", 0].end
+    assert end == partition.last_stable_offset < partition.end_offset
+    expected = [value for value in partition.committed_values() if value is not None]
+    assert len(expected) == COUNT + 8 + 4
+    assert b"open" not in expected
+    by_offset = {offset: value for offset, _, value in partition.records()}
+
+    def task(first: int, last: int, isolation: Isolation) -> list[bytes | None]:
+        subscription = Subscription(topics=("t",))
+        options = SourceOptions(
+            fake.bootstrap, subscription, isolation=isolation, fetch_bytes=fetch_bytes
+        )
+        found = read_task(
+            options, columns, Range("t", topic_id(fake), 0, first, last), connect=lambda _: cluster
+        )
+        offsets = [offset for rows in found for offset in rows.column("offset").to_pylist()]
+        assert all(first <= offset < last for offset in offsets)
+        return [by_offset[offset] for offset in offsets]
+
+    # Cuts in the middle of transactions, and ranges without any record that may be read.
+    for step in (1, 7, end):
+        read: list[bytes | None] = []
+        for first in range(COUNT - 4 if step == 1 else 0, end, step):
+            read += await blocking(
+                lambda: task(first, min(first + step, end), "read_committed")  # noqa: B023
+            )
+        assert read == (expected[COUNT - 4 :] if step == 1 else expected)
+    dirty = await blocking(lambda: task(0, partition.end_offset, "read_uncommitted"))
+    assert dirty == list(by_offset.values())
 
 
 async def test_settings_without_sense_are_refused(cluster: Cluster) -> None:

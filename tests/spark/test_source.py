@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamReader
 
 TIMEOUT_S = 120
+
+
+class AbortOnPurposeError(Exception):
+    pass
 
 
 class Topic:
@@ -34,6 +39,24 @@ class Topic:
     @property
     def options(self) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.address, "subscribe": self.name}
+
+    def send_in_transaction(self, partition: int, first: int, end: int, *, commits: bool) -> None:
+        """Records with value `partition:number`, in one transaction and the marker's offset."""
+        asyncio.run(self._send_in_transaction(partition, first, end, commits=commits))
+
+    async def _send_in_transaction(
+        self, partition: int, first: int, end: int, *, commits: bool
+    ) -> None:
+        async with Producer(bootstrap_servers=self.address, transactional_id="writer") as producer:
+            with suppress(AbortOnPurposeError):
+                async with producer.transaction():
+                    for number in range(first, end):
+                        await producer.send(
+                            self.name, b"%d:%d" % (partition, number), partition=partition
+                        )
+                    await producer.flush()
+                    if not commits:
+                        raise AbortOnPurposeError
 
     async def _create(self) -> None:
         async with Admin(bootstrap_servers=self.address) as admin:
@@ -205,6 +228,37 @@ def test_a_first_batch_that_failed_is_read_again_exactly(
     whole = part(0, 0, 20) + part(1, 0, 5) if starting == "earliest" else []
     assert failed == [whole]
     assert batches == [*([whole] if whole else []), part(1, 5, 8)]
+
+
+def test_batches_and_streams_read_committed_records_only(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    """The markers take offsets 8, 12 and 15 of partition 1."""
+    topic.send_in_transaction(1, 5, 8, commits=True)
+    topic.send_in_transaction(1, 9, 12, commits=False)
+    topic.send_in_transaction(1, 13, 15, commits=True)
+    committed = part(1, 0, 8) + part(1, 13, 15)
+    found = batch(spark, topic).where("partition = 1")
+    assert rows(found) == committed
+    assert found.count() == len(committed)
+    assert rows(batch(spark, topic, isolationLevel="read_uncommitted").where("partition = 1")) == [
+        *part(1, 0, 8),
+        *part(1, 9, 12),
+        *part(1, 13, 15),
+    ]
+    # Micro-batches of 2 offsets: some hold no record at all.
+    assign = {"assign": f'{{"{topic.name}": [1]}}', "startingOffsets": "earliest"}
+    options = {name: value for name, value in topic.options.items() if name != "subscribe"}
+    frame = (
+        spark.readStream.format("raftlog")
+        .options(**options, **assign, maxOffsetsPerTrigger="2")
+        .load()
+    )
+    assert [row for each in run_available_now(frame, tmp_path) for row in each] == committed
+    topic.send_in_transaction(1, 16, 18, commits=False)
+    assert run_available_now(frame, tmp_path) == []
+    topic.send(1, 19, 20)
+    assert run_available_now(frame, tmp_path) == [part(1, 19, 20)]
 
 
 def test_a_running_stream_reads_what_arrives(

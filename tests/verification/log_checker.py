@@ -86,7 +86,8 @@ class Kind(StrEnum):
 class Anomaly:
     """One anomaly, with its partition."""
 
-    kind: Kind
+    kind: StrEnum
+    """A `Kind`, or one of transaction_checker.py."""
     partition: str
     detail: str
 
@@ -120,6 +121,11 @@ def check(operations: Iterable[Operation]) -> list[Anomaly]:
             partitions[name] = _Partition(name)
         partitions[name].take(operation)
     return [anomaly for name in sorted(partitions) for anomaly in partitions[name].anomalies()]
+
+
+def between(offsets: Sequence[int], start: int, end: int) -> Sequence[int]:
+    """The sorted offsets from `start` on and below `end`."""
+    return offsets[bisect_left(offsets, start) : bisect_left(offsets, end)]
 
 
 @dataclass(slots=True)
@@ -323,7 +329,7 @@ class _Partition:
 
     def _between(self, start: int, end: int) -> Sequence[int]:
         """Offsets from `start` on and below `end` of which something is known."""
-        return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
+        return between(self.offsets, start, end)
 
     def _check_walks(self) -> Iterator[Anomaly]:
         for consumer in sorted(self.walks):

@@ -69,6 +69,8 @@ class Send(_Operation, frozen=True, tag="send"):
     """The timestamp of each value, where times are looked up."""
     identity: tuple[int, int] | None = None
     """Producer id and epoch of its batches, where epochs are judged."""
+    transaction: str = ""
+    """The name of the transaction that it joined: see transaction_history.py."""
 
 
 class Assign(_Operation, frozen=True, tag="assign"):
@@ -88,6 +90,8 @@ class Poll(_Operation, frozen=True, tag="poll"):
     next_offset: int
     records: Pairs
     node: str = ""
+    is_committed: bool = False
+    """By a reader of committed transactions only. A consumer reads either all or these."""
 
 
 class End(_Operation, frozen=True, tag="end"):
@@ -97,6 +101,8 @@ class End(_Operation, frozen=True, tag="end"):
     completed: int
     offset: int
     node: str = ""
+    is_committed: bool = False
+    """The last stable offset, not the high watermark."""
 
 
 class FinalRead(_Operation, frozen=True, tag="final_read"):
@@ -107,6 +113,8 @@ class FinalRead(_Operation, frozen=True, tag="final_read"):
     end: int
     """Exclusive."""
     records: Pairs
+    is_committed: bool = False
+    """Without the records of aborted transactions."""
 
 
 class Loss(_Operation, frozen=True, tag="loss"):

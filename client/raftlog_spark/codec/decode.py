@@ -8,7 +8,7 @@ computed, and records are skipped where the batch's header has all values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,8 @@ from raftlog.record.batch import RECORD_SIZE_MIN, check_batch, iterate_headers
 from raftlog.record.compression import Compression, decompress
 from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, BatchHeader
-from raftlog.record.types import Buffer
+from raftlog.record.isolation import TransactionFilter
+from raftlog.record.types import AbortedTransaction, Buffer
 from raftlog_spark.codec.record_fields import (
     TYPES,
     arrow_schema,
@@ -98,12 +99,13 @@ def decode(
     start: int,
     end: int,
     columns: tuple[str, ...],
+    aborted: Sequence[AbortedTransaction] = (),
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """The records of `data` (whole batches as stored) with start <= offset < end, as Arrow.
 
     Yields RecordBatches of `arrow_schema(columns)` of up to about 4 MB, none empty. Control batches
-    give no rows; the caller removes aborted records. No RecordBatch refers to `data`. Memory: a few
+    give no rows, nor do the `aborted` transactions. No RecordBatch refers to `data`. Memory: a few
     times UNIT_BYTES, or a few times the largest batch, which holds at most `decompressed_bytes_max`
     (eight times that, if all records are of the smallest size).
 
@@ -121,15 +123,17 @@ def decode(
         arrow_schema(columns),
         decompressed_bytes_max,
     )
+    is_readable = TransactionFilter(aborted).is_readable
     unit: list[_Batch] = []
     place = _Place.HEADER
     size = 0
     try:
         for position, header in iterate_headers(query.data):
-            if header.next_offset <= start or header.base_offset >= end:
-                continue
-            _check(query, position, header)
-            if header.is_control or not header.record_count:
+            is_wanted = header.next_offset > start and header.base_offset < end
+            if is_wanted:
+                _check(query, position, header)
+            # Batches before the range, too, may begin and end transactions.
+            if not (is_readable(header) and is_wanted and header.record_count):
                 continue
             batch_place = _place(header, query.names)
             if unit and batch_place is not place:

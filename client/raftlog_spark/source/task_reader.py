@@ -62,9 +62,10 @@ def _decoded(
         fetch_bytes=options.fetch_bytes,
         isolation=options.isolation,
     )
-    for data in fetched:
+    for chunk in fetched:
         yield from decode(
-            data,
+            chunk.data,
+            aborted=chunk.aborted,
             topic=task.topic,
             partition=task.partition,
             start=task.start,

@@ -29,7 +29,7 @@ from raftlog.node import assembly
 from raftlog.node.assembly import NodeCore
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode
-from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, RETRIABLE, LogError
+from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import Offset
 from tests.coordinator import registers
 from tests.coordinator.registers import (
@@ -46,6 +46,7 @@ from tests.coordinator.registers import (
     Response,
 )
 from tests.simulation import runner
+from tests.simulation.coordinator.lead_faults import LeadFaults
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.life import NodeDiedError
 from tests.simulation.node_world import NodeWorld
@@ -59,15 +60,6 @@ CALL_S: Final = 2.0
 ATTEMPTS_MAX: Final = 8
 """Of one operation; then its outcome stays unknown."""
 PAUSE_S_MEAN: Final = 0.05
-MOVE_S_MEAN: Final = 1.5
-STOP_S_MEAN: Final = 6.0
-STOP_S_MAX: Final = 3.0
-"""A node that has not stopped by then is killed."""
-ALONE_S_MEAN: Final = 4.0
-ALONE_S_MAX: Final = 3.0
-APPEND_FAULTS: Final = 0.01
-"""Share of appends that are refused; as many are written with an unknown outcome, as many late."""
-LATE_S_MAX: Final = 0.05
 PARTITIONS: Final = 3
 REGISTERS: Final = tuple(f"r{number}" for number in range(5))
 CLIENTS: Final = 6
@@ -114,8 +106,11 @@ class History:
     violations: list[str] = field(default_factory=list)
     loads: int = 0
     heal_s: float = 0.0
-    has_faults: bool = True
+    faults: LeadFaults = field(init=False)
     _clock: int = 0
+
+    def __post_init__(self) -> None:
+        self.faults = LeadFaults(self.world, self.nodes, TOPIC, PARTITIONS)
 
     def step(self) -> int:
         self._clock += 1
@@ -124,104 +119,24 @@ class History:
     async def play(self) -> None:
         world, nodes = self.world, self.nodes
         rates = FaultRates.draw(world.random("rates"))
-        nemesis = Nemesis(world, nodes.node_ids, nodes.start, rates, focus=self._leader)
+        nemesis = Nemesis(world, nodes.node_ids, nodes.start, rates, focus=self.faults.leader)
         nemesis.start()
         nodes.start_all()
         end_s = world.loop.now + FAULTS_S
-        loop = world.loop
-        faults = [
-            loop.create_task(fault())
-            for fault in (self._move_leads, self._isolate, self._stop_nodes)
-        ]
+        self.faults.start()
         await asyncio.gather(*(self._client(number, end_s) for number in range(CLIENTS)))
-        for fault in faults:
-            fault.cancel()
-        self.has_faults = False
+        self.faults.stop()
         nemesis.heal_all()
         healed_s = world.loop.now
-        supervisor = loop.create_task(self._supervise())
+        supervisor = world.loop.create_task(self.faults.supervise())
         try:
-            await nodes.until(self._serving, 60.0)
+            await nodes.until(self.faults.serving, 60.0)
             self.heal_s = world.loop.now - healed_s
             await asyncio.sleep(2 * SESSION_MS / 1000)
-            await nodes.until(self._serving, 60.0)
+            await nodes.until(self.faults.serving, 60.0)
             await self._judge()
         finally:
             supervisor.cancel()
-
-    async def _supervise(self) -> None:
-        while True:
-            for node_id in self.nodes.node_ids:
-                if not self.world.is_up(node_id):
-                    self.nodes.start(node_id)
-            await asyncio.sleep(0.1)
-
-    # Faults
-
-    def _leader(self) -> int | None:
-        """The leader of some partition."""
-        number = self.world.random(f"focus {self.step()}").randrange(PARTITIONS)
-        try:
-            return self.nodes.leader(TOPIC, number)
-        except LogError:
-            return None
-
-    async def _move_leads(self) -> None:
-        chance = self.world.random("moves")
-        while True:
-            await asyncio.sleep(chance.expovariate(1 / MOVE_S_MEAN))
-            number, node_id = chance.randrange(PARTITIONS), chance.choice(self.nodes.node_ids)
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await self.nodes.call(node_id, _Move(number))
-            except (LogError, NodeDiedError, TimeoutError):
-                pass
-
-    async def _isolate(self) -> None:
-        """Cut a leader off from all other nodes, not from its clients."""
-        chance, network = self.world.random("isolation"), self.world.network
-        while True:
-            await asyncio.sleep(chance.expovariate(1 / ALONE_S_MEAN))
-            leader = self._leader()
-            if leader is not None:
-                self.nodes.cut_off(leader)
-                await asyncio.sleep(chance.uniform(0.2, ALONE_S_MAX))
-                for other in self.nodes.others(leader):
-                    network.unblock(leader, other)
-                    network.unblock(other, leader)
-
-    async def _stop_nodes(self) -> None:
-        """Stop a node like SIGTERM; the nemesis starts it again."""
-        chance = self.world.random("stops")
-        while True:
-            await asyncio.sleep(chance.expovariate(1 / STOP_S_MEAN))
-            node_id = chance.choice(self.nodes.node_ids)
-            if not self.nodes.is_ready(node_id):
-                continue
-            process = self.world.processes[node_id]
-            try:
-                async with asyncio.timeout(STOP_S_MAX):
-                    await self.nodes.stop(node_id)
-            except (NodeDiedError, TimeoutError):
-                pass
-            finally:
-                process.kill()
-
-    def flaky(self, append: Any) -> Any:
-        """`Shard._append` that fails, or lets later appends overtake it."""
-        chance = self.world.random("appends")
-
-        async def fail(shard: AnyShard, *arguments: Any) -> None:
-            kind = int(chance.random() / APPEND_FAULTS) if self.has_faults else -1
-            if kind in {0, 1}:
-                await asyncio.sleep(chance.uniform(0.0, LATE_S_MAX))
-            if kind == 0:
-                raise LogError(DISK_FULL, "The disk is full for once.")
-            await append(shard, *arguments)
-            if kind == 2:
-                raise LogError(RETRIABLE, "The outcome is unknown for once.")
-
-        return fail
 
     # Clients
 
@@ -291,32 +206,11 @@ class History:
         self.loads += 1
         return Registers(on_changed)
 
-    def _serving(self) -> list[AnyShard] | None:
-        """The shards of all partitions, each at its leader."""
-        found = []
-        for number in range(PARTITIONS):
-            try:
-                leader = self.nodes.leader(TOPIC, number)
-            except LogError:
-                return None
-            core = self.nodes.cores.get(leader or 0)
-            if core is None:
-                return None
-            here = [
-                shard
-                for shard in core.coordinators.shards()
-                if shard.partition.partition == number and shard.ended is None
-            ]
-            if len(here) != 1 or not here[0].partition.is_leader:
-                return None
-            found.append(here[0])
-        return found
-
     # The judgement
 
     async def _judge(self) -> None:
         values: dict[str, list[str]] = {register: [] for register in REGISTERS}
-        shards = self._serving()
+        shards = self.faults.serving()
         assert shards is not None
         for shard in shards:
             await self._judge_shard(shard, values)
@@ -391,16 +285,6 @@ class _Call:
 
 
 @dataclass
-class _Move:
-    """An operator's request to move the lead of a partition."""
-
-    number: int
-
-    async def __call__(self, core: NodeCore) -> None:
-        await core.services.metadata.operations.transfer_leader(TOPIC, self.number, None)
-
-
-@dataclass
 class _ReadLog:
     """All committed batches, at the leader."""
 
@@ -427,7 +311,7 @@ def replay(seed: int) -> Report:
         with (
             mock.patch.object(assembly, "coordinator_kinds", lambda *_: (kind,)),
             mock.patch.object(service, "PARTITIONS", PARTITIONS),
-            mock.patch.object(Shard, "_append", history.flaky(Shard._append)),
+            mock.patch.object(Shard, "_append", history.faults.flaky(Shard._append)),
         ):
             await history.play()
         return history

@@ -42,7 +42,7 @@ def _going_on(end: Any) -> Any:
     return go_on
 
 
-async def _unguarded(shard: Any, batches: Any, _guard: Any) -> None:
+async def _unguarded(shard: Any, batches: Any, _guard: Any, _verification: Any) -> None:
     await shard.partition.append(batches, acks=Acks.ALL, timeout_s=30.0)
 
 
@@ -50,7 +50,7 @@ async def _unconfirmed(_partition: Any) -> None:
     """Trust the applied metadata."""
 
 
-async def _committed_by_leader(shard: Any, batches: Any, guard: Any) -> None:
+async def _committed_by_leader(shard: Any, batches: Any, guard: Any, _verification: Any) -> None:
     await shard.partition.append(batches, acks=Acks.LEADER, timeout_s=30.0, guard=guard)
 
 

@@ -24,10 +24,12 @@ from raftlog.record.errors import (
     UNKNOWN_TOPIC,
     LogError,
 )
+from raftlog.record.isolation import readable_batches
 from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    AbortedTransaction,
     ProducerEpoch,
     ProducerId,
 )
@@ -112,12 +114,14 @@ def encode(
     return split_batches(bytes(builder.build()), max_message_bytes=BATCH_BYTES_MAX)
 
 
-def decode_all(data: bytes | memoryview, start: int) -> Pairs:
-    """Offsets and values of all records at or above `start`."""
+def decode_all(
+    data: bytes | memoryview, start: int, aborted: Sequence[AbortedTransaction] = ()
+) -> Pairs:
+    """Offsets and values of all records at or above `start`, without aborted ones."""
     if not data:
         return ()
     pairs: list[tuple[int, str]] = []
-    for batch in iterate_batches(bytes(data)):
+    for batch in readable_batches(iterate_batches(bytes(data)), aborted):
         if not batch.header.record_count:
             # Emptied by compaction.
             continue

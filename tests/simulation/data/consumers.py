@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import Offset
+from raftlog.replication.partition import Isolation
 from tests.simulation.data.clients import Part, ask, decode_all
 from tests.simulation.life import NodeDiedError
 from tests.verification.log_history import Assign, End, Lookup, Pairs, Poll
@@ -34,6 +35,7 @@ class Consumer:
     seeks: float = 0.03
     looks_up: bool = False
     """Looks times up during the faults, too."""
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
     position: int = 0
     polls: int = 0
     _chance: random.Random = field(init=False)
@@ -55,6 +57,11 @@ class Consumer:
                 await self.look_up(node_id, self.data.time_ms() - self._chance.randint(0, 8_000))
             await self.poll(node_id, near=self._chance.random() < self.near)
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether it reads committed transactions only."""
+        return self.isolation is Isolation.READ_COMMITTED
+
     def seek(self, offset: int) -> None:
         """Go on from there."""
         self.position = offset
@@ -69,7 +76,9 @@ class Consumer:
             partitions = core.services.partitions
             found = partitions.find(self.part.topic, self.part.number, any_replica=near)
             self.part.require(found.topic_id)
-            return await found.read(Offset(self.position), max_bytes=READ_BYTES)
+            return await found.read(
+                Offset(self.position), max_bytes=READ_BYTES, isolation=self.isolation
+            )
 
         start, invoked = self.position, self.data.step()
         if self._may_be_shown_losses(node_id):
@@ -82,11 +91,11 @@ class Consumer:
             if error.entry is OFFSET_OUT_OF_RANGE:
                 # A follower may be behind this consumer, or the records are deleted.
                 self.data.out_of_range += 1
-                await self._skip_deleted(node_id)
+                await self.skip_deleted(node_id)
             return None
         if self._may_be_shown_losses(node_id):
             return None
-        records = decode_all(fetched.data, start)
+        records = decode_all(fetched.data, start, fetched.aborted)
         if fetched.next_offset > start:
             self.polls += 1
             self.position = int(fetched.next_offset)
@@ -100,6 +109,7 @@ class Consumer:
                     start=start,
                     next_offset=self.position,
                     records=records,
+                    is_committed=self.is_committed,
                 )
             )
         return records
@@ -108,7 +118,9 @@ class Consumer:
         """A deposed leader shows what an unclean election has given up, until it has followed."""
         return self.data.has_losses and not self.data.has_newest_epoch(node_id, self.part)
 
-    async def _skip_deleted(self, node_id: int) -> None:
+    async def skip_deleted(self, node_id: int) -> None:
+        """Go on where the partition begins, if that is later."""
+
         async def work(core: NodeCore) -> int:
             found = core.services.partitions.find(self.part.topic, self.part.number)
             self.part.require(found.topic_id)
@@ -128,7 +140,7 @@ class Consumer:
         async def work(core: NodeCore) -> int:
             found = core.services.partitions.find(self.part.topic, self.part.number)
             self.part.require(found.topic_id)
-            return int((await found.bounds())[1])
+            return int((await found.bounds(self.isolation))[1])
 
         invoked = self.data.step()
         try:
@@ -142,6 +154,7 @@ class Consumer:
                 invoked=invoked,
                 completed=self.data.step(),
                 offset=offset,
+                is_committed=self.is_committed,
             )
         )
         return offset

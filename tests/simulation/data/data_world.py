@@ -323,6 +323,11 @@ class DataWorld:
 
     async def judge(self) -> None:
         """Heal, wait until all is well again, read everything, and judge. Raises AssertionError."""
+        await self.settle()
+        await final_checks.judge(self)
+
+    async def settle(self) -> None:
+        """Heal, and wait until all is well again. Raises AssertionError."""
         self.heal()
         with self.supervised():
             begun = self.world.loop.now
@@ -332,7 +337,6 @@ class DataWorld:
             self.settle_s = self.world.loop.now - begun
         self.replicas.check_all()
         await self.nodes.agreed()
-        await final_checks.judge(self)
 
     async def _settle(self) -> None:
         """Wait until all replicas are in sync, equal, and readable from end to end.

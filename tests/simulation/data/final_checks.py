@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
+from raftlog.replication.partition import Isolation
 from tests.simulation.data.clients import Part, decode_all
 from tests.simulation.data.consumers import READ_BYTES, Consumer
 from tests.verification.log_checker import Kind, check, require_none
@@ -24,14 +25,7 @@ LOOKUPS: Final = 8
 
 async def judge(data: DataWorld) -> None:
     """Read and judge, when all is healed and settled. Raises AssertionError."""
-    for part in data.parts:
-        _note_retention(data, part)
-        await _read_all(data, part)
-        if data.lateness_s is not None:
-            await _look_up(data, part)
-            # More may have become too old meanwhile.
-            _note_retention(data, part)
-    assert not data.complaints, data.complaints
+    await read_to_the_end(data)
     gone = {str(part) for part in data.gone}
     # Deleted topics cannot be read to the end.
     require_none(
@@ -41,7 +35,19 @@ async def judge(data: DataWorld) -> None:
     )
 
 
-def _note_retention(data: DataWorld, part: Part) -> None:
+async def read_to_the_end(data: DataWorld) -> None:
+    """Read each replica into the history, and compare them. Raises AssertionError."""
+    for part in data.parts:
+        note_retention(data, part)
+        await _read_all(data, part)
+        if data.lateness_s is not None:
+            await _look_up(data, part)
+            # More may have become too old meanwhile.
+            note_retention(data, part)
+    assert not data.complaints, data.complaints
+
+
+def note_retention(data: DataWorld, part: Part) -> None:
     """Records deleted for lack of space count as deleted on request, up to that amount."""
     for member in map(int, data.row(part).replicas):
         replica = data.replica(member, part)
@@ -66,7 +72,7 @@ def note_expired(data: DataWorld, part: Part, start: int) -> None:
     configs = data.topic(part.topic).configs
     kept_ms = int(configs.get("retention.ms", -1))
     if int(configs.get("retention.bytes", -1)) >= 0:
-        # By size, perhaps: `_note_retention` judges.
+        # By size, perhaps: `note_retention` judges.
         return
     if data.lateness_s is None or kept_ms < 0 or start <= _deleted_before(data, part):
         return
@@ -155,21 +161,26 @@ def _content(data: DataWorld, node_id: int, part: Part, start: int) -> bytes:
     return content
 
 
-async def read_replica(data: DataWorld, node_id: int, part: Part) -> FinalRead:
+async def read_replica(
+    data: DataWorld,
+    node_id: int,
+    part: Part,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+) -> FinalRead:
     """All readable records of one replica. Raises LogError."""
     replica = data.replica(node_id, part)
     assert replica is not None
-    start, end = replica.log_start_offset, replica.high_watermark
+    start, end = replica.log_start_offset, replica.readable_end(isolation)
     records: list[tuple[int, str]] = []
     offset = start
     while offset < end:
         fetched = await data.nodes.call(
             node_id,
             lambda _, o=offset: replica.read(  # type: ignore[misc]
-                Offset(o), max_bytes=READ_BYTES, any_replica=True
+                Offset(o), max_bytes=READ_BYTES, any_replica=True, isolation=isolation
             ),
         )
-        records += decode_all(fetched.data, offset)
+        records += decode_all(fetched.data, offset, fetched.aborted)
         assert fetched.next_offset > offset, f"{part} on {node_id} ends at {offset} of {end}"
         offset = fetched.next_offset
     return FinalRead(
@@ -178,4 +189,5 @@ async def read_replica(data: DataWorld, node_id: int, part: Part) -> FinalRead:
         start=int(start),
         end=int(end),
         records=tuple(records),
+        is_committed=isolation is Isolation.READ_COMMITTED,
     )

@@ -281,6 +281,14 @@ class ReplicaChecker:
         for key in sorted(self.shared):
             self._check_electable(key)
 
+    def follow_all(self) -> None:
+        """Follow every replica of the newest metadata, where the hooks were not installed."""
+        assert self.newest is not None
+        for topic_id, topic in self.newest.topics_by_id.items():
+            for row in topic.partitions:
+                for member in row.replicas:
+                    self._present(int(member), (topic_id, int(row.partition)))
+
     # Events
 
     def _after_event(self, life: Life) -> None:

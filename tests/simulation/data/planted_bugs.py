@@ -358,7 +358,7 @@ BLIND_SPOTS: Final = (
         "isr-of-any-incarnation",
         "AlterIsr ignores the members' broker epochs (KIP-903).",
         ((apply, "alter_isr", _with_present_epochs(apply_partitions.alter_isr)),),
-        29,
+        49,
         "stutter",
     ),
     BlindSpot(
@@ -430,7 +430,7 @@ BLIND_SPOTS: Final = (
             (LeaderRole, "acked", _acked_by_any_incarnation(LeaderRole.acked)),
             (LeaderStreams, "broker_changed", lambda _self, _broker_id: None),
         ),
-        11,
+        3,
         "stutter",
     ),
 )

@@ -10,18 +10,13 @@ the checks draw and those of its recorded seed. The exit code tells whether some
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from typing import Final
 
 from tests.simulation.data import ingredients
 from tests.simulation.data.histories import replay
 from tests.simulation.data.ingredients import Ingredients
 from tests.simulation.data.planted_bugs import BLIND_SPOTS, blind_spot
-
-SIGN_CHARACTERS: Final = 160
+from tests.simulation.runner import run_planted, sign_of
 
 
 def find(name: str, seed: int, exactly: Ingredients | None = None) -> str | None:
@@ -32,34 +27,13 @@ def find(name: str, seed: int, exactly: Ingredients | None = None) -> str | None
         with bug.planted():
             replay(seed, allowed=allowed, exactly=exactly)
     except AssertionError as error:
-        return f"{type(error).__name__}: {error}".replace("\n", " ")[:SIGN_CHARACTERS]
+        return sign_of(error)
     return None
 
 
 def main(arguments: Sequence[str]) -> int:
     """See the module."""
-    name, seeds = arguments[0], arguments[1] if len(arguments) > 1 else "0:200"
-    workers = int(arguments[2]) if len(arguments) > 2 else None
-    if name not in ("all", *map(str, BLIND_SPOTS)):
-        print("all or one of:", *BLIND_SPOTS)
-        return 2
-    first, _, end = seeds.partition(":")
-    numbers = range(int(first), int(end or int(first) + 1))
-    is_missed = False
-    with ProcessPoolExecutor(workers) as pool:
-        for each in BLIND_SPOTS if name == "all" else (blind_spot(name),):
-            started = time.time()
-            signs = list(pool.map(partial(find, each.name), numbers, chunksize=5))
-            found = {seed: sign for seed, sign in zip(numbers, signs, strict=True) if sign}
-            is_missed = is_missed or not found
-            print(
-                f"{each.name}: {len(found)} of {len(signs)} seeds {list(found)[:8]}, "
-                f"{time.time() - started:.0f} s",
-                flush=True,
-            )
-            for seed, sign in list(found.items())[:1]:
-                print(f"    {seed}: {sign}", flush=True)
-    return 1 if is_missed else 0
+    return run_planted(tuple(map(str, BLIND_SPOTS)), find, arguments)
 
 
 if __name__ == "__main__":

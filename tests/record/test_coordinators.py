@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.coordinator.service import java_hash, partition_of
+from raftlog.record.coordinators import java_hash, partition_of
 
 HASHES = {
     "": 0,

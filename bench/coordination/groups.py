@@ -1,0 +1,299 @@
+"""`scripts/bench groups`: rebalances, a killed member, idle members, commits, reading."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from raftlog_client import Consumer, TopicPartition
+
+from bench.kept_connection import KeptConnection
+from bench.replication.cluster import (
+    PARTITIONS,
+    Cluster,
+    Meter,
+    Options,
+    cancelled,
+    run_workload,
+    running_cluster,
+)
+from bench.report import Result
+from raftlog.record.coordinators import OFFSETS_TOPIC, partition_of
+from raftlog.workloads import groups as load
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.load import consume, send_many
+
+MEMBERS: Final = 8
+GROUP_PARTITIONS: Final = 64
+TRIALS: Final = 20
+"""Joins, and leaves, of one run."""
+SESSION_MS: Final = 3_000
+KILLS: Final = 5
+IDLE_GROUPS: Final = 100
+IDLE_MEMBERS_EACH: Final = 10
+IDLE_S: Final = 30.0
+STARTED_AT_ONCE: Final = 20
+IDLE_SESSION_MS: Final = 10_000
+SETTLE_TIMEOUT_S: Final = 120.0
+POLL_S: Final = 0.01
+CLIENTS: Final = 32
+COMMIT_S: Final = 5.0
+RECORDS: Final = 3_000_000
+TOPIC: Final = "grouped"
+
+
+def rebalance(options: Options) -> list[Result]:
+    """A member joins and leaves a group of 8 on 64 partitions."""
+    trials = max(3, int(TRIALS * options.scale))
+    given = {"members": MEMBERS, "partitions": GROUP_PARTITIONS, "trials": trials}
+    goals = (("p50", "50pct", 0.15), ("p99", "99pct", 0.5))
+    joins = [Result(f"groups: member joins, {n}", "s", [], g, True, given) for n, _, g in goals]
+    leaves = [Result(f"groups: member leaves, {n}", "s", [], g, True, given) for n, _, g in goals]
+    kept = Result("groups: kept partitions, gap", "s", [], None, True, given)
+    calm = Result("groups: no rebalance, gap", "s", [], None, True, given)
+    with running_cluster(options.flush) as cluster:
+        run_workload(cluster.create_topic(TOPIC, GROUP_PARTITIONS))
+        for run in range(options.runs):
+            found = run_workload(
+                load.rebalances(
+                    cluster.servers,
+                    TOPIC,
+                    GROUP_PARTITIONS,
+                    f"rebalance-{run}",
+                    members=MEMBERS,
+                    trials=trials,
+                )
+            )
+            for results, seconds in ((joins, found.joins), (leaves, found.leaves)):
+                latencies = Latencies.from_seconds(seconds)
+                for result, (_, key, _) in zip(results, goals, strict=True):
+                    result.runs.append(latencies.percentiles[key] / 1000)
+                results[0].details[f"run {run + 1}"] = latencies.as_fields("latency")
+            kept.runs.append(statistics.median(found.kept_gaps))
+            calm.runs.append(statistics.median(found.calm_gaps))
+            kept.details[f"run {run + 1}"] = {"all": found.kept_gaps, "calm": found.calm_gaps}
+    return [*joins, *leaves, kept, calm]
+
+
+def member_kill(options: Options) -> list[Result]:
+    """SIGKILL of a member: its partitions are delivered again, after its session."""
+    given = {"members": MEMBERS, "partitions": GROUP_PARTITIONS, "session_ms": SESSION_MS}
+    beyond = Result(
+        "groups: member killed, delivered again after its session", "s", [], 0.3, True, given
+    )
+    with running_cluster(options.flush) as cluster:
+        run_workload(cluster.create_topic(TOPIC, GROUP_PARTITIONS))
+        for kill in range(max(1, int(KILLS * min(options.scale, 1.0)))):
+            beyond.runs.append(run_workload(_kill_member(cluster, f"killed-{kill}")))
+            print(f"   after the session: {beyond.runs[-1]:.3f} s", flush=True)
+    return [beyond]
+
+
+async def _kill_member(cluster: Cluster, name: str) -> float:
+    """Seconds beyond the session until every partition of the victim has delivered a record."""
+    async with load.MeasuredGroup(
+        cluster.servers, TOPIC, GROUP_PARTITIONS, name, session_timeout_ms=SESSION_MS
+    ) as group:
+        for _ in range(MEMBERS - 1):
+            await (await group.add()).join()
+        await group.settled()
+        command = (sys.executable, "-m", "bench.coordination.member")
+        victim = await asyncio.create_subprocess_exec(
+            *command, cluster.servers, TOPIC, name, str(SESSION_MS), stdout=subprocess.PIPE
+        )
+        try:
+            assert victim.stdout is not None
+            owned: list[int] = []
+            while len(owned) != GROUP_PARTITIONS // MEMBERS:
+                async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                    line = await victim.stdout.readline()
+                assert line, "the member ended by itself"
+                owned = list(map(int, line.split()))
+            await group.settled(others=1)
+            started = time.perf_counter()
+        finally:
+            victim.kill()
+            await victim.wait()
+        await _until(lambda: min(map(group.last_delivery, owned)) > started)
+        return max(map(group.last_delivery, owned)) - started - SESSION_MS / 1000
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Return soon after the condition holds. Raises TimeoutError."""
+    async with asyncio.timeout(SETTLE_TIMEOUT_S):
+        while not is_so():  # noqa: ASYNC110 - the clients notify nobody
+            await asyncio.sleep(POLL_S)
+
+
+def members_idle(options: Options) -> list[Result]:
+    """1,000 idle members in 100 groups: processor time of the nodes."""
+    groups = max(2, int(IDLE_GROUPS * min(options.scale, 1.0)))
+    seconds = max(5.0, IDLE_S * min(options.scale, 1.0))
+    given = {"groups": groups, "members": groups * IDLE_MEMBERS_EACH, "seconds": seconds}
+    name = f"groups: {groups * IDLE_MEMBERS_EACH:,} idle members, CPU of 3 nodes"
+    loaded = Result(name, "% of a core", [], 10.0, True, given)
+    empty = Result("groups: no members, CPU of 3 nodes", "% of a core", [], None, True, given)
+    with running_cluster(options.flush) as cluster:
+        run_workload(cluster.create_topic(TOPIC, IDLE_MEMBERS_EACH))
+        time.sleep(5.0)
+        for _ in range(options.runs):
+            meter = Meter(cluster)
+            time.sleep(seconds)
+            empty.runs.append(_percent(meter, seconds))
+        loaded.runs += run_workload(_idle(cluster, groups, seconds, options.runs), 1_800)
+        loaded.details["load average"] = os.getloadavg()[0]
+        loaded.details["rss MiB"] = cluster.rss_mib()
+    return [loaded, empty]
+
+
+class _IdleMember:
+    """A member as the client is one, with held heartbeats to the coordinator, and no fetches."""
+
+    def __init__(self, address: str, group: str, member_id: str) -> None:
+        self._assigned: list[dict[str, Any]] = []
+        self._connection = KeptConnection(address)
+        self._path = f"/v1/groups/{group}/heartbeat"
+        self._member_id = member_id
+
+    async def run(self) -> None:
+        """Join, then heartbeat for ever. AssertionError: refused."""
+        answer = await self._heartbeat(
+            {"topics": [TOPIC], "session_timeout_ms": IDLE_SESSION_MS, "owned": []}
+        )
+        while True:
+            body = {
+                "member_epoch": answer["member_epoch"],
+                "max_wait_ms": answer["heartbeat_interval_ms"],
+            }
+            if answer.get("assignment") is not None:
+                self._assigned = answer["assignment"]
+                body["owned"] = [
+                    {"topic_id": one["topic_id"], "partitions": one["partitions"]}
+                    for one in self._assigned
+                ]
+            answer = await self._heartbeat(body)
+
+    async def _heartbeat(self, body: dict[str, Any]) -> Any:
+        data = json.dumps({"member_id": self._member_id, **body}).encode()
+        answer = await self._connection.request("POST", self._path, data, timeout_s=60.0)
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body)
+
+    @property
+    def count(self) -> int:
+        """Assigned partitions."""
+        return sum(len(one["partitions"]) for one in self._assigned)
+
+    def close(self) -> None:
+        """Close the connection: the session ends later."""
+        self._connection.close()
+
+
+async def _idle(cluster: Cluster, groups: int, seconds: float, runs: int) -> list[float]:
+    async with Consumer(
+        bootstrap_servers=cluster.servers, group_id="first", auto_commit_interval_ms=None
+    ) as consumer:
+        await consumer.commit({TopicPartition(TOPIC, 0): 0})
+    await cluster.wait_in_sync([OFFSETS_TOPIC])
+    shards = await cluster.known([OFFSETS_TOPIC])
+    members = []
+    for number in range(groups * IDLE_MEMBERS_EACH):
+        group = f"idle-{number % groups}"
+        leader = shards[partition_of(group, len(shards))].leader
+        members.append(_IdleMember(cluster.addresses[leader], group, f"member-{number}"))
+    running: list[asyncio.Task[None]] = []
+
+    def is_settled() -> bool:
+        for task in running:
+            if task.done():
+                task.result()
+        return all(member.count == 1 for member in members)
+
+    try:
+        for start in range(0, len(members), STARTED_AT_ONCE):
+            some = members[start : start + STARTED_AT_ONCE]
+            running += [asyncio.create_task(member.run()) for member in some]
+            await asyncio.sleep(0.1)
+        await _until(is_settled)
+        await asyncio.sleep(10.0)
+        found = []
+        for _ in range(runs):
+            meter = Meter(cluster)
+            await asyncio.sleep(seconds)
+            found.append(_percent(meter, seconds))
+            print(f"   {len(members):,} members: {found[-1]:.1f} % of a core", flush=True)
+        assert is_settled(), "members lost their sessions"
+        return found
+    finally:
+        await cancelled(*running)
+        for member in members:
+            member.close()
+
+
+def _percent(meter: Meter, seconds: float) -> float:
+    """Processor time of all nodes, in percent of a core."""
+    used = meter.used()
+    used.pop("client")
+    return sum(map(sum, used.values())) / seconds * 100
+
+
+def commits(options: Options) -> list[Result]:
+    """Offset commits of 32 clients, and of one."""
+    seconds = max(1.0, COMMIT_S * options.scale)
+    given = {"clients": CLIENTS, "seconds": seconds}
+    rate = Result(f"groups: commits of {CLIENTS} clients", "commits/s", [], 10_000, False, given)
+    p99 = Result(f"groups: commits of {CLIENTS} clients, p99", "ms", [], None, True, given)
+    lone = Result("groups: lone commit p50", "ms", [], 1.5, True, given)
+    lone_p99 = Result("groups: lone commit p99", "ms", [], None, True, given)
+    with running_cluster(options.flush) as cluster:
+        run_workload(cluster.create_topic(TOPIC))
+        for run in range(options.runs):
+            meter = Meter(cluster)
+            many = run_workload(
+                load.commits(
+                    cluster.servers, TOPIC, PARTITIONS, f"c{run}", clients=CLIENTS, seconds=seconds
+                )
+            )
+            used = meter.used()
+            rate.runs.append(len(many.latencies) / many.seconds)
+            rate.details[f"run {run + 1}"] = {
+                "processor µs a commit": {
+                    name: sum(times) / len(many.latencies) * 1e6 for name, times in used.items()
+                }
+            }
+            p99.runs.append(Latencies.from_seconds(many.latencies).percentiles["99pct"])
+            one = run_workload(
+                load.commits(
+                    cluster.servers, TOPIC, PARTITIONS, f"l{run}", clients=1, seconds=seconds
+                )
+            )
+            latencies = Latencies.from_seconds(one.latencies)
+            lone.runs.append(latencies.percentiles["50pct"])
+            lone_p99.runs.append(latencies.percentiles["99pct"])
+            lone.details[f"run {run + 1}"] = latencies.as_fields("commitLatency")
+    return [rate, p99, lone, lone_p99]
+
+
+def consume_in_group(options: Options) -> list[Result]:
+    """Reading as the only member of a group, against partitions assigned by hand, in turn."""
+    count = max(10_000, int(RECORDS * options.scale))
+    given = {"records": count, "record_bytes": 100, "partitions": PARTITIONS}
+    ratio = Result("groups: consume in a group / by hand, 100 B", "", [], 0.97, False, given)
+    by_hand = Result("groups: consume by hand", "records/s", [], None, False, given)
+    in_group = Result("groups: consume in a group", "records/s", [], None, False, given)
+    with running_cluster(options.flush) as cluster:
+        run_workload(cluster.create_topic(TOPIC))
+        run_workload(send_many(cluster.servers, TOPIC, 100, count))
+        for run in range(options.runs):
+            for result, group in ((by_hand, None), (in_group, f"read-{run}")):
+                found = run_workload(consume(cluster.servers, TOPIC, PARTITIONS, group=group))
+                result.runs.append(found.records / found.seconds)
+        ratio.runs.append(in_group.median / by_hand.median)
+    return [ratio, in_group, by_hand]

@@ -1,0 +1,164 @@
+"""`scripts/bench transactions`: small ones alone and many at once, throughput, idempotence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bench.replication.cluster import (
+    PARTITIONS,
+    Meter,
+    Options,
+    run_workload,
+    running_cluster,
+)
+from bench.report import Result
+from raftlog.workloads import transactions as load
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.load import send_many
+
+RECORDS: Final = 10
+SPREAD: Final = 3
+PRODUCERS: Final = 32
+SMALL_S: Final = 5.0
+THROUGHPUT_S: Final = 4.0
+TRANSACTION_S: Final = 0.1
+LARGE_BYTES: Final = 1_000
+SMALL_BYTES: Final = 100
+COPIED: Final = 2_000_000
+TOPIC: Final = "transactional"
+
+
+def small(options: Options) -> list[Result]:
+    """Transactions of 10 records on 3 partitions: one producer, then 32."""
+    seconds = max(1.0, SMALL_S * options.scale)
+    given = {"records": RECORDS, "partitions": SPREAD, "seconds": seconds, "record_bytes": 100}
+    p50 = Result("transactions: one producer p50", "ms", [], 6.0, True, given)
+    p99 = Result("transactions: one producer p99", "ms", [], 25.0, True, given)
+    rate = Result(f"transactions: {PRODUCERS} producers", "transactions/s", [], 1_500, False, given)
+    many_p99 = Result(f"transactions: {PRODUCERS} producers p99", "ms", [], None, True, given)
+    with running_cluster(options.flush) as cluster:
+        run_workload(cluster.create_topic(TOPIC))
+        for run in range(options.runs):
+            for producers in (1, PRODUCERS):
+                meter = Meter(cluster)
+                found = run_workload(
+                    load.transactions(
+                        cluster.servers,
+                        TOPIC,
+                        f"small-{producers}-",
+                        producers=producers,
+                        records=RECORDS,
+                        partitions=SPREAD,
+                        seconds=seconds,
+                    )
+                )
+                used = meter.used()
+                latencies = Latencies.from_seconds(found.latencies)
+                if producers == 1:
+                    p50.runs.append(latencies.percentiles["50pct"])
+                    p99.runs.append(latencies.percentiles["99pct"])
+                    p50.details[f"run {run + 1}"] = latencies.as_fields("transactionLatency")
+                    continue
+                rate.runs.append(len(found.latencies) / found.seconds)
+                many_p99.runs.append(latencies.percentiles["99pct"])
+                rate.details[f"run {run + 1}"] = {
+                    **latencies.as_fields("transactionLatency"),
+                    "processor µs a transaction": {
+                        name: sum(times) / len(found.latencies) * 1e6
+                        for name, times in used.items()
+                    },
+                }
+    return [p50, p99, rate, many_p99]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to write at full speed."""
+
+    name: str
+    transactional_id: str | None = None
+    idempotent: bool = True
+
+
+def throughput(options: Options) -> list[Result]:
+    """1 KB records in transactions of 100 ms against without, in turn."""
+    return _compared(
+        options,
+        "transactions: throughput in 100 ms / without, 1 KB",
+        0.95,
+        (Way("in transactions of 100 ms", "throughput"), Way("without transactions")),
+    )
+
+
+def idempotence(options: Options) -> list[Result]:
+    """Throughput of an idempotent producer against one without sequence numbers, in turn."""
+    return _compared(
+        options,
+        "transactions: idempotence on / off, 1 KB",
+        0.97,
+        (Way("idempotent"), Way("not idempotent", idempotent=False)),
+    )
+
+
+def _compared(options: Options, name: str, goal: float, ways: tuple[Way, Way]) -> list[Result]:
+    """The ratio of the medians of two ways to write, one after the other in each run."""
+    seconds = max(1.0, THROUGHPUT_S * options.scale)
+    given = {"record_bytes": LARGE_BYTES, "seconds": seconds, "partitions": PARTITIONS}
+    results = [
+        Result(f"transactions: {way.name}, 1 KB", "MB/s", [], parameters=given) for way in ways
+    ]
+    with running_cluster(options.flush) as cluster:
+        for run in range(options.runs):
+            # In alternating order: a write fills the caches of the next one.
+            for number in (0, 1) if run % 2 == 0 else (1, 0):
+                topic = f"{TOPIC}-{run}-{number}"
+                run_workload(cluster.create_topic(topic, PARTITIONS))
+                found = run_workload(
+                    load.throughput(
+                        cluster.servers,
+                        topic,
+                        record_bytes=LARGE_BYTES,
+                        seconds=seconds,
+                        transaction_s=TRANSACTION_S,
+                        transactional_id=ways[number].transactional_id,
+                        idempotent=ways[number].idempotent,
+                    )
+                )
+                rate = found.records * LARGE_BYTES / found.seconds / 1e6
+                results[number].runs.append(rate)
+                results[number].details[f"run {run + 1}"] = {"transactions": found.transactions}
+                print(f"   {ways[number].name}: {rate:.0f} MB/s", flush=True)
+                run_workload(cluster.wait_in_sync([topic]))
+                run_workload(cluster.delete_topic(topic))
+    ratio = Result(name, "", [results[0].median / results[1].median], goal, parameters=given)
+    return [ratio, *results]
+
+
+def exactly_once(options: Options) -> list[Result]:
+    """Read, process, write exactly once: a topic of 100 B records is copied by one process."""
+    count = max(10_000, int(COPIED * options.scale))
+    given = {"records": count, "record_bytes": SMALL_BYTES, "transaction_s": TRANSACTION_S}
+    rate = Result("transactions: read-process-write, 100 B", "records/s", [], 150_000, False, given)
+    with running_cluster(options.flush) as cluster:
+        run_workload(cluster.create_topic(TOPIC))
+        run_workload(send_many(cluster.servers, TOPIC, SMALL_BYTES, count))
+        for run in range(options.runs):
+            target = f"copied-{run}"
+            run_workload(cluster.create_topic(target))
+            found = run_workload(
+                load.exactly_once(
+                    cluster.servers,
+                    TOPIC,
+                    target,
+                    f"copy-{run}",
+                    f"copy-{run}",
+                    partitions=PARTITIONS,
+                    transaction_s=TRANSACTION_S,
+                )
+            )
+            rate.runs.append(found.records / found.seconds)
+            rate.details[f"run {run + 1}"] = {"transactions": found.transactions}
+            print(f"   {rate.runs[-1]:,.0f} records/s", flush=True)
+            run_workload(cluster.delete_topic(target))
+    return [rate]

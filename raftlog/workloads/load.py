@@ -1,0 +1,241 @@
+"""Throughput of one Python process: produce and consume, in the ways that programs do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
+from typing import Any, Final, Literal, TypeAlias
+
+from raftlog_client import Consumer, Producer, RaftlogClientError, TopicPartition
+
+Progress: TypeAlias = Callable[[float, str], None]
+"""Called with the share done, from 0 to 1, and the figures so far."""
+
+
+def no_progress(_share: float, _text: str) -> None:
+    """Report nothing."""
+
+
+PARTITIONS: Final = 6
+SEND_WINDOW: Final = 20_000
+"""Outstanding futures of the awaited-send workload."""
+KEY_BYTES: Final = 16
+PROGRESS_RECORDS: Final = 10_000
+"""Records between two reports of the progress."""
+PROBE_PERIOD_S: Final = 0.01
+POLL_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class Produced:
+    """What a load of records took."""
+
+    seconds: float
+    publish: list[float] = field(default_factory=list)
+    """Seconds of the probes: records sent alone beside the load, every PROBE_PERIOD_S at most."""
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What was read, from the second answer on: the first one starts the clock.
+
+    With one answer only, all of it, from the beginning.
+    """
+
+    records: int
+    size_bytes: int
+    seconds: float
+
+
+def payload(size_bytes: int) -> bytes:
+    """A value that looks like data: not constant, and different for each size."""
+    pattern = b"".join(b"%07d|" % number for number in range(size_bytes // 8 + 1))
+    return pattern[:size_bytes]
+
+
+async def send_many(
+    servers: str, topic: str, size_bytes: int, count: int, *, keyed: bool = False
+) -> float:
+    """Seconds until all of `count` values given to `send_many` are acknowledged.
+
+    `keyed`: each with a key of its own, of 16 of the bytes.
+    """
+    value = payload(size_bytes)
+    rest = value[KEY_BYTES:]
+    # Keys are made before: their making costs as much as their sending.
+    pairs = [(key, rest) for key in _keys(count)] if keyed else ()
+    async with Producer(bootstrap_servers=servers) as producer:
+        await producer.send_many(topic, [value])
+        started = time.perf_counter()
+        await producer.send_many(topic, pairs if keyed else repeat(value, count))
+        return time.perf_counter() - started
+
+
+async def awaited_sends(
+    servers: str, topic: str, size_bytes: int, count: int, *, keyed: bool = False
+) -> float:
+    """Seconds to `send` each record and await each record's own future, in windows."""
+    value = payload(size_bytes)
+    rest = value[KEY_BYTES:] if keyed else value
+    keys = iter(list(_keys(count)) if keyed else repeat(None, count))
+    async with Producer(bootstrap_servers=servers) as producer:
+        await producer.send_and_wait(topic, value)
+        send = producer.send
+        started = time.perf_counter()
+        outstanding: list[asyncio.Future[Any]] = []
+        for window in _windows(count):
+            previous, outstanding = (
+                outstanding,
+                [await send(topic, rest, key) for key in islice(keys, window)],
+            )
+            for future in previous:
+                await future
+        for future in outstanding:
+            await future
+        return time.perf_counter() - started
+
+
+def _keys(count: int) -> Iterator[bytes]:
+    return (b"key-%012d" % number for number in range(count))
+
+
+def _windows(count: int) -> Iterator[int]:
+    for start in range(0, count, SEND_WINDOW):
+        yield min(SEND_WINDOW, count - start)
+
+
+async def consume_many(servers: str, topic: str, count: int, partitions: int = PARTITIONS) -> float:
+    """Seconds to read `count` records by `getmany`, looking at every value."""
+    async with _consumer(servers, topic, partitions) as consumer:
+        seen = length = 0
+        started = time.perf_counter()
+        while seen < count:
+            for records in (await consumer.getmany(timeout_ms=5000)).values():
+                seen += len(records)
+                for record in records:
+                    length += len(record.value or b"")
+        elapsed = time.perf_counter() - started
+    assert length > 0
+    return elapsed
+
+
+async def consume_each(servers: str, topic: str, count: int, partitions: int = PARTITIONS) -> float:
+    """Seconds to read `count` records by `async for`."""
+    async with _consumer(servers, topic, partitions) as consumer:
+        seen = length = 0
+        started = time.perf_counter()
+        async for record in consumer:
+            length += len(record.value or b"")
+            seen += 1
+            if seen >= count:
+                break
+        elapsed = time.perf_counter() - started
+    assert length > 0
+    return elapsed
+
+
+def _consumer(servers: str, topic: str, partitions: int) -> Consumer:
+    consumer = Consumer(bootstrap_servers=servers, auto_offset_reset="earliest")
+    consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
+    return consumer
+
+
+async def produce(
+    servers: str,
+    topic: str,
+    *,
+    record_bytes: int,
+    count: int,
+    acks: Literal["all", 1, 0] = "all",
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none",
+    idempotent: bool = True,
+    progress: Progress = no_progress,
+) -> Produced:
+    """Write `count` records at full speed by `send_many`, with probes of the latency beside.
+
+    Raises SendManyError: a record of the load was not written; failed probes are counted.
+    """
+    value = payload(record_bytes)
+    found = Produced(0.0)
+
+    def stretches() -> Iterator[Iterator[bytes]]:
+        for start in range(0, count, PROGRESS_RECORDS):
+            progress(start / count, f"{start:,} records")
+            yield repeat(value, min(PROGRESS_RECORDS, count - start))
+
+    async def probe() -> None:
+        while True:
+            started = time.perf_counter()
+            try:
+                await producer.send_and_wait(topic, value)
+            except RaftlogClientError:
+                found.errors += 1
+            else:
+                found.publish.append(time.perf_counter() - started)
+            await asyncio.sleep(max(0.0, started + PROBE_PERIOD_S - time.perf_counter()))
+
+    async with Producer(
+        bootstrap_servers=servers, acks=acks, compression=compression, idempotent=idempotent
+    ) as producer:
+        await producer.send_and_wait(topic, value)
+        started = time.perf_counter()
+        probing = asyncio.create_task(probe())
+        try:
+            await producer.send_many(topic, chain.from_iterable(stretches()))
+            found.seconds = time.perf_counter() - started
+        finally:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+    return found
+
+
+async def consume(
+    servers: str,
+    topic: str,
+    partitions: int,
+    *,
+    group: str | None = None,
+    progress: Progress = no_progress,
+) -> Consumed:
+    """Read a topic from its beginning to its present end, by `getmany`, looking at every value.
+
+    By hand, or as the only member of a new group, with automatic commits.
+    """
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    records = size_bytes = 0
+    first: Consumed | None = None
+    async with Consumer(
+        bootstrap_servers=servers, group_id=group, auto_offset_reset="earliest"
+    ) as consumer:
+        begins = await consumer.beginning_offsets(places)
+        ends = await consumer.end_offsets(places)
+        total = max(1, sum(ends.values()) - sum(begins.values()))
+        unread = {place for place in places if begins[place] < ends[place]}
+        if group is None:
+            consumer.assign(places)
+        else:
+            await consumer.subscribe([topic])
+        started = time.perf_counter()
+        while unread:
+            fetched = await consumer.getmany(timeout_ms=POLL_MS)
+            for place, found in fetched.items():
+                records += len(found)
+                for record in found:
+                    size_bytes += len(record.value or b"")
+                # The last offset may be a marker: the position counts.
+                if await consumer.position(place) >= ends[place]:
+                    unread.discard(place)
+            if not fetched:
+                held = consumer.assignment() & unread
+                unread -= {one for one in held if await consumer.position(one) >= ends[one]}
+            elif first is None:
+                first = Consumed(records, size_bytes, time.perf_counter() - started)
+            progress(records / total, f"{records:,} records")
+        seconds = time.perf_counter() - started
+    if first is None or first.records == records:
+        return Consumed(records, size_bytes, seconds)
+    return Consumed(records - first.records, size_bytes - first.size_bytes, seconds - first.seconds)

@@ -1,0 +1,1 @@
+"""Histories of consumer groups and their offsets on whole nodes."""

@@ -1,0 +1,33 @@
+"""Histories of groups: one owner for each partition, no offset lost, back or ahead."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.simulation.groups.histories import CONVERGE_S_MAX, replay
+from tests.simulation.groups.planted_bugs import BUGS, PlantedBug
+
+SEEDS: Final = range(100)
+SEEDS_EACH: Final = 5
+"""Histories in one test."""
+
+
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_EACH])
+def test_groups_keep_their_promises(first: int) -> None:
+    reports = [replay(seed) for seed in range(first, first + SEEDS_EACH)]
+    assert sum(report.acknowledged for report in reports)
+    assert sum(report.lookups for report in reports)
+    assert sum(report.records for report in reports)
+    assert max(report.converge_s for report in reports) < CONVERGE_S_MAX
+
+
+def test_a_seed_replays() -> None:
+    assert replay(3) == replay(3)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda one: one.name)
+def test_a_planted_bug_is_found(bug: PlantedBug) -> None:
+    with bug.planted(), pytest.raises(AssertionError):
+        replay(bug.seed)
