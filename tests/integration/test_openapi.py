@@ -44,9 +44,9 @@ NAMES = """
 """
 FORBIDDEN_WRITES = re.compile(
     r"Authentication failed: \d operations? returned only 401/403 responses\n\n"
-    r"403 Forbidden.*\n( *- POST /topics/\{topic\}\S*\n)+"
+    r"403 Forbidden.*\n( *- (POST|PUT|DELETE) /\S*topics\b\S*\n)+"
 )
-"""A warning, if it writes to no topic but an internal one, the name of which it has read."""
+"""A warning, if it changes no topic but an internal one, the name of which it has read."""
 OPERATIONS = "^/v1/(produce|topics/.*/tail|quorum/transfer|cluster/settings)"
 
 
