@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 
 from raftlog.coordinator.decision import Producer
 from raftlog.coordinator.service import Coordinators
+from raftlog.coordinator.shard import COMMIT_S
 from raftlog.coordinator.transaction_kind import TOPIC, decode_response, encode_request
 from raftlog.coordinator.transaction_messages import (
     VERIFICATIONS_MAX,
@@ -126,7 +127,10 @@ class LeaderTransactions:
         *,
         timeout_s: float,
     ) -> None:
-        """See `Partition.write_marker`; through the shard, where the partition has one."""
+        """See `Partition.write_marker`; through the shard, where the partition has one.
+
+        There the shard's own bound of a commit counts: a shorter one would end the shard.
+        """
         try:
             await self._write_marker(
                 found, producer_id, producer_epoch, marker, timeout_s=timeout_s
@@ -156,7 +160,7 @@ class LeaderTransactions:
                 producer_id, producer_epoch, marker, new_producers=new_producers
             ),
             write=lambda guard: found.write_marker(
-                producer_id, producer_epoch, marker, timeout_s=timeout_s, before_write=guard
+                producer_id, producer_epoch, marker, timeout_s=COMMIT_S, before_write=guard
             ),
         )
 

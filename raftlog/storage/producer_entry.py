@@ -45,7 +45,6 @@ own, and transactional: readers and compaction identify them by that alone.
 | an older coordinator epoch than the newest marker's | COORDINATOR_FENCED |
 | an older producer epoch | PRODUCER_FENCED |
 | the epoch of the open transaction, of version 2 | PRODUCER_FENCED: it is late (KIP-1228) |
-| of an older epoch | transactional | TRANSACTION_NOT_VERIFIED: its marker is still to come |
 | anything else | Append |
 
 Appended, it ends the open transaction and fences older epochs: version 2 of the protocol (KIP-890)

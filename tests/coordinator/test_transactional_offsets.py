@@ -154,6 +154,7 @@ class GroupLeader:
         is_commit: bool = True,
         is_epoch_next: bool = True,
         coordinator_epoch: int = 1,
+        timeout_s: float = 5.0,
     ) -> asyncio.Task[None]:
         """The marker of a decided transaction: of the epoch after its batches', by default."""
         producer_id, epoch = one or producer()
@@ -163,7 +164,7 @@ class GroupLeader:
                 producer_id,
                 ProducerEpoch(epoch + is_epoch_next),
                 Marker(is_commit, coordinator_epoch, is_epoch_next=is_epoch_next),
-                timeout_s=5.0,
+                timeout_s=timeout_s,
             )
         )
 
@@ -230,6 +231,16 @@ async def test_the_first_commit_adds_the_partition_and_later_ones_ask_again(
         assert verification.is_addition
     await leader.end()
     assert await leader.offset() == 8
+
+
+async def test_a_marker_that_waits_longer_than_its_asker_ends_no_shard(
+    replicated: GroupLeader,
+) -> None:
+    written = replicated.end(timeout_s=0.01)
+    await asyncio.wait((written,), timeout=0.1)
+    assert replicated.shard.ended is None
+    await replicated.replicate()
+    await written
 
 
 async def test_a_late_commit_between_decision_and_marker_is_refused(leader: GroupLeader) -> None:
