@@ -13,6 +13,7 @@ import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -92,8 +93,13 @@ def python_files(path: Path) -> Iterator[Path]:
     yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
 
 
-def texts_of(path: Path) -> Iterator[Text]:
-    """The docstrings, comments, log lines and help texts of one file."""
+@cache
+def texts_of(path: Path) -> tuple[Text, ...]:
+    """The docstrings, comments, log lines and help texts of one file, read once."""
+    return tuple(_texts_of(path))
+
+
+def _texts_of(path: Path) -> Iterator[Text]:
     source = path.read_text(encoding="utf-8")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string):

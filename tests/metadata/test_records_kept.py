@@ -228,7 +228,8 @@ class RecordsKept(RuleBasedStateMachine):
     ) -> None:
         left = {*before.isr, *before.elr}.difference(after.isr, after.elr)
         retired: set[BrokerId] = set()
-        if isinstance(command, ChangePartitions):
+        # A change that retires members begins a leader epoch; one that does not was refused.
+        if isinstance(command, ChangePartitions) and after.leader_epoch > before.leader_epoch:
             for change in command.changes:
                 if (change.topic_id, change.partition) == key:
                     retired.update(change.not_eligible)
