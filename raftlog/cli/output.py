@@ -126,7 +126,7 @@ class ProgressBar:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody sees it."""
+        """Whether it is shown."""
         return self._bar is not None
 
     def update(self, completed: float, figures: str) -> None:

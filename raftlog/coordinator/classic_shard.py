@@ -53,7 +53,7 @@ class ClassicGroups:
         self._on_changed = on_changed
         self._groups: dict[str, ClassicGroup] = {}
         self._responses: dict[int, Joined | Synced | LogError | None] = {}
-        """Of the held requests that somebody waits for; None: no response yet."""
+        """Of the held requests still waited for; None: no response yet."""
         self._last: _Last | None = None
 
     # Queries

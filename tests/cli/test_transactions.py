@@ -154,6 +154,7 @@ def test_input_is_written_in_one_transaction_or_not_at_all(
     assert "The transaction is aborted: nothing is written" in bad.stderr
     assert run("topic", "consume", topic).stdout == ""
     produce(topic, "1\n2\n", *words)
+    wait_ended(run, transactional_id)
     assert sorted(run("topic", "consume", topic).stdout.split()) == ["1", "2"]
     produce(topic, "1\n", *words, "--acks", "1", code=2)
 

@@ -68,7 +68,9 @@ def cluster(servers: str, topic: str, out: str, directory: str) -> None:
     Prints the rows of each, and the directories of the tasks, one for each executor.
     """
     both = {
-        # Before the second executor is there, the first one would take all tasks.
+        # Before the second executor is there, the first one would take all tasks. The ratio is of
+        # `cores.max`: without that, no executor at all is enough.
+        "spark.cores.max": "2",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{TIMEOUT_S}s",
     }

@@ -30,7 +30,6 @@ from raftlog.node.assembly import NodeCore
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode
 from raftlog.record.errors import ILLEGAL_STATE, LogError
-from raftlog.record.types import Offset
 from tests.coordinator import registers
 from tests.coordinator.registers import (
     KEPT,
@@ -46,6 +45,7 @@ from tests.coordinator.registers import (
     Response,
 )
 from tests.simulation import runner
+from tests.simulation.coordinator.committed_log import READ_BYTES, committed_log
 from tests.simulation.coordinator.lead_faults import LeadFaults
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.life import NodeDiedError
@@ -65,7 +65,6 @@ REGISTERS: Final = tuple(f"r{number}" for number in range(5))
 CLIENTS: Final = 6
 SERVE_S_MAX: Final = 15.0
 """From the last fault until every partition has a shard that serves."""
-READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +225,7 @@ class History:
 
     async def _judge_shard(self, shard: AnyShard, values: dict[str, list[str]]) -> None:
         name = shard.partition.name
-        data = await self.nodes.call(
-            int(shard.partition.host.broker_id), _ReadLog(shard.partition.partition)
-        )
+        data = await committed_log(self.nodes, shard.partition)
         state = Registers()
         await replay_log(KIND, state, data)
         if state.content() != shard.state.content():
@@ -282,22 +279,6 @@ class _Call:
             is_held=isinstance(self.request, Await),
         )
         return registers.decode_response(encoded)
-
-
-@dataclass
-class _ReadLog:
-    """All committed batches, at the leader."""
-
-    number: int
-
-    async def __call__(self, core: NodeCore) -> bytes:
-        partition = core.services.replicas.partition(TOPIC, self.number)
-        parts, offset = [], partition.log_start_offset
-        while offset < partition.high_watermark:
-            fetched = await partition.read(offset, max_bytes=READ_BYTES)
-            parts.append(bytes(fetched.data))
-            offset = Offset(fetched.next_offset)
-        return b"".join(parts)
 
 
 def replay(seed: int) -> Report:

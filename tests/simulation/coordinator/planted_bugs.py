@@ -14,16 +14,20 @@ from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks, Partition
 
 
-async def _answered_before_commit(shard: Any, _batch: Any, *, has_records: bool) -> None:
+async def answered_before_commit(shard: Any, _batch: Any, *, has_records: bool) -> None:
+    """`Shard._waited` that does not wait."""
     shard.timers_changed()
     await asyncio.sleep(0)
 
 
-async def _not_waited(shard: Any) -> None:
+async def not_waited(shard: Any) -> None:
+    """`Shard._committed` that does not wait."""
     shard.timers_changed()
 
 
-def _going_on(end: Any) -> Any:
+def going_on(end: Any) -> Any:
+    """`Shard.end` that ends nothing but the waiting requests, unless the lead is over."""
+
     def go_on(shard: Any, error: LogError) -> None:
         """Fail what waits, and serve on with the same state."""
         if shard.partition.leader_role is not shard.role:
@@ -70,9 +74,9 @@ class Mistake:
 
 
 MISTAKES: Final = (
-    Mistake("answers before the commit", Shard, "_waited", _answered_before_commit),
-    Mistake("answers without records do not wait", Shard, "_committed", _not_waited),
-    Mistake("keeps the state after a failed append", Shard, "end", _going_on(Shard.end)),
+    Mistake("answers before the commit", Shard, "_waited", answered_before_commit),
+    Mistake("answers without records do not wait", Shard, "_committed", not_waited),
+    Mistake("keeps the state after a failed append", Shard, "end", going_on(Shard.end)),
     Mistake("appends with acks=1", Shard, "_append", _committed_by_leader),
     Mistake("reads without a confirmed lead", Partition, "confirm", _unconfirmed),
     Mistake("writes wherever the log ends", Shard, "_append", _unguarded),

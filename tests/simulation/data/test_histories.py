@@ -6,44 +6,32 @@ waits for its own.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from typing import Final, TypeAlias
 
 import pytest
 
 from tests.simulation.data.data_world import RESUME_S_MAX
 from tests.simulation.data.histories import Report, replay
-from tests.simulation.runner import try_seed
+from tests.simulation.seed_pool import seeds_of
 
 RECORDED: Final = (200277, 200399, 200456, 200676, 200782, 202003)
 """Seeds that have failed once, by mistakes of the simulator without a scenario of their own."""
 SEEDS: Final = (*range(200), *RECORDED)
 DIGEST_SEEDS: Final = ("1", "4")
-PROCESSES: Final = 2
 
 Outcomes: TypeAlias = dict[int, Future[tuple[int, Report | str]]]
 
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
-    """Results of the selected seeds: reports, or failures as text."""
-    name = test_partitions_keep_their_promises.__name__
-    wanted = {
-        item.callspec.params["seed"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == name
-    }
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(PROCESSES, mp_context=spawn)
-    try:
-        yield {seed: pool.submit(try_seed, replay, seed) for seed in SEEDS if seed in wanted}
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """Of the selected seeds."""
+    with seeds_of(test_partitions_keep_their_promises, request.session, replay) as found:
+        yield found
 
 
 @pytest.mark.parametrize("seed", SEEDS)

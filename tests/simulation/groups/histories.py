@@ -51,10 +51,10 @@ from raftlog.node.assembly import NodeCore
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode
 from raftlog.record.errors import NOT_READY, LogError
-from raftlog.record.types import Offset
 from raftlog.replication.partition import Acks
 from raftlog.rest import v1_groups
 from tests.simulation import runner
+from tests.simulation.coordinator.committed_log import READ_BYTES, committed_log
 from tests.simulation.coordinator.lead_faults import LeadFaults
 from tests.simulation.data.clients import encode
 from tests.simulation.faults import FaultRates, Nemesis
@@ -83,7 +83,6 @@ TOPIC_PARTITIONS_MAX: Final = 4
 SWEEP_MS: Final = 2_000
 CONVERGE_S_MAX: Final = 30.0
 POLL_S: Final = 0.25
-READ_BYTES: Final = 1 << 20
 STEPS_MAX: Final = 1_000_000
 TIME_S_MAX: Final = 300.0
 SETTINGS: Final = GroupSettings(sweep_interval_ms=SWEEP_MS)
@@ -553,8 +552,7 @@ class History:
 
     async def _judge_shard(self, shard: AnyShard, checker: LogChecker) -> None:
         partition = shard.partition
-        log = _ReadLog(int(partition.partition))
-        data = await self.nodes.call(int(partition.host.broker_id), log)
+        data = await committed_log(self.nodes, partition)
         state = GroupShard(SETTINGS)
         await replay_log(shard.kind, state, data)
         if content(state) != content(shard.state):
@@ -577,22 +575,6 @@ def content(state: GroupShard) -> object:
         {group_id: sorted(table.offsets(group_id)) for group_id in sorted(table.group_ids())},
         len(table),
     )
-
-
-@dataclass
-class _ReadLog:
-    """All committed batches, at the leader."""
-
-    number: int
-
-    async def __call__(self, core: NodeCore) -> bytes:
-        partition = core.services.replicas.partition(TOPIC, self.number)
-        parts, offset = [], partition.log_start_offset
-        while offset < partition.high_watermark:
-            fetched = await partition.read(offset, max_bytes=READ_BYTES)
-            parts.append(bytes(fetched.data))
-            offset = Offset(fetched.next_offset)
-        return b"".join(parts)
 
 
 def replay(seed: int) -> Report:

@@ -136,8 +136,8 @@ BUGS: Final = (
         _from_the_end(GroupOffsets._placed),
         1,
     ),
-    PlantedBug("early-response", "6", Shard, "_waited", shell._answered_before_commit, 0),
-    PlantedBug("failed-append", "6", Shard, "end", shell._going_on(Shard.end), 3),
+    PlantedBug("early-response", "6", Shard, "_waited", shell.answered_before_commit, 0),
+    PlantedBug("failed-append", "6", Shard, "end", shell.going_on(Shard.end), 3),
     PlantedBug(
         "beside-the-log", "6", GroupShard, "expire", _changed_beside_the_log(GroupShard.expire), 1
     ),

@@ -9,7 +9,6 @@ happen". In the checks, one recorded seed finds each (test_planted_bugs.py).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,7 +24,6 @@ from raftlog.coordinator.transaction_messages import PendingMarkers
 from raftlog.coordinator.transaction_shard import TransactionShard
 from raftlog.coordinator.verification import LeaderTransactions
 from raftlog.record.control import Marker
-from raftlog.record.errors import LogError
 from raftlog.record.types import NO_PRODUCER_ID
 from raftlog.replication.partition import Isolation, Partition
 from raftlog.storage import producer_state
@@ -35,6 +33,7 @@ from raftlog.storage.producer_entry import judge_marker
 from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.segments import Segments
 from raftlog.storage.transactions import UnstableTransactions
+from tests.simulation.coordinator import planted_bugs as shell
 from tests.simulation.data.planted_bugs import BlindSpot
 
 
@@ -93,34 +92,6 @@ def _own_decisions_alone(right: Callable[..., Any]) -> Any:
         await right(self, shard)
 
     return run
-
-
-async def _answered_before_commit(shard: Any, _batch: Any, *, has_records: bool) -> None:
-    shard.timers_changed()
-    await asyncio.sleep(0)
-
-
-async def _not_waited(shard: Any) -> None:
-    shard.timers_changed()
-
-
-def _going_on(end: Any) -> Any:
-    def go_on(shard: Any, error: LogError) -> None:
-        """Fail what waits, and serve on with the same state."""
-        if shard.partition.leader_role is not shard.role:
-            end(shard, error)
-            return
-        batches = (*shard._in_flight, *shard._unwritten)
-        shard._in_flight.clear()
-        shard._unwritten.clear()
-        shard._pending_bytes = shard._pending_records = 0
-        for batch in batches:
-            for future, _ in batch.waiters:
-                if not future.done():
-                    future.set_exception(shard._not_coordinator(error))
-        shard._next = shard.partition.log_end_offset
-
-    return go_on
 
 
 def _without_previous_producer(right: Callable[..., Any]) -> Any:
@@ -221,13 +192,13 @@ PLANTED: Final = (
     BlindSpot(
         "6-answers-before-commit",
         "A coordinator answers before the records of its decision are committed.",
-        ((Shard, "_waited", _answered_before_commit),),
+        ((Shard, "_waited", shell.answered_before_commit),),
         0,
     ),
     BlindSpot(
         "6-markers-before-commit",
         "An answer without records of its own does not wait for what it has seen.",
-        ((Shard, "_committed", _not_waited),),
+        ((Shard, "_committed", shell.not_waited),),
         0,
     ),
     BlindSpot(
@@ -245,7 +216,7 @@ PLANTED: Final = (
     BlindSpot(
         "6-state-kept",
         "A coordinator keeps its state after an append that failed.",
-        ((Shard, "end", _going_on(Shard.end)),),
+        ((Shard, "end", shell.going_on(Shard.end)),),
         3,
     ),
 )

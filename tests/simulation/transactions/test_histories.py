@@ -5,38 +5,27 @@ Two processes of their own run the seeds, from the first test on.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from typing import Final, TypeAlias
 
 import pytest
 
-from tests.simulation.runner import try_seed
+from tests.simulation.seed_pool import seeds_of
 from tests.simulation.transactions.histories import Report, replay
 
 RECORDED: Final[tuple[int, ...]] = ()
 """Seeds above those that have failed once, by defects since mended."""
 SEEDS: Final = (*range(100), *RECORDED)
-PROCESSES: Final = 2
 
 Outcomes: TypeAlias = dict[int, Future[tuple[int, Report | str]]]
 
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
-    """Results of the selected seeds: reports, or failures as text."""
-    name = test_transactions_keep_their_promises.__name__
-    wanted = {
-        item.callspec.params["seed"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == name
-    }
-    pool = ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        yield {seed: pool.submit(try_seed, replay, seed) for seed in SEEDS if seed in wanted}
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """Of the selected seeds."""
+    with seeds_of(test_transactions_keep_their_promises, request.session, replay) as found:
+        yield found
 
 
 @pytest.mark.parametrize("seed", SEEDS)
