@@ -9,20 +9,38 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def until_closing(work: Coroutine[Any, Any, T], closing: asyncio.Event) -> T | None:
-    """The result of `work`; None if the listeners close first. Raises as `work` does.
+class Closing(asyncio.Event):
+    """Set once, when the listeners begin to close."""
 
-    The work has ended at the return, also if the client has left and this very wait is cancelled.
-    """
-    task = asyncio.ensure_future(work)
-    closed = asyncio.ensure_future(closing.wait())
-    try:
-        await asyncio.wait((task, closed), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        closed.cancel()
-        task.cancel()
-        await asyncio.wait((task,))
-        if not task.cancelled():
-            # An error of the last step, as the work ended: no caller waits for it any more.
-            task.exception()
+    def __init__(self) -> None:
+        super().__init__()
+        self._scopes: set[asyncio.Timeout] = set()
+        """One for each wait. These need no task of their own: a node holds thousands."""
+
+    def set(self) -> None:
+        """End all waits."""
+        super().set()
+        now = asyncio.get_running_loop().time()
+        while self._scopes:
+            self._scopes.pop().reschedule(now)
+
+    async def unless_set(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`; None if the listeners close first. Raises as `work` does.
+
+        The work has ended at the return. An error of its last step then goes nowhere, also if the
+        client has left and this very wait is cancelled.
+        """
+        scope = asyncio.timeout(0 if self.is_set() else None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                return await work
+        except Exception:
+            if scope.expired():
+                return None
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from None
+            raise
+        finally:
+            self._scopes.discard(scope)

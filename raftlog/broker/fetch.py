@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftlog.broker.authorize import Authorize, Operation, Principal, topic_resource
-from raftlog.broker.closing import until_closing
+from raftlog.broker.closing import Closing
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
@@ -103,7 +103,7 @@ class FetchService:
         settings: BrokerSettings,
         topics: TopicMetrics,
         authorize: Authorize,
-        closing: asyncio.Event,
+        closing: Closing,
     ) -> None:
         self.metadata = services.metadata
         self.replicas = services.replicas
@@ -211,8 +211,8 @@ class FetchService:
         """
         if timeout_s <= 0 or self.closing.is_set() or not positions:
             return
-        await until_closing(
-            self._partitions.wait_for_data(positions, timeout_s, isolation), self.closing
+        await self.closing.unless_set(
+            self._partitions.wait_for_data(positions, timeout_s, isolation)
         )
 
 
@@ -282,14 +282,13 @@ class MultiFetch:
             positions = [
                 (one.partition, one.offset) for one in self._partitions if one.partition is not None
             ]
-            await until_closing(
+            await service.closing.unless_set(
                 service.replicas.wait_for_data(
                     positions,
                     min_bytes=min_bytes,
                     timeout_s=timeout_s,
                     isolation=self._isolation,
-                ),
-                service.closing,
+                )
             )
 
     async def chunks(self, max_bytes: int | None) -> AsyncIterator[tuple[PartitionFetch, Fetched]]:

@@ -22,7 +22,7 @@ from raftlog.broker.authorize import (
     topic_resource,
     transactional_id_resource,
 )
-from raftlog.broker.closing import until_closing
+from raftlog.broker.closing import Closing
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import FoundRecord, OffsetService
 from raftlog.broker.offsets import PartitionBounds as RoutedBounds
@@ -155,7 +155,7 @@ class GroupService:
         services: NodeServices,
         offsets: OffsetService,
         authorize: Authorize,
-        closing: asyncio.Event,
+        closing: Closing,
     ) -> None:
         self._services = services
         self._offsets = offsets
@@ -187,7 +187,7 @@ class GroupService:
             timeout_s=CALL_S + wait_s,
             is_held=True,
         )
-        found = await until_closing(held, self._closing)
+        found = await self._closing.unless_set(held)
         if found is None:
             raise LogError(NOT_READY, "The node is stopping.")
         return found

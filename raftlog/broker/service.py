@@ -12,11 +12,11 @@ requests, the round robin and the metrics are common to all protocols. A listene
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
+from raftlog.broker.closing import Closing
 from raftlog.broker.consumer_instances import ConsumerInstanceService
 from raftlog.broker.fetch import FetchService
 from raftlog.broker.groups import GroupService
@@ -51,7 +51,7 @@ class Broker:
         self.turns = WorkTurns(services.clock)
         self.decompression = Threads(DECOMPRESSION_THREADS, "decompress")
         self.topics = TopicMetrics(settings.topic_labels_max)
-        self.closing = asyncio.Event()
+        self.closing = Closing()
         """Set when the listeners begin to close: fetches that wait return."""
         self.produce = ProduceService(services, settings, self.topics, authorize, self.turns)
         self.fetch = FetchService(services, settings, self.topics, authorize, self.closing)

@@ -82,6 +82,9 @@ EXPIRED_PER_TURN_MAX: Final = 64
 """Timers that expire in one turn of the event loop: some milliseconds."""
 COMMIT_S: Final = 30.0
 """Longest wait of a batch for its commit: longer than a late replica stays in the ISR."""
+DEADLINE_STEPS: Final = 16
+"""Of the timeout of a held request. Idle members' heartbeats then end in few turns of the event
+loop, and come back together: waking up a process costs more than a heartbeat."""
 PAUSE_S: Final = 0.25
 """Pause of the timers while the partition takes no writes."""
 
@@ -412,7 +415,7 @@ class Shard(Generic[S, K]):
         self, keys: tuple[Hashable, ...], condition: Callable[[S], bool], timeout_s: float
     ) -> bool:
         """Wait until a replayed change of one of the keys makes the condition true; False after the
-        timeout.
+        timeout, or up to a sixteenth of it earlier.
 
         What the condition saw may not be committed: answer by `execute` or `query`. Raises
         LogError NOT_COORDINATOR, OVERLOADED.
@@ -425,7 +428,7 @@ class Shard(Generic[S, K]):
         self._held_count += 1
         timer = None
         try:
-            deadline = self._loop.time() + timeout_s
+            deadline = self._on_grid(timeout_s)
             while True:
                 future: asyncio.Future[None] = self._loop.create_future()
                 for key in keys:
@@ -443,6 +446,14 @@ class Shard(Generic[S, K]):
             if timer is not None:
                 timer.cancel()
             self._forget_held(keys)
+
+    def _on_grid(self, timeout_s: float) -> float:
+        """The deadline, up to a sixteenth earlier: on the grid of all timeouts of this length."""
+        now = self._loop.time()
+        if timeout_s <= 0:
+            return now
+        step_s = timeout_s / DEADLINE_STEPS
+        return (now + timeout_s) // step_s * step_s
 
     def _changed(self, key: Hashable) -> None:
         """A replay has changed the key: wake its requests, which look in a later turn."""

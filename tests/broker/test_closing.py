@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.broker.closing import until_closing
+from raftlog.broker.closing import Closing
 
 
 @pytest.fixture(autouse=True)
@@ -44,15 +44,15 @@ async def fail() -> None:
 
 
 async def test_a_result_and_an_error_go_to_the_caller() -> None:
-    assert await until_closing(give(3), asyncio.Event()) == 3
+    assert await Closing().unless_set(give(3)) == 3
     with pytest.raises(ZeroDivisionError):
-        await until_closing(fail(), asyncio.Event())
+        await Closing().unless_set(fail())
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()])
 async def test_the_work_ends_when_the_listeners_close(error: Exception | None) -> None:
-    closing, end = asyncio.Event(), asyncio.Event()
-    waiting = asyncio.ensure_future(until_closing(endless(end, error), closing))
+    closing, end = Closing(), asyncio.Event()
+    waiting = asyncio.ensure_future(closing.unless_set(endless(end, error)))
     await asyncio.sleep(0)
     closing.set()
     assert await waiting is None
@@ -62,11 +62,19 @@ async def test_the_work_ends_when_the_listeners_close(error: Exception | None) -
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()])
 async def test_the_work_ends_when_the_client_leaves(error: Exception | None) -> None:
     end = asyncio.Event()
-    waiting = asyncio.ensure_future(until_closing(endless(end, error), asyncio.Event()))
+    waiting = asyncio.ensure_future(Closing().unless_set(endless(end, error)))
     for _ in range(3):
         await asyncio.sleep(0)
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting
     assert waiting.cancelled()
+    assert end.is_set()
+
+
+async def test_no_wait_begins_once_they_close() -> None:
+    closing, end = Closing(), asyncio.Event()
+    closing.set()
+    closing.set()
+    assert await closing.unless_set(endless(end)) is None
     assert end.is_set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource
+from raftlog.broker.closing import Closing
 from raftlog.broker.groups import Committer, GroupService, OpenTransaction
 from raftlog.broker.transactions import Producer, TransactionService
 from raftlog.record.errors import FORBIDDEN, LogError
@@ -65,7 +65,7 @@ async def test_offsets_in_a_transaction_need_the_right_to_its_id_and_to_the_grou
 
     services: Any = SimpleNamespace(coordinators=Coordinators())
     nothing: Any = None
-    service = GroupService(services, nothing, authorize, asyncio.Event())
+    service = GroupService(services, nothing, authorize, Closing())
     with pytest.raises(LogError) as raised:
         await service.commit(ANONYMOUS, "g", (), Committer(), OpenTransaction("t", PRODUCER))
     assert (raised.value.entry, raised.value.message) == (FORBIDDEN, refused)

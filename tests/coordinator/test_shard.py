@@ -535,6 +535,30 @@ async def test_a_held_request_ends_with_its_timeout(one: ShardHarness) -> None:
     assert not shard._held_count
 
 
+async def test_held_requests_of_one_length_end_in_one_turn(
+    one: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = await one.load()
+    loop = asyncio.get_running_loop()
+    call_at, deadlines = loop.call_at, []
+
+    def record(when: float, *arguments: Any, **named: Any) -> asyncio.TimerHandle:
+        deadlines.append(when)
+        return call_at(when, *arguments, **named)
+
+    monkeypatch.setattr(loop, "call_at", record)
+    held = []
+    for now in (160.0, 160.3, 160.9):
+        monkeypatch.setattr(loop, "time", lambda now=now: now)
+        held.append(one.request(shard, Await("r", 2, 16.0)))
+        await settle()
+    assert deadlines == [176.0] * 3
+    monkeypatch.undo()
+    await one.increment(shard)
+    await one.increment(shard)
+    await asyncio.gather(*held)
+
+
 async def test_held_requests_are_bounded(
     one: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,11 +193,13 @@ async def test_lag_of_the_event_loop_is_its_timers_delay_and_the_loops_own_work_
         async def sleep(self, seconds: float) -> None:
             nonlocal thread_time_s
             delay_s, worked_s = next(delays)
+            intervals_s.append(seconds)
             self.now += seconds + delay_s
             thread_time_s += worked_s
             await asyncio.sleep(0)
 
     thread_time_s = 0.0
+    intervals_s: list[float] = []
     # Delay, and processor time of the loop's thread meanwhile: in the last two, the machine had no
     # processor for the loop; in the first the loop worked before the timer was due.
     delays = iter([(0.0, 0.02), (0.003, 0.02), (0.07, 0.08), (0.3, 0.004), (3.0, 0.02)])
@@ -219,3 +221,19 @@ async def test_lag_of_the_event_loop_is_its_timers_delay_and_the_loops_own_work_
     assert found["hold_seconds_bucket", "0.05"] == 4
     assert found["hold_seconds_bucket", "0.1"] == found["hold_seconds_count", None] == 5
     assert found["hold_seconds_sum", None] == pytest.approx(0.003 + 0.07 + 0.004 + 0.02)
+    assert intervals_s == [0.02] * 5, "it works"
+
+
+async def test_an_idle_event_loop_is_measured_less_often() -> None:
+    class Clock(SystemClock):
+        async def sleep(self, seconds: float) -> None:
+            nonlocal thread_time_s
+            intervals_s.append(seconds)
+            thread_time_s += next(worked_s)
+
+    thread_time_s = 0.0
+    intervals_s: list[float] = []
+    worked_s = iter([0.001, 0.001, 0.001, 0.001, 0.001, 0.05, 0.0])
+    with pytest.raises(RuntimeError):  # the iterator's end
+        await LoopLag(Clock(), lambda: thread_time_s).measure()
+    assert intervals_s == [0.02, 0.04, 0.08, 0.16, 0.16, 0.16, 0.02, 0.04]
