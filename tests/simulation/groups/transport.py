@@ -27,6 +27,7 @@ from raftlog.api.cluster import (
 )
 from raftlog.api.groups import CommitRequest, CommitResponse, CommittedResponse, HeartbeatRequest
 from raftlog.broker.authorize import ANONYMOUS, allow_all
+from raftlog.broker.closing import Closing
 from raftlog.broker.groups import GroupService
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.offsets import OffsetService
@@ -105,17 +106,16 @@ class Face:
     """Share of the requests, and of the answers, that are delayed for long."""
     late_names: frozenset[str] = frozenset(_ROUTES)
     """The requests that may be."""
-    _services: dict[int, tuple[NodeCore, GroupService, asyncio.Event]] = field(default_factory=dict)
+    _services: dict[int, tuple[NodeCore, GroupService]] = field(default_factory=dict)
 
     def groups(self, core: NodeCore) -> GroupService:
         """The service of a running node."""
         node_id = int(core.services.node_id)
         known = self._services.get(node_id)
         if known is None or known[0] is not core:
-            closing = asyncio.Event()
             offsets = OffsetService(core.services, SETTINGS, allow_all)
-            service = GroupService(core.services, offsets, allow_all, closing)
-            known = self._services[node_id] = (core, service, closing)
+            service = GroupService(core.services, offsets, allow_all, Closing())
+            known = self._services[node_id] = (core, service)
         return known[1]
 
     async def call(self, node_id: int, work: Callable[[GroupService], Coroutine[Any, Any, T]]) -> T:
