@@ -86,6 +86,7 @@ RETENTION_MS: Final = 1_000
 """Between two rounds of retention and compaction."""
 HEAL_S_MAX: Final = 20.0
 """From the last fault, or the timeout of the last transaction, until none is open."""
+RETRY_S: Final = 0.5
 READ_BYTES: Final = 1 << 20
 TRANSFERS: Final = "transfers"
 COMPACTED: Final = "compacted"
@@ -451,8 +452,19 @@ class History:
         return set(states) <= {"empty", "prepared", "complete-commit", "complete-abort"}
 
     async def _end_prepared(self) -> None:
-        """An operator lists what is left open, and aborts it."""
+        """An operator lists what is left open, and aborts it; again while nodes are starting."""
         chance = self.world.random("last operator")
+        deadline_s = self.world.loop.now + HEAL_S_MAX
+        while True:
+            try:
+                return await self._abort_prepared(chance)
+            except (LogError, NodeDiedError, TimeoutError) as error:
+                if self.world.loop.now >= deadline_s:
+                    raise
+                self.world.trace(f"the last operator tries again: {error!r}")
+            await asyncio.sleep(RETRY_S)
+
+    async def _abort_prepared(self, chance: random.Random) -> None:
         found = await self.ask(chance, lambda broker: broker.transactions.list(ANONYMOUS))
         assert not found.incomplete, found.incomplete
         for each in found.transactions:

@@ -14,8 +14,8 @@ import pytest
 from tests.simulation.seed_pool import seeds_of
 from tests.simulation.transactions.histories import Report, replay
 
-RECORDED: Final[tuple[int, ...]] = ()
-"""Seeds above those that have failed once, by defects since mended."""
+RECORDED: Final = (20825, 21076, 21725)
+"""Seeds above those that have failed once: the last operator asked once, of a node that started."""
 SEEDS: Final = (*range(100), *RECORDED)
 
 Outcomes: TypeAlias = dict[int, Future[tuple[int, Report | str]]]
