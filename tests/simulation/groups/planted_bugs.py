@@ -150,7 +150,7 @@ BUGS: Final = (
         0,
     ),
     PlantedBug("held-for-good", "held heartbeats end", GroupShard, "release", _kept, 0),
-    PlantedBug("late-commit", "2, back", OffsetTable, "_is_superseded", _never, 6),
+    PlantedBug("late-commit", "2, back", OffsetTable, "_is_superseded", _never, 122),
     PlantedBug("deaf-subscribe", "groups converge", GroupMembership, "join", _join_unheard, 14),
 )
 
