@@ -18,7 +18,10 @@ class Closing(asyncio.Event):
         """One for each wait. These need no task of their own: a node holds thousands."""
 
     def set(self) -> None:
-        """End all waits."""
+        """End all waits, the first time."""
+        if self.is_set():
+            # A wait that is ending takes no second end.
+            return
         super().set()
         now = asyncio.get_running_loop().time()
         while self._scopes:

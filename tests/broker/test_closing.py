@@ -78,3 +78,20 @@ async def test_no_wait_begins_once_they_close() -> None:
     closing.set()
     assert await closing.unless_set(endless(end)) is None
     assert end.is_set()
+
+
+async def test_a_second_end_of_a_wait_that_is_ending_changes_nothing() -> None:
+    closing, end, may_end = Closing(), asyncio.Event(), asyncio.Event()
+
+    async def end_slowly() -> None:
+        try:
+            await endless(end)
+        finally:
+            await may_end.wait()
+
+    closing.set()
+    waiting = asyncio.ensure_future(closing.unless_set(end_slowly()))
+    await end.wait()
+    closing.set()
+    may_end.set()
+    assert await waiting is None

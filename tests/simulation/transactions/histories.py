@@ -37,12 +37,12 @@ from raftlog.coordinator.transaction_shard import TransactionShard
 from raftlog.node.assembly import NodeCore
 from raftlog.raft.interface import MemberSettings
 from raftlog.record.errors import LogError
-from raftlog.record.types import Offset
 from raftlog.replication.partition import Isolation
 from raftlog.storage import manager
 from raftlog.storage.types import StorageSettings
 from tests.broker.harness import broker_settings
 from tests.simulation import runner
+from tests.simulation.coordinator.committed_log import committed_log
 from tests.simulation.data import final_checks
 from tests.simulation.data.clients import KEYS, Part, ask
 from tests.simulation.data.consumers import Consumer
@@ -87,7 +87,6 @@ RETENTION_MS: Final = 1_000
 HEAL_S_MAX: Final = 20.0
 """From the last fault, or the timeout of the last transaction, until none is open."""
 RETRY_S: Final = 0.5
-READ_BYTES: Final = 1 << 20
 TRANSFERS: Final = "transfers"
 COMPACTED: Final = "compacted"
 KEPT: Final = "kept"
@@ -579,9 +578,7 @@ class History:
         """The state of each coordinator is the replay of its log."""
         shards = await self.data.nodes.until(self._idle_shards)
         for shard in shards:
-            part = Part(shard.partition.topic, int(shard.partition.partition))
-            leader = int(shard.partition.host.broker_id)
-            data = await self.data.nodes.call(leader, partial(_read_log, part=part))
+            data = await committed_log(self.data.nodes, shard.partition)
             state = shard.kind.create(lambda _key: None)
             await replay_log(shard.kind, state, data)
             assert _content(state) == _content(shard.state), (
@@ -614,17 +611,6 @@ async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
     """A killed client ends without an error."""
     with contextlib.suppress(asyncio.CancelledError):
         await work
-
-
-async def _read_log(core: NodeCore, part: Part) -> bytes:
-    """All committed batches of a coordinator, at its leader."""
-    partition = core.services.replicas.partition(part.topic, part.number)
-    parts, offset = [], partition.log_start_offset
-    while offset < partition.high_watermark:
-        fetched = await partition.read(offset, max_bytes=READ_BYTES)
-        parts.append(bytes(fetched.data))
-        offset = Offset(fetched.next_offset)
-    return b"".join(parts)
 
 
 def _content(state: TransactionShard | GroupShard) -> Any:
