@@ -129,6 +129,8 @@ class GroupMember:
         """Whether the present heartbeat only keeps the session alive, and reports nothing."""
         self._must_acknowledge = False
         """Whether the coordinator waits for a report of unchanged owned partitions."""
+        self._sequence = 0
+        """Of the newest report: the coordinator tells late copies by it."""
 
     @property
     def member_id(self) -> str:
@@ -190,12 +192,14 @@ class GroupMember:
                 settings.instance_id,
                 max_wait_ms=self._session_timeout_ms // HOLD_SHARE,
             )
+        self._sequence += 1
         if self._reported is not None and not is_joining:
             return HeartbeatRequest(
                 self._member_id,
                 self.epoch,
                 settings.instance_id,
                 owned=by_topic(self.owned | self.assigned),
+                sequence=self._sequence,
             )
         return HeartbeatRequest(
             self._member_id,
@@ -208,6 +212,7 @@ class GroupMember:
             session_timeout_ms=settings.session_timeout_ms,
             rebalance_timeout_ms=settings.rebalance_timeout_ms,
             owned=by_topic(self.owned | self.assigned),
+            sequence=self._sequence,
         )
 
     def answered(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
@@ -223,7 +228,8 @@ class GroupMember:
                 self._pattern or None,
             )
             self._reported = self._reporting if is_present else None
-        elif request.owned is not None:
+        elif request.owned is not None and self._reported is not None:
+            # Else all state became due meanwhile: a subscription changed, perhaps.
             self._reported = self._reporting
         if request.owned is not None:
             self._must_acknowledge = False
@@ -262,7 +268,10 @@ class GroupMember:
         A static member leaves for the time of a restart: its partitions wait for its session.
         """
         epoch = LEAVE_EPOCH if self.settings.instance_id is None else LEAVE_STATIC_EPOCH
-        request = HeartbeatRequest(self._member_id, epoch, self.settings.instance_id)
+        self._sequence += 1
+        request = HeartbeatRequest(
+            self._member_id, epoch, self.settings.instance_id, sequence=self._sequence
+        )
         owned = self._end()
         self.state = MemberState.LEFT
         return request, owned

@@ -71,6 +71,10 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     """How long the node may hold the answer back while there is no news. Another heartbeat of the
     member, or the end of the connection, ends the wait: the member then repeats all its state,
     with the epoch of the last answer that it got."""
+    sequence: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0
+    """Larger in each heartbeat of the member that reports something (it joins or leaves, or has
+    `topics`, `pattern` or `owned`), also in a repeated one. The coordinator refuses a smaller one:
+    a late copy never undoes a later report. 0: not numbered, and never refused for that."""
 
 
 class HeartbeatResponse(msgspec.Struct, frozen=True):

@@ -103,6 +103,7 @@ class ConsumerDecisions:
         time_ms: int,
     ) -> Decision[ConsumerHeartbeatResponse]:
         """Decide about a heartbeat. Raises LogError as in the table of DESIGN.md."""
+        _check_sequence(group, request)
         match request.member_epoch:
             case epoch if epoch == LEAVE_EPOCH:
                 _check_known(group, request)
@@ -157,10 +158,13 @@ class ConsumerDecisions:
             owned=() if is_joining else owned,
             is_free=lambda pair: group.holder(pair) in (None, member_id, predecessor),
         )
-        if step != group.current.get(member_id):
+        self._set_timers(group, member_id, after, step, now_ms, is_new=step is not current)
+        # In the log: after a failover, too, a late copy must not count.
+        known = group.current.get(member_id, UNASSIGNED)
+        step = replace(step, sequence=request.sequence or known.sequence)
+        if step != known:
             step_key = ConsumerGroupCurrentMemberAssignmentKey(group.group_id, member_id)
             records.append(CoordinatorRecord(step_key, step))
-        self._set_timers(group, member_id, after, step, now_ms, is_new=step is not current)
         must_answer = (
             is_joining
             or step.assigned_partitions != current.assigned_partitions
@@ -253,6 +257,7 @@ class ConsumerDecisions:
             UNASSIGNED,
             member_epoch=STATIC_LEAVE_EPOCH,
             previous_member_epoch=current.member_epoch,
+            sequence=request.sequence or current.sequence,
         )
         self._set_timers(group, member_id, member, absent, now_ms, is_new=True)
         key = ConsumerGroupCurrentMemberAssignmentKey(group.group_id, member_id)
@@ -346,6 +351,18 @@ def _check_known(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> Non
             FENCED_INSTANCE_ID,
             f"Instance id {quoted(request.instance_id)} of group {quoted(group.group_id)} belongs "
             f"to member {quoted(holder)} by now. Stop one of the two: both have the same id.",
+        )
+
+
+def _check_sequence(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> None:
+    """Raise LogError(FENCED_MEMBER_EPOCH) for a late copy: the member has reported since."""
+    current = group.current.get(request.member_id)
+    if current is not None and 0 < request.sequence < current.sequence:
+        raise LogError(
+            FENCED_MEMBER_EPOCH,
+            f"Member {quoted(request.member_id)} of group {quoted(group.group_id)} has sent report "
+            f"{current.sequence} by now: this is {request.sequence}, a late copy. Give up all "
+            "partitions and join again, with epoch 0 and a larger sequence.",
         )
 
 

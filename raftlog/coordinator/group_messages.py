@@ -77,6 +77,8 @@ class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
     the coordinator gives any other one to the next owner at once."""
     max_wait_ms: int = 0
     """How long the answer may be held back while there is no news."""
+    sequence: int = 0
+    """Grows with each report of the member, so that a late copy is known; 0: not numbered."""
 
 
 class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):

@@ -205,6 +205,8 @@ class ConsumerGroupCurrentMemberAssignmentValue(_Nested, frozen=True):
     """0 stable, 1 unrevoked partitions, 2 unreleased partitions."""
     assigned_partitions: tuple[TopicPartitions, ...]
     partitions_pending_revocation: tuple[TopicPartitions, ...]
+    sequence: Annotated[Int64, Field(tag=1_000)] = 0
+    """Of the member's newest report. Ours, like the session timeout."""
 
 
 class ConsumerGroupRegularExpressionKey(_Key, frozen=True):

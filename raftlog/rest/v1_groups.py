@@ -116,6 +116,7 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
                 for one in body.owned
             ),
             body.max_wait_ms,
+            body.sequence,
         ),
     )
     assignment = response.assignment

@@ -124,6 +124,29 @@ def test_a_subscription_that_changed_while_a_heartbeat_was_under_way_is_reported
     member.subscribe(["t", "u"], None)
     member.answered(request, answer(1, 0))
     assert member.request().topics == ["t", "u"]
+    # Also while a report of owned partitions alone was under way.
+    member = new_member()
+    exchange(member, answer(1, 0))
+    member.took(member.to_add)
+    request = member.request()
+    assert request.topics is None
+    member.subscribe(["t", "u"], None)
+    member.answered(request, answer(1, unchanged=True))
+    assert member.request().topics == ["t", "u"]
+
+
+def test_each_report_has_a_larger_sequence_and_a_repeated_one_too() -> None:
+    member = new_member()
+    join = member.request()
+    member.unanswered()
+    repeated = member.request()
+    assert repeated.sequence > join.sequence > 0
+    member.answered(repeated, answer(1, 0))
+    member.took(member.to_add)
+    report = exchange(member, answer(1, unchanged=True))
+    assert report.sequence > repeated.sequence
+    assert member.request().sequence == 0
+    assert member.leave()[0].sequence > report.sequence
 
 
 @pytest.mark.parametrize("entry", [UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH])

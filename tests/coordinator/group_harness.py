@@ -139,17 +139,29 @@ class Member:
         self.must_send = True
         """Whether the next heartbeat has `owned`: an assignment followed, or an answer lost."""
         self.has_followed = True
+        self.reports: list[ConsumerHeartbeatRequest] = []
+        """All that were made: copies of them may come late."""
 
     def request(self) -> ConsumerHeartbeatRequest:
         is_joining = self.epoch == JOIN_EPOCH
-        return ConsumerHeartbeatRequest(
+        is_report = self.must_send or is_joining
+        request = ConsumerHeartbeatRequest(
             GROUP,
             self.member_id,
             self.epoch,
             instance_id=self.instance_id,
             owned=self.claimed() if self.must_send and not is_joining else None,
+            sequence=self.next_sequence if is_report else 0,
             **(self.subscription if is_joining else {}),
         )
+        if is_report:
+            self.reports.append(request)
+        return request
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next report."""
+        return len(self.reports) + 1
 
     def claimed(self) -> Assignment:
         """Partitions the member has, or takes over next: none may go to another member yet."""
@@ -191,21 +203,28 @@ class Member:
         self.owned, self.assigned = set(), set()
 
     def leave(self, epoch: int) -> None:
-        self.harness.heartbeat(
-            member_id=self.member_id, member_epoch=epoch, instance_id=self.instance_id
+        request = ConsumerHeartbeatRequest(
+            GROUP, self.member_id, epoch, self.instance_id, sequence=self.next_sequence
         )
+        self.reports.append(request)
+        self.harness.decide(request)
         self.forget()
 
     def subscribe(self, **subscription: Any) -> None:
         """Change the subscription at the member's present epoch."""
         self.subscription = subscription
-        response = self.harness.heartbeat(
-            member_id=self.member_id,
-            member_epoch=self.epoch,
+        request = ConsumerHeartbeatRequest(
+            GROUP,
+            self.member_id,
+            self.epoch,
             instance_id=self.instance_id,
             owned=self.claimed(),
+            sequence=self.next_sequence,
             **subscription,
         )
+        self.reports.append(request)
+        response = self.harness.decide(request)
+        assert isinstance(response, ConsumerHeartbeatResponse)
         self.adopt(response)
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from raftlog.coordinator.assignors import assignment_of, pairs
 from raftlog.coordinator.group_messages import (
@@ -175,6 +176,24 @@ def test_another_epoch_is_fenced(shift: int) -> None:
     assert harness.group.current["m1"].previous_member_epoch == members[0].epoch - 2
     request = beat("m1", members[0].epoch + shift, owned=())
     assert refusal(harness, request) is FENCED_MEMBER_EPOCH
+
+
+def test_late_copy_of_a_report_never_undoes_a_later_one() -> None:
+    harness = ShardHarness(image_of(a=2, b=2))
+    (member,) = joined(harness, "m")
+    member.subscribe(subscribed_names=("b",))
+    settle([member])
+    join, *_ = member.reports
+    newest = harness.group.current["m"].sequence
+    assert newest > join.sequence
+    harness.reload(0, keep_tombstones=True)
+    for late in (join, *member.reports[:-1], beat("m", LEAVE_EPOCH, sequence=newest - 1)):
+        assert refusal(harness, late) is FENCED_MEMBER_EPOCH
+    # The newest one may be repeated; one without a number counts as before.
+    assert harness.heartbeat(member_id="m", member_epoch=member.epoch).assignment is None
+    answer = harness.decide(member.reports[-1])
+    assert answer == harness.decide(replace(member.reports[-1], sequence=0))
+    assert harness.group.current["m"].sequence == newest
 
 
 def test_unknown_member_must_join() -> None:

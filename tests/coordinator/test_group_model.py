@@ -111,6 +111,20 @@ class GroupMachine(RuleBasedStateMachine):
             except LogError as error:
                 assert error.entry in (FENCED_MEMBER_EPOCH, UNKNOWN_MEMBER), error
 
+    @rule(member=live, age=st.integers(1, 3))
+    def late_copy(self, member: Member, age: int) -> None:
+        """A copy of an earlier report: the coordinator knows a newer one, also after a reload."""
+        group = self.harness.shard.consumer_group(GROUP)
+        if len(member.reports) <= age or group is None or member.member_id not in group.current:
+            return
+        late, records = member.reports[-1 - age], len(self.harness.log)
+        if late.sequence >= group.current[member.member_id].sequence:
+            return
+        with pytest.raises(LogError) as caught:
+            self.harness.decide(late)
+        assert caught.value.entry is FENCED_MEMBER_EPOCH
+        assert len(self.harness.log) == records
+
     @rule(member=live)
     def work(self, member: Member) -> None:
         if member in self.members:

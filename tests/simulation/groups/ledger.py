@@ -87,6 +87,8 @@ class Ledger:
     progress: dict[Place, Progress] = field(default_factory=dict)
     heard: dict[tuple[str, str], Heard] = field(default_factory=dict)
     """The newest answered heartbeat of each member, by group and id."""
+    newest: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Step at which each member sent its newest heartbeat."""
     removed: dict[tuple[str, str], str] = field(default_factory=dict)
     """Why a coordinator rightly ended a member, or the member itself did."""
     deposed: dict[tuple[str, str], float] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Mistakes of groups and offsets, planted one at a time: the histories must find each.
 
-The last two are defects that the histories found, planted again.
+The last four are defects that the histories found, planted again.
 
     scripts/simulate planted-groups deaf-subscribe 0:200    which seeds find it
     scripts/simulate planted-groups all 0:200               each
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
+from raftlog_client.group_member import GroupMember
 from raftlog_client.group_membership import GroupMembership
 from raftlog_client.group_offsets import GroupOffsets
 
+from raftlog.coordinator import consumer_decisions
 from raftlog.coordinator.consumer_decisions import ConsumerDecisions
 from raftlog.coordinator.consumer_group import ConsumerGroup
 from raftlog.coordinator.group_shard import GroupShard
@@ -49,6 +51,10 @@ class PlantedBug:
 
 def _any_commit(_group: ConsumerGroup, _member_id: str, _member_epoch: int) -> None:
     """Check nothing."""
+
+
+def _any_sequence(_group: ConsumerGroup, _request: object) -> None:
+    """Take late copies for new reports."""
 
 
 def _any_epoch(group: ConsumerGroup, member_id: str, _member_epoch: int) -> None:
@@ -119,6 +125,16 @@ async def _join_unheard(membership: Any) -> None:
 _JOIN: Final = GroupMembership.join
 
 
+def _forgets_subscription(answered: Any) -> Any:
+    def answer(member: GroupMember, request: Any, response: Any) -> None:
+        """A report of owned partitions settles a subscription that changed meanwhile."""
+        answered(member, request, response)
+        if request.owned is not None and request.topics is None:
+            member._reported = member._reporting
+
+    return answer
+
+
 BUGS: Final = (
     PlantedBug("any-commit", "1", ConsumerGroup, "check_commit", _any_commit, 0),
     PlantedBug("any-epoch", "1", ConsumerGroup, "check_commit", _any_epoch, 0),
@@ -150,8 +166,19 @@ BUGS: Final = (
         0,
     ),
     PlantedBug("held-for-good", "held heartbeats end", GroupShard, "release", _kept, 0),
-    PlantedBug("late-commit", "2, back", OffsetTable, "_is_superseded", _never, 122),
-    PlantedBug("deaf-subscribe", "groups converge", GroupMembership, "join", _join_unheard, 14),
+    PlantedBug("late-commit", "2, back", OffsetTable, "_is_superseded", _never, 224),
+    PlantedBug("deaf-subscribe", "groups converge", GroupMembership, "join", _join_unheard, 17),
+    PlantedBug(
+        "late-report", "no false fence", consumer_decisions, "_check_sequence", _any_sequence, 20201
+    ),
+    PlantedBug(
+        "forgotten-subscription",
+        "groups converge",
+        GroupMember,
+        "answered",
+        _forgets_subscription(GroupMember.answered),
+        21482,
+    ),
 )
 
 

@@ -220,8 +220,10 @@ class ClientTransport:
                 msgspec.structs.replace(one, metadata=str(attempt.number)) for one in body.offsets
             ]
             body = msgspec.structs.replace(body, offsets=numbered)
-        if isinstance(body, HeartbeatRequest) and body.member_epoch < 0:
-            ledger.removed[group, body.member_id] = "left"
+        if isinstance(body, HeartbeatRequest):
+            ledger.newest[group, body.member_id] = sent
+            if body.member_epoch < 0:
+                ledger.removed[group, body.member_id] = "left"
         await self._travel(node_id, name)
         request = SimpleNamespace(
             body=body, path_parameters={"group": group}, principal=ANONYMOUS, remote="client"
@@ -246,7 +248,8 @@ class ClientTransport:
             answer = error
         self.face.nodes.world.trace(f"{self.life} {sent} by {node_id}: {body}: {answer}")
         if isinstance(body, HeartbeatRequest):
-            self._note_heartbeat(group, body, answer, sent_s)
+            is_newest = ledger.newest[group, body.member_id] == sent
+            self._note_heartbeat(group, body, answer, sent_s, is_newest=is_newest)
         elif isinstance(answer, CommitResponse) and attempt is not None:
             attempt.ended = {
                 (row.topic, row.partition): ledger.step()
@@ -264,12 +267,14 @@ class ClientTransport:
         return answer
 
     def _note_heartbeat(
-        self, group: str, body: HeartbeatRequest, answer: Any, sent_s: float
+        self, group: str, body: HeartbeatRequest, answer: Any, sent_s: float, *, is_newest: bool
     ) -> None:
         ledger = self.face.ledger
         if isinstance(answer, LogError):
             # A lost answer may cost a member its epoch (FENCED_MEMBER_EPOCH), never its session.
-            if answer.entry in {UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH} and body.member_epoch > 0:
+            # Nobody hears of a late copy that is refused.
+            is_fenced = answer.entry in {UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH}
+            if is_fenced and is_newest and body.member_epoch > 0:
                 now_s = self.face.nodes.world.loop.now
                 ledger.fenced(group, body.member_id, now_s, answer.message)
         elif answer.member_epoch > 0:
