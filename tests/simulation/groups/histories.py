@@ -446,9 +446,11 @@ class History:
         image = await self._image()
         for name, topic in sorted(image.topics_by_name.items()):
             for row in topic.partitions if name.startswith("t") else ():
-                place = name, row.partition
-                if place not in written and not await self._write(chance, *place):
-                    return f"{place} takes no record"
+                place = str(topic.topic_id), row.partition
+                if place in written:
+                    continue
+                if not await self._write(chance, name, row.partition):
+                    return f"{name}-{row.partition} takes no record"
                 written.add(place)
         return ""
 
@@ -528,7 +530,7 @@ class History:
                     return f"{committed}: {end}"
                 place = Place(group, committed.topic, topic.topic_id, committed.partition)
                 # An operator may have committed an offset that the log has not reached.
-                if committed.offset < end or self.ledger.processed(place).end < end:
+                if max(committed.offset, 0) < end or self.ledger.processed(place).end < end:
                     return f"{place}: {committed.offset}, {self.ledger.processed(place)} of {end}"
         return ""
 
