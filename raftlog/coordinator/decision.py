@@ -13,17 +13,36 @@ sets them again, with their full length.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakMethod
 
 from raftlog.coordinator.records import Key, Value
 from raftlog.record.types import ProducerEpoch, ProducerId
 
+P = ParamSpec("P")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 K = TypeVar("K", bound=Hashable)
+
+
+def weakly(method: Callable[P, R]) -> Callable[P, R]:
+    """An object's method, for a part of this object to call, without a reference back.
+
+    In a circle of references the state of a shard, perhaps of a million offsets, would live on
+    until a full collection, long after the shard.
+    """
+    found = WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = found()
+        assert bound is not None, "a part lives no longer than the whole"
+        return bound(*args, **kwargs)
+
+    return call
 
 
 class CoordinatorRecord(NamedTuple):

@@ -33,6 +33,7 @@ from raftlog.coordinator.decision import (
     Event,
     Producer,
     Timers,
+    weakly,
 )
 from raftlog.coordinator.group_checks import (
     check_classic_heartbeat,
@@ -137,9 +138,9 @@ class GroupShard:
             self._shared,
             groups=self._consumer_groups,
             offsets=self._offsets,
-            heartbeat=self._heartbeat,
-            commit=self._commit,
-            check_commit=self._check_commit,
+            heartbeat=weakly(self._heartbeat),
+            commit=weakly(self._commit),
+            check_commit=weakly(self._check_commit),
         )
         """REST consumer instances."""
         self._changed_topics: set[str] | None = None

@@ -31,7 +31,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from raftlog.coordinator.decision import CoordinatorRecord, Counts, Decision, Producer, Timers
+from raftlog.coordinator.decision import (
+    CoordinatorRecord,
+    Counts,
+    Decision,
+    Producer,
+    Timers,
+    weakly,
+)
 from raftlog.metadata.image import MetadataImage
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.batch import RecordBatch
@@ -205,7 +212,7 @@ class Shard(Generic[S, K]):
         self.partition = partition
         self.role: Final = role
         """The leader epoch that this shard belongs to."""
-        self.state: S = kind.create(self._changed)
+        self.state: S = kind.create(weakly(self._changed))
         self._timers = kind.timers(self.state)
         self._clock = clock
         self._image = image
@@ -250,7 +257,7 @@ class Shard(Generic[S, K]):
         """End for good. All waiting requests fail; with an unknown outcome if they have records."""
         if self._ended is not None:
             return
-        self._ended = error
+        self._ended = error.as_outcome()
         batches = (*self._in_flight, *self._unwritten)
         self._in_flight.clear()
         self._unwritten.clear()
@@ -262,11 +269,11 @@ class Shard(Generic[S, K]):
                     if has_records and batch.may_be_written:
                         lost = outcome_unknown_error(lost, MAYBE_CHANGED)
                     future.set_exception(lost)
+            batch.waiters.clear()
         held, self._held = self._held, {}
         for futures in held.values():
             for future in futures:
-                if not future.done():
-                    future.set_exception(self._not_coordinator(error))
+                _settle(future)
         self._wakeup.set()
 
     @property
@@ -435,6 +442,7 @@ class Shard(Generic[S, K]):
                     self._held.setdefault(key, []).append(future)
                 timer = self._loop.call_at(deadline, _settle, future)
                 await future
+                self._require_lead()
                 timer.cancel()
                 self._forget_held(keys)
                 if condition(self.state):
@@ -613,7 +621,11 @@ class Shard(Generic[S, K]):
         self.timers_changed()
         future: asyncio.Future[None] = self._loop.create_future()
         batch.waiters.append((future, has_records))
-        await future
+        try:
+            await future
+        finally:
+            # An error refers to this frame: without the circle it frees an ended shard at once.
+            del future
 
     async def _committed(self) -> None:
         """Return once everything replayed so far is committed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import msgspec
@@ -21,6 +23,10 @@ from raftlog.coordinator.group_messages import (
     GroupResponse,
     ListGroupsRequest,
 )
+from raftlog.coordinator.group_settings import GroupSettings
+from raftlog.coordinator.group_shard import GroupShard
+from raftlog.coordinator.transaction import TransactionSettings
+from raftlog.coordinator.transaction_shard import TransactionShard
 from raftlog.record.errors import (
     BAD_REQUEST,
     FENCED_INSTANCE_ID,
@@ -439,6 +445,19 @@ def test_absent_static_member_cannot_commit() -> None:
 
 
 # The shard
+
+
+def test_the_parts_of_a_state_make_no_circle() -> None:
+    """So a state goes with its shard, not with the next full collection, which is rare."""
+    gc.collect()
+    gc.disable()
+    try:
+        states = GroupShard(GroupSettings()), TransactionShard(TransactionSettings())
+        weak = [weakref.ref(state) for state in states]
+        del states
+        assert [state() for state in weak] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_describe_list_and_delete() -> None:

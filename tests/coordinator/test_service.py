@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -147,6 +149,32 @@ async def test_shard_follows_the_lead(one: ServiceHarness) -> None:
     assert await one.increment("b") == 2
     (again,) = one.coordinators.shards()
     assert again is not shard
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_ended_shard_is_freed_at_once(one: ServiceHarness, fails: bool) -> None:
+    """A full collection is rare, and a shard that is loaded again and again may be large."""
+    await one.increment("a")
+    gc.collect()
+    gc.disable()
+    try:
+        (shard,) = one.coordinators.shards()
+        state, ended = weakref.ref(shard.state), weakref.ref(shard)
+        del shard
+        if fails:
+            one.log.append_error = LogError(DISK_FULL, "full")
+            calling = asyncio.ensure_future(one.increment("b"))
+            await settle()
+            one.log.append_error = None
+            await one.clock.advance(service.RELOAD_S_MIN)
+            assert await calling == 2
+        else:
+            one.lead(2)
+        await settle()
+        assert state() is None
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 async def test_leads_that_change_at_once_leave_one_shard(one: ServiceHarness) -> None:

@@ -55,7 +55,12 @@ class Watch:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Check every response of every shard."""
-        watch, execute, query = self, Shard.execute, Shard.query
+        watch, execute, query, create = self, Shard.execute, Shard.query, Shard.__init__
+
+        def created(shard: Any, *arguments: Any, **options: Any) -> None:
+            create(shard, *arguments, **options)
+            if isinstance(shard.state, WatchedShard):
+                shard.state.belongs_to(shard)
 
         async def checked_execute(
             shard: Any, decide: Callable[[Any], Decision[Any]], **options: Any
@@ -85,6 +90,7 @@ class Watch:
             return response
 
         with (
+            mock.patch.object(Shard, "__init__", created),
             mock.patch.object(Shard, "execute", checked_execute),
             mock.patch.object(Shard, "query", checked_query),
         ):
@@ -107,8 +113,10 @@ class WatchedShard(GroupShard):
         self._watch = watch
         self._loaded_s = watch.loop.now
         self._heard_s: dict[tuple[str, str], float] = {}
-        shard = getattr(changed, "__self__", None)
-        assert isinstance(shard, Shard)
+        self._partition = self._epoch = -1
+
+    def belongs_to(self, shard: Any) -> None:
+        """Note partition and leader epoch of the shard with this state."""
         self._partition = int(shard.partition.partition)
         self._epoch = int(shard.role.state.row.leader_epoch)
 
