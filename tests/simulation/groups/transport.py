@@ -272,7 +272,7 @@ class ClientTransport:
         ledger = self.face.ledger
         if isinstance(answer, LogError):
             # A lost answer may cost a member its epoch (FENCED_MEMBER_EPOCH), never its session.
-            # Nobody hears of a late copy that is refused.
+            # The refusal of a late copy reaches no client.
             is_fenced = answer.entry in {UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH}
             if is_fenced and is_newest and body.member_epoch > 0:
                 now_s = self.face.nodes.world.loop.now
