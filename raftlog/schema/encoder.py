@@ -104,7 +104,7 @@ class _Writer:
             f"    {_PARTS} = []",
             f"    {_PARTS}_add = {_PARTS}.append",
             "    try:",
-            *self._lines,
+            *(self._lines or ["        pass"]),
             "    except EncodeError:",
             "        raise",
             "    except Errors as error:",

@@ -1,0 +1,29 @@
+"""Heartbeat, by scripts/generate_kafka_messages.py: do not edit."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from raftlog.schema.fields import Field, Int16, Int32, Versions
+
+
+class HeartbeatRequest(msgspec.Struct, frozen=True, gc=False):
+    """API 12."""
+
+    VERSIONS: ClassVar = Versions(0, 4, flexible=4)
+
+    group_id: str = ""
+    generation_id: Int32 = 0
+    member_id: str = ""
+    group_instance_id: Annotated[str | None, Field(since=3)] = None
+
+
+class HeartbeatResponse(msgspec.Struct, frozen=True, gc=False):
+    """API 12."""
+
+    VERSIONS: ClassVar = Versions(0, 4, flexible=4)
+
+    throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
+    error_code: Int16 = 0

@@ -1,0 +1,73 @@
+"""Metadata, by scripts/generate_kafka_messages.py: do not edit."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from raftlog.schema.fields import Field, Int16, Int32, OptionalUuid, Versions
+
+
+class MetadataRequestTopic(msgspec.Struct, frozen=True, gc=False):
+    """A part of MetadataRequest."""
+
+    topic_id: Annotated[OptionalUuid, Field(since=10, is_ignorable=True)] = None
+    name: Annotated[str | None, Field(nullable_since=10)] = ""
+
+
+class MetadataRequest(msgspec.Struct, frozen=True, gc=False):
+    """API 3."""
+
+    VERSIONS: ClassVar = Versions(0, 13, flexible=9)
+
+    topics: Annotated[tuple[MetadataRequestTopic, ...] | None, Field(nullable_since=1)] = ()
+    allow_auto_topic_creation: Annotated[bool, Field(since=4)] = True
+    include_cluster_authorized_operations: Annotated[bool, Field(since=8, until=10)] = False
+    include_topic_authorized_operations: Annotated[bool, Field(since=8)] = False
+
+
+class MetadataResponseBroker(msgspec.Struct, frozen=True, gc=False):
+    """A part of MetadataResponse."""
+
+    node_id: Int32 = 0
+    host: str = ""
+    port: Int32 = 0
+    rack: Annotated[str | None, Field(since=1, is_ignorable=True)] = None
+
+
+class MetadataResponsePartition(msgspec.Struct, frozen=True, gc=False):
+    """A part of MetadataResponse."""
+
+    error_code: Int16 = 0
+    partition_index: Int32 = 0
+    leader_id: Int32 = 0
+    leader_epoch: Annotated[Int32, Field(since=7, is_ignorable=True)] = -1
+    replica_nodes: tuple[Int32, ...] = ()
+    isr_nodes: tuple[Int32, ...] = ()
+    offline_replicas: Annotated[tuple[Int32, ...], Field(since=5, is_ignorable=True)] = ()
+
+
+class MetadataResponseTopic(msgspec.Struct, frozen=True, gc=False):
+    """A part of MetadataResponse."""
+
+    error_code: Int16 = 0
+    name: Annotated[str | None, Field(nullable_since=12)] = ""
+    topic_id: Annotated[OptionalUuid, Field(since=10, is_ignorable=True)] = None
+    is_internal: Annotated[bool, Field(since=1, is_ignorable=True)] = False
+    partitions: tuple[MetadataResponsePartition, ...] = ()
+    topic_authorized_operations: Annotated[Int32, Field(since=8)] = -2_147_483_648
+
+
+class MetadataResponse(msgspec.Struct, frozen=True, gc=False):
+    """API 3."""
+
+    VERSIONS: ClassVar = Versions(0, 13, flexible=9)
+
+    throttle_time_ms: Annotated[Int32, Field(since=3, is_ignorable=True)] = 0
+    brokers: tuple[MetadataResponseBroker, ...] = ()
+    cluster_id: Annotated[str | None, Field(since=2, is_ignorable=True)] = None
+    controller_id: Annotated[Int32, Field(since=1, is_ignorable=True)] = -1
+    topics: tuple[MetadataResponseTopic, ...] = ()
+    cluster_authorized_operations: Annotated[Int32, Field(since=8, until=10)] = -2_147_483_648
+    error_code: Annotated[Int16, Field(since=13, is_ignorable=True)] = 0
