@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from raftlog.broker.service import Broker
+from raftlog.kafka.connection import Connection
 from raftlog.kafka.settings import KafkaSettings
+from raftlog.record.errors import LogError
+
+RECEIVE_BUFFER_BYTES: Final = 64 * 1024
+"""The one buffer into which all connections receive."""
+SWEEP_S: Final = 1.0
+"""Pause between two looks at all connections."""
+ROOM_S: Final = 0.05
+"""Pause between two looks for room of connections that wait for it."""
+
+logger = logging.getLogger(__name__)
 
 
 class KafkaListener:
@@ -18,12 +33,132 @@ class KafkaListener:
         settings: KafkaSettings,
         on_broken_invariant: Callable[[BaseException], None],
     ) -> None:
-        self._broker = broker
-        self._settings = settings
+        self.broker = broker
+        self.settings = settings
+        self.refused = 0
+        """Connections closed for bytes that make no sense."""
+        self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         self._on_broken_invariant = on_broken_invariant
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._connections: dict[Connection, None] = {}
+        self._by_address: Counter[str] = Counter()
+        self._waiting: dict[Connection, None] = {}
+        """Connections that wait for room for a large frame, the longest first."""
+        self._is_room_due = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Requests being handled."""
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._is_closing = False
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 before `start`."""
+        sockets = self._server.sockets if self._server is not None else ()
+        return int(sockets[0].getsockname()[1]) if sockets else 0
 
     async def start(self, bound: socket.socket) -> None:
         """Listen on a bound socket."""
+        self._server = await self._loop.create_server(lambda: Connection(self), sock=bound)
+        self._sweep()
 
     async def close(self) -> None:
         """Accept no more, let requests in flight finish for a while, and close all connections."""
+        self._is_closing = True
+        if self._server is not None:
+            self._server.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for connection in list(self._connections):
+            connection.stop_reading()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.settings.shutdown_s)
+        for connection in list(self._connections):
+            connection.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # For connections
+
+    def now(self) -> float:
+        """The event loop's time, in seconds."""
+        return self._loop.time()
+
+    def opened(self, connection: Connection) -> bool:
+        """Count a new connection; False if there are too many."""
+        settings, group = self.settings, connection.address_group
+        is_full = len(self._connections) >= settings.connections_max
+        if is_full or self._by_address[group] >= settings.connections_per_address_max:
+            logger.warning("kafka: too many connections, one of %s is closed", connection.address)
+            return False
+        self._connections[connection] = None
+        self._by_address[group] += 1
+        return not self._is_closing
+
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self._waiting.pop(connection, None)
+        if connection in self._connections:
+            del self._connections[connection]
+            self._by_address[connection.address_group] -= 1
+            if not self._by_address[connection.address_group]:
+                del self._by_address[connection.address_group]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Handle a request."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def on_broken_invariant(self, error: BaseException) -> None:
+        """A handler failed with an error that it should not have: an assertion ends the node."""
+        if isinstance(error, AssertionError):
+            self._on_broken_invariant(error)
+
+    # Room for large frames
+
+    def take(self, connection: Connection, size: int) -> bool:
+        """Take bytes of the budget for a frame; without room, `proceed` is called once there is."""
+        first = next(iter(self._waiting), connection)
+        if first is connection:
+            try:
+                self.broker.bytes_in_flight.take(size, connection.address_group)
+            except LogError:
+                pass
+            else:
+                self._waiting.pop(connection, None)
+                return True
+        self._waiting[connection] = None
+        self._look_for_room(ROOM_S)
+        return False
+
+    def is_waiting(self, connection: Connection) -> bool:
+        """Whether the connection waits for room."""
+        return connection in self._waiting
+
+    def room_made(self) -> None:
+        """Bytes were given back."""
+        if self._waiting:
+            self._look_for_room(0.0)
+
+    def _look_for_room(self, after_s: float) -> None:
+        if not self._is_room_due:
+            self._is_room_due = True
+            self._loop.call_later(after_s, self._proceed_waiting)
+
+    def _proceed_waiting(self) -> None:
+        self._is_room_due = False
+        while self._waiting:
+            first = next(iter(self._waiting))
+            first.proceed()
+            if first in self._waiting:
+                # Its turn has not come: other listeners hold bytes, too.
+                return
+
+    def _sweep(self) -> None:
+        now = self.now()
+        for connection in list(self._connections):
+            connection.sweep(now)
+        self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)

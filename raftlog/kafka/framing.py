@@ -1,0 +1,89 @@
+"""Frames of the Kafka protocol: heads of requests, and heads of answers. Pure.
+
+A frame is its size (int32) and so many bytes. A request begins with its head: the API's key and
+version, a correlation id, the client's id, and tagged fields in flexible versions (KIP-482). An
+answer begins with the correlation id, and tagged fields in flexible versions.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from raftlog.record.types import Buffer
+from raftlog.schema.errors import DecodeError
+from raftlog.schema.varints import decode_uvarint
+
+SIZE_BYTES: Final = 4
+PREFIX_BYTES: Final = 8
+"""Size, API key and version: enough to judge a frame before memory is taken for it."""
+CLIENT_ID_BYTES_MAX: Final = 1_000
+TAGS_MAX: Final = 100
+
+_PREFIX: Final = struct.Struct(">ihh")
+_HEAD: Final = struct.Struct(">hhih")
+_ANSWER: Final = struct.Struct(">ii")
+
+
+class Prefix(NamedTuple):
+    """The first bytes of a frame."""
+
+    size: int
+    """Of the frame after these four bytes."""
+    api_key: int
+    api_version: int
+
+
+class Head(NamedTuple):
+    """The head of a request."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+    end: int
+    """Where the message begins."""
+
+
+def parse_prefix(data: Buffer, start: int) -> Prefix:
+    """The prefix of the frame at `start`; there must be PREFIX_BYTES."""
+    return Prefix(*_PREFIX.unpack_from(data, start))
+
+
+def parse_head(frame: Buffer, *, is_flexible: bool) -> Head:
+    """The head of a frame without its size. Raises DecodeError."""
+    try:
+        api_key, api_version, correlation_id, length = _HEAD.unpack_from(frame, 0)
+        position = _HEAD.size
+        client_id = ""
+        if length >= 0:
+            end = position + length
+            if length > CLIENT_ID_BYTES_MAX or end > len(frame):
+                raise DecodeError(f"a client id of {length} bytes")
+            client_id = str(frame[position:end], "utf-8")
+            position = end
+        if is_flexible:
+            position = _skip_tags(frame, position)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise DecodeError(f"request head: {error}") from error
+    return Head(api_key, api_version, correlation_id, client_id, position)
+
+
+def _skip_tags(frame: Buffer, position: int) -> int:
+    count, position = decode_uvarint(frame, position)
+    if count > TAGS_MAX:
+        raise DecodeError(f"request head: {count} tags")
+    for _ in range(count):
+        _, position = decode_uvarint(frame, position)
+        size, position = decode_uvarint(frame, position)
+        position += size
+        if position > len(frame):
+            raise DecodeError("request head: a tag beyond the end")
+    return position
+
+
+def answer_head(correlation_id: int, size: int, *, is_flexible: bool) -> bytes:
+    """Size and head of an answer whose message has `size` bytes."""
+    if is_flexible:
+        return _ANSWER.pack(size + SIZE_BYTES + 1, correlation_id) + b"\0"
+    return _ANSWER.pack(size + SIZE_BYTES, correlation_id)

@@ -1,0 +1,173 @@
+"""Fetch: stored batches as they are, of many partitions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftlog.broker.fetch import Fetched, Isolation, PartitionFetch
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import code, endpoint, topic_name
+from raftlog.kafka.messages.fetch import (
+    AbortedTransaction,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
+from raftlog.record.errors import NO_LEADER, LogError
+from raftlog.record.types import Buffer, Offset, PartitionId
+
+FETCH_SESSION_ID_NOT_FOUND: Final = 70
+INVALID_FETCH_SESSION_EPOCH: Final = 71
+FENCED_LEADER_EPOCH: Final = 74
+UNKNOWN_LEADER_EPOCH: Final = 75
+FIRST_EPOCHS: Final = (-1, 0)
+"""Session epochs of a full fetch: without a session, and to begin one, which we never do."""
+PARTITIONS_PER_TURN: Final = 256
+
+
+class _Part:
+    """One partition of the answer."""
+
+    __slots__ = ("error_code", "fetched", "one", "pieces", "wanted")
+
+    def __init__(self, wanted: FetchPartition) -> None:
+        self.wanted = wanted
+        self.error_code = 0
+        self.one: PartitionFetch | None = None
+        self.fetched: Fetched | None = None
+        """The first chunk's marks."""
+        self.pieces: list[Buffer] = []
+
+
+async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
+    """1: wait for `min_bytes`, then answer with what there is, in the request's order."""
+    if request.session_id:
+        # There are no fetch sessions (KIP-227) here: the client goes on with full fetches.
+        return FetchResponse(error_code=FETCH_SESSION_ID_NOT_FOUND)
+    if request.session_epoch not in FIRST_EPOCHS:
+        return FetchResponse(error_code=INVALID_FETCH_SESSION_EPOCH)
+    broker = call.broker
+    isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else _UNCOMMITTED
+    count = sum(len(topic.partitions) for topic in request.topics)
+    plan = broker.fetch.fetch(call.principal, count, any_replica=False, isolation=isolation)
+    topics: list[tuple[FetchTopic, str, list[_Part]]] = []
+    parts: dict[tuple[str, int], _Part] = {}
+    seen = 0
+    for topic in request.topics:
+        rows: list[_Part] = []
+        try:
+            name, error_code = topic_name(broker, topic.topic, topic.topic_id), 0
+        except LogError as error:
+            name, error_code = "", code(error)
+        topics.append((topic, name, rows))
+        for wanted in topic.partitions:
+            seen += 1
+            if seen % PARTITIONS_PER_TURN == 0:
+                await broker.turns.wait()
+            part = _Part(wanted)
+            rows.append(part)
+            part.error_code = error_code or _epoch_error(call, name, wanted)
+            if not part.error_code and (name, wanted.partition) not in parts:
+                parts[name, wanted.partition] = part
+                plan.add(
+                    name,
+                    PartitionId(wanted.partition),
+                    Offset(wanted.fetch_offset),
+                    max_bytes=wanted.partition_max_bytes,
+                )
+    if parts and len(parts) == seen and plan.is_at_end():
+        await plan.wait(min_bytes=request.min_bytes, timeout_s=max(request.max_wait_ms, 0) / 1000)
+    async for one, fetched in plan.chunks(request.max_bytes):
+        part = parts[one.topic, one.number]
+        if part.fetched is None:
+            part.one, part.fetched = one, fetched
+        if one.error is not None:
+            part.error_code = code(one.error)
+        elif fetched.data:
+            part.pieces.append(fetched.data)
+            part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
+    nodes: dict[int, NodeEndpoint] = {}
+    return FetchResponse(
+        responses=tuple(
+            FetchableTopicResponse(
+                topic.topic,
+                topic.topic_id,
+                tuple(_answer(call, name, part, isolation, nodes) for part in rows),
+            )
+            for topic, name, rows in topics
+        ),
+        node_endpoints=tuple(nodes.values()),
+    )
+
+
+_UNCOMMITTED: Final = Isolation.READ_UNCOMMITTED
+
+
+def _epoch_error(call: Call, name: str, wanted: FetchPartition) -> int:
+    """The code for a client with another leader epoch (KIP-320)."""
+    if wanted.current_leader_epoch < 0:
+        return 0
+    try:
+        known = call.broker.services.metadata.image.partition(name, wanted.partition).leader_epoch
+    except LogError as error:
+        return code(error)
+    if wanted.current_leader_epoch < known:
+        return FENCED_LEADER_EPOCH
+    return UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch > known else 0
+
+
+def _merged(first: Fetched, later: Fetched) -> Fetched:
+    """Marks of both chunks."""
+    aborted = dict.fromkeys((*first.aborted, *later.aborted))
+    return Fetched(
+        first.data,
+        later.next_offset,
+        later.high_watermark,
+        later.log_start_offset,
+        later.last_stable_offset,
+        tuple(aborted),
+    )
+
+
+def _answer(
+    call: Call, name: str, part: _Part, isolation: Isolation, nodes: dict[int, NodeEndpoint]
+) -> PartitionData:
+    number, fetched = part.wanted.partition, part.fetched
+    if part.error_code or fetched is None:
+        leader = LeaderIdAndEpoch()
+        moved = NO_LEADER.kafka_code, FENCED_LEADER_EPOCH
+        if part.error_code in moved and name:
+            leader = _leader(call, name, number, nodes)
+        return PartitionData(
+            number, part.error_code, -1, aborted_transactions=None, current_leader=leader
+        )
+    aborted = None
+    if isolation is Isolation.READ_COMMITTED:
+        aborted = tuple(AbortedTransaction(*each) for each in fetched.aborted)
+    pieces = part.pieces
+    return PartitionData(
+        number,
+        0,
+        fetched.high_watermark,
+        fetched.last_stable_offset,
+        fetched.log_start_offset,
+        aborted_transactions=aborted,
+        records=pieces[0] if len(pieces) == 1 else b"".join(pieces),
+    )
+
+
+def _leader(call: Call, name: str, number: int, nodes: dict[int, NodeEndpoint]) -> LeaderIdAndEpoch:
+    """The leader that an answer names (KIP-951); its address goes to `nodes`."""
+    try:
+        epoch, node = call.broker.produce.current_leader(name, PartitionId(number))
+    except LogError:
+        return LeaderIdAndEpoch()
+    if call.version < 16 or node is None or (address := endpoint(node)) is None:
+        return LeaderIdAndEpoch()
+    nodes[node.broker_id] = NodeEndpoint(node.broker_id, *address, node.rack)
+    return LeaderIdAndEpoch(node.broker_id, epoch)

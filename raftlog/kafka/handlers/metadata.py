@@ -1,0 +1,122 @@
+"""Metadata: brokers with a Kafka listener, topics, partitions with their leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import LISTENER_NOT_FOUND, NONE, code, endpoint
+from raftlog.kafka.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from raftlog.metadata.image import (
+    NO_LEADER_ID,
+    PartitionImage,
+    TopicImage,
+    is_internal_topic,
+)
+from raftlog.record.errors import UNKNOWN_TOPIC, LogError
+from raftlog.record.types import BrokerId
+
+LEADER_NOT_AVAILABLE: Final = 5
+UNKNOWN_TOPIC_ID: Final = 100
+NO_CONTROLLER: Final = -1
+PARTITIONS_PER_TURN: Final = 1_000
+"""Partitions described in one turn of the event loop: 5 ms with their encoding."""
+
+
+async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
+    """3: a client's first look at the cluster, and each one after a leader has moved."""
+    broker = call.broker
+    brokers = {
+        broker_id: MetadataResponseBroker(broker_id, *address, image.rack)
+        for broker_id, image in sorted(broker.admin.brokers().items())
+        if (address := endpoint(image)) is not None and not image.fenced
+    }
+    topics = await _topics(call, request)
+    described = []
+    count = 0
+    for topic in topics:
+        if isinstance(topic, MetadataResponseTopic):
+            described.append(topic)
+            continue
+        count += len(topic.partitions)
+        if count > PARTITIONS_PER_TURN:
+            count = 0
+            await broker.turns.wait()
+        described.append(_described(topic, brokers.keys()))
+    controller = broker.admin.controller_id()
+    return MetadataResponse(
+        brokers=tuple(brokers.values()),
+        cluster_id=broker.cluster_id,
+        controller_id=controller if controller in brokers else NO_CONTROLLER,
+        topics=tuple(described),
+    )
+
+
+async def _topics(call: Call, request: MetadataRequest) -> list[TopicImage | MetadataResponseTopic]:
+    """The topics asked for; an answer with an error in place of each that is not there."""
+    broker, principal = call.broker, call.principal
+    if request.topics is None or (call.version == 0 and not request.topics):
+        return list(broker.admin.topics(principal))
+    found: list[TopicImage | MetadataResponseTopic] = []
+    by_id = broker.services.metadata.image.topics_by_id
+    names = [one.name for one in request.topics if one.topic_id is None and one.name is not None]
+    known = broker.admin.topics_of(principal, names)
+    for one in request.topics:
+        name = one.name
+        if one.topic_id is not None:
+            topic = by_id.get(one.topic_id)
+            seen = None if topic is None else broker.admin.topics_of(principal, [topic.name])
+            if topic is None or not seen or seen[topic.name] is None:
+                found.append(MetadataResponseTopic(UNKNOWN_TOPIC_ID, None, one.topic_id))
+            else:
+                found.append(topic)
+        elif name is not None:
+            topic = known[name]
+            if topic is not None:
+                found.append(topic)
+            else:
+                found.append(await _missing(call, name, request.allow_auto_topic_creation))
+    return found
+
+
+async def _missing(call: Call, name: str, may_create: bool) -> TopicImage | MetadataResponseTopic:
+    if not may_create:
+        return MetadataResponseTopic(UNKNOWN_TOPIC.kafka_code, name)
+    try:
+        return await call.broker.produce.topic(call.principal, name)
+    except LogError as error:
+        return MetadataResponseTopic(code(error), name)
+
+
+def _described(topic: TopicImage, listening: Collection[BrokerId]) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        NONE,
+        topic.name,
+        topic.topic_id,
+        is_internal_topic(topic.name),
+        tuple(_partition(row, listening) for row in topic.partitions),
+    )
+
+
+def _partition(row: PartitionImage, listening: Collection[BrokerId]) -> MetadataResponsePartition:
+    error_code = NONE
+    if row.leader == NO_LEADER_ID:
+        error_code = LEADER_NOT_AVAILABLE
+    elif row.leader not in listening:
+        error_code = LISTENER_NOT_FOUND
+    return MetadataResponsePartition(
+        error_code,
+        row.partition,
+        row.leader,
+        row.leader_epoch,
+        row.replicas,
+        row.isr,
+        tuple(one for one in row.replicas if one not in listening),
+    )

@@ -1,0 +1,38 @@
+"""What the handlers share: topics by name or id, addresses of brokers, error codes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftlog.broker.service import Broker
+from raftlog.metadata.image import BrokerImage
+from raftlog.record.errors import UNKNOWN_TOPIC_ID, LogError
+from raftlog.record.types import TopicId
+
+NONE: Final = 0
+LISTENER_NOT_FOUND: Final = 72
+
+
+def code(error: LogError) -> int:
+    """Kafka's code of an error."""
+    return error.entry.kafka_code
+
+
+def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:
+    """The topic's name: newer versions name topics by their ids alone.
+
+    Raises LogError UNKNOWN_TOPIC_ID: a deleted topic's id is not that of its successor.
+    """
+    if topic_id is None:
+        return name
+    topic = broker.services.metadata.image.topics_by_id.get(topic_id)
+    if topic is None:
+        raise LogError(UNKNOWN_TOPIC_ID, f"There is no topic with id {topic_id}.")
+    return topic.name
+
+
+def endpoint(image: BrokerImage) -> tuple[str, int] | None:
+    """Where Kafka clients reach a broker; None if it has no Kafka listener."""
+    if image.kafka_host is None or image.kafka_port is None:
+        return None
+    return image.kafka_host, image.kafka_port

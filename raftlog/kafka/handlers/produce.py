@@ -1,0 +1,157 @@
+"""Produce and producer ids."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from raftlog.broker.produce import Acks, BatchesAppended, ProduceOptions
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import NONE, code, endpoint, topic_name
+from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from raftlog.kafka.messages.produce import (
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    INVALID_BODY,
+    NO_LEADER,
+    PRODUCER_FENCED,
+    LogError,
+)
+from raftlog.record.frames import ProduceFrame
+from raftlog.record.types import PartitionId
+
+ACKS: Final = {int(acks): acks for acks in Acks}
+TIMEOUT_MS_MAX: Final = 300_000
+COORDINATOR_NOT_AVAILABLE: Final = 15
+INVALID_PRODUCER_EPOCH: Final = 47
+"""Of a fenced producer, in Produce: clients take PRODUCER_FENCED (90) for the end there."""
+
+
+async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
+    """0: append batches to partitions led here. With acks=0 there is no answer."""
+    outcomes: list[list[BatchesAppended | LogError]]
+    try:
+        outcomes = await _append(call, request)
+    except LogError as error:
+        failed = error.as_outcome()
+        outcomes = [[failed] * len(topic.partition_data) for topic in request.topic_data]
+    if request.acks == Acks.NONE:
+        errors = [one for row in outcomes for one in row if isinstance(one, LogError)]
+        if errors:
+            # The client learns it by the end of its connection, as with Kafka.
+            raise errors[0]
+        return None
+    nodes: dict[int, NodeEndpoint] = {}
+    responses = tuple(
+        _answer(call, topic, row, nodes)
+        for topic, row in zip(request.topic_data, outcomes, strict=True)
+    )
+    return ProduceResponse(responses, node_endpoints=tuple(nodes.values()))
+
+
+async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppended | LogError]]:
+    """The outcome of each partition, in the request's order. Raises LogError if all fail alike."""
+    broker = call.broker
+    acks = ACKS.get(request.acks)
+    if acks is None:
+        raise LogError(BAD_REQUEST, f"acks is {request.acks}; it may be 0, 1 or -1.")
+    frames: list[ProduceFrame] = []
+    outcomes: list[list[BatchesAppended | LogError]] = []
+    places: list[tuple[int, int]] = []
+    seen: defaultdict[str, set[int]] = defaultdict(set)
+    for topic in request.topic_data:
+        row: list[BatchesAppended | LogError] = []
+        outcomes.append(row)
+        try:
+            name = topic_name(broker, topic.name, topic.topic_id)
+        except LogError as error:
+            row += [error.as_outcome()] * len(topic.partition_data)
+            continue
+        for one in topic.partition_data:
+            if one.index in seen[name]:
+                raise LogError(INVALID_BODY, f"Partition {name}-{one.index} is there twice.")
+            seen[name].add(one.index)
+            places.append((len(outcomes) - 1, len(row)))
+            row.append(_UNDECIDED)
+            frames.append(ProduceFrame(name, PartitionId(one.index), one.records or b""))
+    timeout_s = min(max(request.timeout_ms, 1), TIMEOUT_MS_MAX) / 1000
+    options = ProduceOptions(acks, timeout_s, transactional_id=request.transactional_id)
+    if frames:
+        appended = await broker.produce.append_batches(call.principal, frames, options)
+        for (first, second), outcome in zip(places, appended, strict=True):
+            outcomes[first][second] = outcome
+    return outcomes
+
+
+_UNDECIDED: Final = LogError(INVALID_BODY)
+
+
+def _answer(
+    call: Call,
+    topic: TopicProduceData,
+    outcomes: list[BatchesAppended | LogError],
+    nodes: dict[int, NodeEndpoint],
+) -> TopicProduceResponse:
+    """One topic's part; the leaders that it names go to `nodes` (KIP-951)."""
+    rows = []
+    for one, outcome in zip(topic.partition_data, outcomes, strict=True):
+        if isinstance(outcome, LogError):
+            rows.append(_failed(call, topic, one.index, outcome, nodes))
+        else:
+            rows.append(
+                PartitionProduceResponse(
+                    one.index,
+                    NONE,
+                    outcome.base_offset,
+                    outcome.log_append_time_ms,
+                    outcome.log_start_offset,
+                )
+            )
+    return TopicProduceResponse(topic.name, topic.topic_id, tuple(rows))
+
+
+def _failed(
+    call: Call,
+    topic: TopicProduceData,
+    number: int,
+    error: LogError,
+    nodes: dict[int, NodeEndpoint],
+) -> PartitionProduceResponse:
+    leader = LeaderIdAndEpoch()
+    if error.entry is NO_LEADER and call.version >= 10:
+        try:
+            name = topic_name(call.broker, topic.name, topic.topic_id)
+            epoch, node = call.broker.produce.current_leader(name, PartitionId(number))
+        except LogError:
+            node = None
+        if node is not None and (address := endpoint(node)) is not None:
+            nodes[node.broker_id] = NodeEndpoint(node.broker_id, *address, node.rack)
+            leader = LeaderIdAndEpoch(node.broker_id, epoch)
+    is_fenced = error.entry is PRODUCER_FENCED
+    return PartitionProduceResponse(
+        number,
+        INVALID_PRODUCER_EPOCH if is_fenced else code(error),
+        -1,
+        error_message=error.message,
+        current_leader=leader,
+    )
+
+
+async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    """22: a producer id; with a transactional id the coordinator's. Transactions are to come."""
+    if request.transactional_id is not None:
+        # Without transactions there is no coordinator to ask.
+        return InitProducerIdResponse(error_code=COORDINATOR_NOT_AVAILABLE)
+    try:
+        producer_id, epoch = await call.broker.produce.allocate_producer_id(call.principal)
+    except LogError as error:
+        return InitProducerIdResponse(error_code=code(error))
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)

@@ -1,0 +1,246 @@
+"""One connection: order of answers, bounds, malformed frames, slow clients, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+
+from raftlog.kafka.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from raftlog.kafka.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from raftlog.kafka.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from raftlog.kafka.settings import KafkaSettings
+from raftlog.schema.codec import codec_of
+from tests.kafka.peers import KafkaNode, batch, kafka_node
+
+VERSIONS = ApiVersionsRequest("test", "1")
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[KafkaNode]:
+    async with kafka_node() as node:
+        yield node
+
+
+def produce(
+    *values: bytes, topic: str = "one", partition: int = 0, acks: int = -1
+) -> ProduceRequest:
+    data = TopicProduceData(topic, None, (PartitionProduceData(partition, batch(*values)),))
+    return ProduceRequest(None, acks, 10_000, (data,))
+
+
+def fetch(offset: int, *, wait_ms: int = 0, topic: str = "one", isolation: int = 0) -> FetchRequest:
+    part = FetchPartition(0, -1, offset, partition_max_bytes=1 << 20)
+    return FetchRequest(
+        max_wait_ms=wait_ms,
+        min_bytes=1,
+        isolation_level=isolation,
+        topics=(FetchTopic(topic, None, (part,)),),
+    )
+
+
+def end_of(topic: str = "one", partition: int = 0) -> ListOffsetsRequest:
+    return ListOffsetsRequest(
+        topics=(ListOffsetsTopic(topic, (ListOffsetsPartition(partition, timestamp=-1),)),)
+    )
+
+
+async def test_records_come_back_as_they_were_sent(one: KafkaNode) -> None:
+    async with one.client() as client:
+        answer = await client.ask(produce(b"a", b"b"), 9)
+        [row] = answer.responses[0].partition_responses
+        assert (row.error_code, row.base_offset) == (0, 0)
+        answer = await client.ask(fetch(0), 12)
+        [part] = answer.responses[0].partitions
+        assert part.high_watermark == 2
+        sent = batch(b"a", b"b")
+        # Base offset and leader epoch are the broker's.
+        assert bytes(part.records)[16:] == sent[16:]
+        answer = await client.ask(end_of(), 7)
+        assert answer.topics[0].partitions[0].offset == 2
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 4])
+async def test_a_client_learns_the_versions_first(one: KafkaNode, version: int) -> None:
+    async with one.client() as client:
+        answer = await client.ask(VERSIONS, version)
+        offered = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        assert offered[0] == (0, 13)
+        assert offered[18] == (0, 4)
+
+
+async def test_an_unknown_version_of_the_first_request_is_answered_in_version_0(
+    one: KafkaNode,
+) -> None:
+    async with one.client() as client:
+        head = struct.pack(">hhih", 18, 99, 7, -1) + b"\0" * 9
+        client.writer.write(struct.pack(">i", len(head)) + head)
+        (size,) = struct.unpack(">i", await client.reader.readexactly(4))
+        data = await client.reader.readexactly(size)
+        assert data[:4] == b"\0\0\0\7"
+        answer = codec_of(ApiVersionsResponse, 0).decode(data, 4, 1_000)
+        assert answer.error_code == 35
+        assert answer.api_keys
+        assert (await client.ask(VERSIONS, 3)).error_code == 0
+
+
+async def test_answers_leave_in_the_order_of_the_requests(one: KafkaNode) -> None:
+    """Though the first one is held back."""
+    async with one.client() as client, one.client() as other:
+        await client.send(fetch(0, wait_ms=5_000), 12)
+        for _ in range(20):
+            await client.send(VERSIONS, 3)
+        await other.ask(produce(b"x"), 9)
+        numbers = [(await client.receive())[0] for _ in range(21)]
+        assert numbers == list(range(21))
+
+
+async def test_requests_of_one_connection_are_appended_in_their_order(one: KafkaNode) -> None:
+    async with one.client() as client:
+        frames = [client.frame(produce(b"%d" % number), 9) for number in range(100)]
+        client.writer.write(b"".join(frames))
+        offsets = []
+        for _ in frames:
+            _, answer = await client.receive()
+            offsets.append(answer.responses[0].partition_responses[0].base_offset)
+        assert offsets == list(range(100))
+
+
+async def test_a_frame_may_arrive_byte_by_byte(one: KafkaNode) -> None:
+    async with one.client() as client:
+        for byte in client.frame(produce(b"slow"), 9) + client.frame(VERSIONS, 3):
+            client.writer.write(bytes([byte]))
+            await client.writer.drain()
+        assert (await client.receive())[0] == 0
+        assert (await client.receive())[0] == 1
+
+
+@pytest.mark.parametrize("size", [32_000, 33_000, 100_000, 900_000])
+async def test_large_frames_and_what_follows_them(one: KafkaNode, size: int) -> None:
+    async with one.client() as client:
+        frames = [client.frame(produce(bytes(size)), 9) for _ in range(3)]
+        client.writer.write(b"".join(frames) + client.frame(VERSIONS, 3))
+        for number in range(4):
+            assert (await client.receive())[0] == number
+        assert one.node.record_count() == 3
+
+
+async def test_without_acks_there_is_no_answer(one: KafkaNode) -> None:
+    async with one.client() as client:
+        await client.send(produce(b"a", acks=0), 9)
+        await client.send(VERSIONS, 3)
+        assert (await client.receive())[0] == 1
+        assert one.node.record_count() == 1
+        await client.send(produce(b"a", topic="unknown", acks=0), 9)
+        assert await client.ends()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">ihh", 100, 99, 0),
+        struct.pack(">ihh", 100, 1, 3),
+        struct.pack(">ihh", 100, 1, 99),
+        struct.pack(">ihh", -1, 18, 0),
+        struct.pack(">ihh", 3, 18, 0),
+        struct.pack(">ihh", 0x7FFFFFFF, 0, 9),
+        struct.pack(">ihh", 2 << 20, 3, 9),
+        struct.pack(">ihhih", 10, 3, 9, 0, 1_000),
+        struct.pack(">ihhih", 14, 3, 9, 0, 0) + b"\xff\xff\xff\xff",
+        struct.pack(">ihhih", 25, 0, 9, 0, -1) + bytes.fromhex("00 00ffff00000000ffffffff0f0000"),
+    ],
+    ids=lambda frame: frame.hex()[:24],
+)
+async def test_a_frame_that_makes_no_sense_ends_its_connection_alone(
+    one: KafkaNode, frame: bytes
+) -> None:
+    async with one.client() as other, one.client() as client:
+        client.writer.write(frame)
+        assert await client.ends()
+        assert one.listener.refused == 1
+        assert (await other.ask(VERSIONS, 3)).error_code == 0
+
+
+async def test_more_requests_than_may_be_handled_wait_their_turn() -> None:
+    settings = KafkaSettings(requests_per_connection_max=2, shutdown_s=1.0)
+    async with kafka_node(settings) as one, one.client() as client:
+        frames = [client.frame(produce(b"%d" % number), 9) for number in range(50)]
+        client.writer.write(b"".join(frames))
+        for number in range(50):
+            assert (await client.receive())[0] == number
+
+
+async def test_a_large_frame_waits_for_room_and_is_never_refused() -> None:
+    async with (
+        kafka_node(bytes_in_flight_max=400_000) as one,
+        one.client() as client,
+        one.client() as other,
+    ):
+        # All of the address's share is held by another request.
+        one.broker.bytes_in_flight.take(90_000, "127.0.0.1")
+        await client.send(produce(bytes(50_000)), 9)
+        assert (await other.ask(VERSIONS, 3)).error_code == 0
+        assert not one.node.record_count()
+        one.broker.bytes_in_flight.give(90_000, "127.0.0.1")
+        assert (await client.receive())[0] == 0
+
+
+async def test_a_client_that_leaves_ends_its_fetch_and_no_write(one: KafkaNode) -> None:
+    async with one.client() as client:
+        await client.send(fetch(0, wait_ms=60_000), 12)
+        while not one.listener._tasks:  # noqa: ASYNC110 (plain data)
+            await asyncio.sleep(0.005)
+    async with asyncio.timeout(5):
+        while one.listener._tasks or one.listener._connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        (KafkaSettings(idle_s=0.1), b""),
+        (KafkaSettings(receive_s=0.1), b"\0\0\0\x40\0\x12\0\3"),
+        (KafkaSettings(receive_s=0.1), struct.pack(">ihh", 100_000, 0, 9)),
+    ],
+)
+async def test_idle_and_slow_clients_are_cut_off(settings: KafkaSettings, sent: bytes) -> None:
+    async with kafka_node(settings) as one, one.client() as client:
+        client.writer.write(sent)
+        assert await client.ends()
+
+
+async def test_too_many_connections_of_one_address_are_closed() -> None:
+    async with (
+        kafka_node(KafkaSettings(connections_per_address_max=1)) as one,
+        one.client() as client,
+        one.client() as refused,
+    ):
+        assert await refused.ends()
+        assert (await client.ask(VERSIONS, 3)).error_code == 0
+
+
+async def test_requests_in_flight_are_answered_before_the_listener_closes(one: KafkaNode) -> None:
+    async with one.client() as client:
+        log = one.node.log()
+        log.hold_flush = True
+        await client.send(produce(b"a"), 9)
+        while not one.node.record_count():  # noqa: ASYNC110 (plain data)
+            await asyncio.sleep(0.005)
+        closing = asyncio.ensure_future(one.listener.close())
+        await asyncio.sleep(0)
+        log.hold_flush = False
+        log.flush_now()
+        assert (await client.receive())[0] == 0
+        await closing
+        assert await client.ends()
