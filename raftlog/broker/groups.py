@@ -136,6 +136,8 @@ class OpenTransaction(NamedTuple):
 
     transactional_id: str
     producer: Producer
+    adds_group: bool = True
+    """Whether the commit adds the group to the transaction; clients of version 1 did before."""
 
 
 class GroupView(NamedTuple):
@@ -247,8 +249,12 @@ class GroupService:
                 )
         request = CommitOffsets(group_id, tuple(known), committer)
         if transaction is not None:
-            transactional_id, producer = transaction
-            request = replace(request, producer=producer, transactional_id=transactional_id)
+            request = replace(
+                request,
+                producer=transaction.producer,
+                transactional_id=transaction.transactional_id,
+                adds=transaction.adds_group,
+            )
         outcomes = iter((await self.call(group_id, request, OffsetOutcomes)).outcomes)
         return [
             next(outcomes) if not code else PartitionOutcome(one.topic, one.partition, code)

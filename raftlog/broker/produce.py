@@ -104,6 +104,9 @@ class ProduceOptions:
     sequence: int = NO_SEQUENCE
     transactional_id: str | None = None
     """Of the transaction that the records join."""
+    adds_partition: bool = True
+    """Whether the first records of a transaction add their partition to it (version 2, KIP-890);
+    a client of version 1 has added it before."""
 
     @property
     def is_idempotent(self) -> bool:
@@ -494,6 +497,7 @@ class ProduceService:
                 transactional_id=options.transactional_id,
                 acks=acks,
                 timeout_s=timeout_s,
+                adds=options.adds_partition,
             )
         except LogError as error:
             if is_known:

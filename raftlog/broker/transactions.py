@@ -15,15 +15,18 @@ from raftlog.broker.authorize import (
     Operation,
     Principal,
     Resource,
+    group_resource,
     may_describe,
+    topic_resource,
     transactional_id_resource,
 )
 from raftlog.broker.node import NodeServices
 from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.transaction import VERSION_2
+from raftlog.coordinator.transaction import VERSION_1, VERSION_2
 from raftlog.coordinator.transaction_kind import NAME, TOPIC, decode_response, encode_request
 from raftlog.coordinator.transaction_messages import (
     AbortTransaction,
+    AddPartitions,
     CommitSinkEpoch,
     DescribeSink,
     DescribeTransaction,
@@ -37,6 +40,7 @@ from raftlog.coordinator.transaction_messages import (
     Request,
     Response,
     SinkEpoch,
+    TopicPartition,
     TransactionDescription,
     TransactionListing,
     TransactionSummary,
@@ -44,11 +48,20 @@ from raftlog.coordinator.transaction_messages import (
     sink_shard_key,
 )
 from raftlog.metadata.image import TopicImage
-from raftlog.record.coordinators import partition_of
+from raftlog.record.coordinators import OFFSETS_TOPIC, partition_of
 from raftlog.record.errors import LogError
-from raftlog.record.types import NO_PRODUCER_ID, BrokerId
+from raftlog.record.types import NO_PRODUCER_ID, BrokerId, PartitionId
 
-__all__ = ["Ended", "Initialized", "Producer", "TransactionDescription", "TransactionService"]
+__all__ = [
+    "VERSION_1",
+    "VERSION_2",
+    "Ended",
+    "Initialized",
+    "Producer",
+    "TopicPartition",
+    "TransactionDescription",
+    "TransactionService",
+]
 
 CALL_S: Final = 10.0
 """Timeout of one call."""
@@ -101,12 +114,56 @@ class TransactionService:
         # Repeated, it would fence the producer of its own first answer: only an epoch is lost.
         return await self._call(request, shard_key(transactional_id), Initialized, is_held=True)
 
-    async def end(
-        self, principal: Principal, transactional_id: str, producer: Producer, *, is_commit: bool
-    ) -> Producer:
-        """Commit or abort; returns the producer for the next transaction. Raises LogError."""
+    async def add_partitions(
+        self,
+        principal: Principal,
+        transactional_id: str,
+        producer: Producer,
+        partitions: Sequence[TopicPartition],
+    ) -> None:
+        """Partitions join the transaction: by clients that do so before they write (version 1).
+
+        Raises LogError: FORBIDDEN, UNKNOWN_TOPIC, UNKNOWN_PARTITION for any of them, with none
+        added.
+        """
         self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
-        request = EndTransaction(transactional_id, producer, is_commit, VERSION_2)
+        image = self._services.metadata.image
+        for one in partitions:
+            self._authorize(principal, Operation.WRITE, topic_resource(one.topic))
+            image.partition(one.topic, PartitionId(one.partition))
+        await self._add(transactional_id, producer, partitions)
+
+    async def add_group(
+        self, principal: Principal, transactional_id: str, producer: Producer, group_id: str
+    ) -> None:
+        """A group's offsets join the transaction, as `add_partitions`. Raises LogError."""
+        self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
+        self._authorize(principal, Operation.READ, group_resource(group_id))
+        topic = self._services.metadata.image.topic(OFFSETS_TOPIC)
+        number = partition_of(group_id, len(topic.partitions))
+        await self._add(transactional_id, producer, [TopicPartition(topic.name, number)])
+
+    async def _add(
+        self, transactional_id: str, producer: Producer, partitions: Sequence[TopicPartition]
+    ) -> None:
+        request = AddPartitions(transactional_id, producer, tuple(partitions))
+        await self._call(request, shard_key(transactional_id), Done)
+
+    async def end(
+        self,
+        principal: Principal,
+        transactional_id: str,
+        producer: Producer,
+        *,
+        is_commit: bool,
+        version: int = VERSION_2,
+    ) -> Producer:
+        """Commit or abort; returns the producer for the next transaction. Raises LogError.
+
+        `version`: VERSION_1 keeps the epoch, and goes on counting sequences.
+        """
+        self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
+        request = EndTransaction(transactional_id, producer, is_commit, version)
         key = shard_key(transactional_id)
         return (await self._call(request, key, Ended, is_held=True)).producer
 

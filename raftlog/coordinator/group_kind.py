@@ -43,9 +43,10 @@ HELD_S_MAX: Final = REBALANCE_TIMEOUT_MS_MAX / 1000
 
 GroupCoordinator: TypeAlias = Shard[GroupShard, GroupTimer]
 VerifyTransaction: TypeAlias = Callable[
-    [Partition, str, Producer], Awaitable[VerificationGuard | None]
+    [Partition, str, Producer, bool], Awaitable[VerificationGuard | None]
 ]
-"""Adds a partition to a producer's transaction: `LeaderTransactions.verify`. Raises LogError."""
+"""Adds a partition to a producer's transaction (False: asks whether it is in there):
+`LeaderTransactions.verify`. Raises LogError."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests: Final[msgspec.msgpack.Decoder[GroupRequest]] = msgspec.msgpack.Decoder(GroupRequest)
@@ -110,7 +111,9 @@ async def carry_out(
             return await _begun(shard, request)
         case CommitOffsets(producer=Producer() as producer):
             # Each commit asks, not only the first (docs/decisions/transactional-offsets.md).
-            verification = await verify(shard.partition, request.transactional_id, producer)
+            verification = await verify(
+                shard.partition, request.transactional_id, producer, request.adds
+            )
             response = await shard.execute_in_transaction(
                 producer, verification, lambda state: _decide(shard, state, request)
             )

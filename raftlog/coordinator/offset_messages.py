@@ -77,6 +77,9 @@ class CommitOffsets(_Body, frozen=True, tag=20):
     retention. Excludes leader epochs and topic ids, which are then not stored."""
     transactional_id: str = ""
     """Of `producer`: its coordinator confirms the transaction."""
+    adds: bool = True
+    """Whether the group's partition joins the transaction by this; otherwise it must have joined
+    before (clients of version 1)."""
 
 
 class PartitionOutcome(_Part, frozen=True):

@@ -92,6 +92,7 @@ class LeaderTransactions:
         transactional_id: str,
         acks: Acks,
         timeout_s: float,
+        adds: bool = True,
     ) -> list[AppendResult]:
         """Append batches of one producer's transaction, as `Partition.append`.
 
@@ -111,7 +112,9 @@ class LeaderTransactions:
             if found.begin_verification(*producer) is None:
                 guard = None
             else:
-                guard = await self.verify(found, transactional_id, producer, deadline=deadline)
+                guard = await self.verify(
+                    found, transactional_id, producer, deadline=deadline, adds=adds
+                )
         finally:
             # The producer's next append runs in a later step of the loop than this one.
             place.leave()
@@ -171,14 +174,15 @@ class LeaderTransactions:
         producer: Producer,
         *,
         deadline: float = float("inf"),
+        adds: bool = True,
     ) -> VerificationGuard | None:
         """Return once the partition is in the transaction, with the guard for the append.
 
-        None if the transaction is open in the partition already, in this epoch. `deadline` is of
+        `adds`: see `TransactionHooks.append`. None if the transaction is open in the partition already, in this epoch. `deadline` is of
         the monotonic clock. Raises LogError as `append`.
         """
         partition = TopicPartition(found.topic, found.partition)
-        verification = Verification(transactional_id, producer, (partition,), is_addition=True)
+        verification = Verification(transactional_id, producer, (partition,), is_addition=adds)
         deadline = min(deadline, self._clock.monotonic() + CONCURRENT_S_MAX)
         await self._marker_of_before(found, producer, deadline)
         attempt = 0

@@ -15,17 +15,40 @@ import msgspec
 
 from raftlog.kafka.call import Call
 from raftlog.kafka.framing import answer_head, parse_head
-from raftlog.kafka.handlers import fetch, metadata, offsets, produce
+from raftlog.kafka.handlers import fetch, metadata, offsets, produce, transactions
+from raftlog.kafka.messages.add_offsets_to_txn import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from raftlog.kafka.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+)
 from raftlog.kafka.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
 )
+from raftlog.kafka.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from raftlog.kafka.messages.end_txn import EndTxnRequest, EndTxnResponse
 from raftlog.kafka.messages.fetch import FetchRequest, FetchResponse
 from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from raftlog.kafka.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
+from raftlog.kafka.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
 from raftlog.kafka.messages.metadata import MetadataRequest, MetadataResponse
 from raftlog.kafka.messages.produce import ProduceRequest, ProduceResponse
+from raftlog.kafka.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
 from raftlog.record.types import Buffer
 from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.fields import Versions
@@ -132,11 +155,65 @@ APIS: Final = {
             "InitProducerId",
             InitProducerIdRequest,
             InitProducerIdResponse,
-            produce.init_producer_id,
+            transactions.init_producer_id,
             5,
+        ),
+        # From version 4 on it is for brokers only: ours ask by their own channel.
+        Api(
+            24,
+            "AddPartitionsToTxn",
+            AddPartitionsToTxnRequest,
+            AddPartitionsToTxnResponse,
+            transactions.add_partitions,
+            3,
+        ),
+        Api(
+            25,
+            "AddOffsetsToTxn",
+            AddOffsetsToTxnRequest,
+            AddOffsetsToTxnResponse,
+            transactions.add_offsets,
+            4,
+        ),
+        Api(26, "EndTxn", EndTxnRequest, EndTxnResponse, transactions.end, 5),
+        Api(
+            28,
+            "TxnOffsetCommit",
+            TxnOffsetCommitRequest,
+            TxnOffsetCommitResponse,
+            transactions.commit_offsets,
+            5,
+        ),
+        Api(
+            65,
+            "DescribeTransactions",
+            DescribeTransactionsRequest,
+            DescribeTransactionsResponse,
+            transactions.describe,
+            0,
+        ),
+        Api(
+            66,
+            "ListTransactions",
+            ListTransactionsRequest,
+            ListTransactionsResponse,
+            transactions.list_,
+            2,
         ),
     )
 }
 """By key."""
 
-OFFERED: Final = ApiVersionsResponse(api_keys=tuple(api.offered for api in APIS.values()))
+FEATURES: Final = {"transaction.version": 2}
+"""Feature levels (KIP-584): clients end transactions by EndTxn 5 with this one (KIP-890)."""
+
+OFFERED: Final = ApiVersionsResponse(
+    api_keys=tuple(api.offered for api in APIS.values()),
+    supported_features=tuple(
+        SupportedFeatureKey(name, 0, level) for name, level in FEATURES.items()
+    ),
+    finalized_features_epoch=0,
+    finalized_features=tuple(
+        FinalizedFeatureKey(name, level, level) for name, level in FEATURES.items()
+    ),
+)

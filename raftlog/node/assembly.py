@@ -308,9 +308,9 @@ class NodeCore:
         await self.quorum.close()
 
     async def _verify_transaction(
-        self, found: Partition, transactional_id: str, producer: Producer
+        self, found: Partition, transactional_id: str, producer: Producer, adds: bool
     ) -> VerificationGuard | None:
-        return await self._transactions.verify(found, transactional_id, producer)
+        return await self._transactions.verify(found, transactional_id, producer, adds=adds)
 
     async def _join(self, epoch: BrokerEpoch) -> None:
         """Take part in replication, and only then send heartbeats to the controller."""

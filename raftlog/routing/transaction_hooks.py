@@ -26,8 +26,13 @@ class TransactionHooks(Protocol):
         transactional_id: str,
         acks: Acks,
         timeout_s: float,
+        adds: bool = True,
     ) -> list[AppendResult]:
-        """`Partition.append`, once the coordinator has confirmed the transaction."""
+        """`Partition.append`, once the coordinator has confirmed the transaction.
+
+        `adds`: the partition joins the transaction by its first batch; otherwise it must have
+        joined before (clients of version 1, KIP-890).
+        """
         ...
 
     async def write_marker(
@@ -51,12 +56,21 @@ def append_at_leader(
     transactional_id: str | None,
     acks: Acks,
     timeout_s: float,
+    adds: bool = True,
 ) -> Awaitable[list[AppendResult]]:
-    """Append batches to a partition led here, in a transaction or (None) outside of any."""
+    """Append batches to a partition led here, in a transaction or (None) outside of any.
+
+    `adds`: see `TransactionHooks.append`.
+    """
     if transactional_id is None:
         return found.append(batches, acks=acks, timeout_s=timeout_s)
     return transactions.append(
-        found, batches, transactional_id=transactional_id, acks=acks, timeout_s=timeout_s
+        found,
+        batches,
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout_s=timeout_s,
+        adds=adds,
     )
 
 
@@ -71,6 +85,7 @@ class NoCoordinators:
         transactional_id: str,
         acks: Acks,
         timeout_s: float,
+        adds: bool = True,
     ) -> list[AppendResult]:
         """See `TransactionHooks`."""
         return await found.append(batches, acks=acks, timeout_s=timeout_s)

@@ -28,7 +28,9 @@ GROUP = "group"
 R = TypeVar("R")
 
 
-async def no_transactions(_found: object, _transactional_id: str, _producer: object) -> None:
+async def no_transactions(
+    _found: object, _transactional_id: str, _producer: object, _adds: bool
+) -> None:
     """Stands in for a coordinator of transactions that does not answer."""
     raise LogError(TRANSACTION_NOT_VERIFIED)
 

@@ -112,9 +112,9 @@ class GroupLeader:
         ack(self.node, self.follower, self.feed)
 
     async def verify(
-        self, found: Any, transactional_id: str, one: Producer
+        self, found: Any, transactional_id: str, one: Producer, adds: bool
     ) -> VerificationGuard | None:
-        return await self.transactions.verify(found, transactional_id, one)
+        return await self.transactions.verify(found, transactional_id, one, adds=adds)
 
     async def request(self, request: Any) -> Any:
         return await carry_out(self.shard, request, self.verify)

@@ -6,7 +6,7 @@ from typing import Final
 
 from raftlog.broker.service import Broker
 from raftlog.metadata.image import BrokerImage
-from raftlog.record.errors import UNKNOWN_TOPIC_ID, LogError
+from raftlog.record.errors import ERROR_TABLE, UNKNOWN_TOPIC_ID, LogError
 from raftlog.record.types import TopicId
 
 NONE: Final = 0
@@ -16,6 +16,11 @@ LISTENER_NOT_FOUND: Final = 72
 def code(error: LogError) -> int:
     """Kafka's code of an error."""
     return error.entry.kafka_code
+
+
+def code_of(our_code: int) -> int:
+    """Kafka's code of a code of the error table; 0 is success in both."""
+    return ERROR_TABLE[our_code].kafka_code if our_code else NONE
 
 
 def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:

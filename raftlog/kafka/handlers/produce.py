@@ -1,4 +1,4 @@
-"""Produce and producer ids."""
+"""Produce: batches as clients built them, to partitions led here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 from raftlog.broker.produce import Acks, BatchesAppended, ProduceOptions
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import NONE, code, endpoint, topic_name
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from raftlog.kafka.messages.produce import (
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -30,7 +29,8 @@ from raftlog.record.types import PartitionId
 
 ACKS: Final = {int(acks): acks for acks in Acks}
 TIMEOUT_MS_MAX: Final = 300_000
-COORDINATOR_NOT_AVAILABLE: Final = 15
+ADDS_BY_PRODUCE: Final = 12
+"""The version from which on the first batch of a transaction adds its partition (KIP-890)."""
 INVALID_PRODUCER_EPOCH: Final = 47
 """Of a fenced producer, in Produce: clients take PRODUCER_FENCED (90) for the end there."""
 
@@ -83,7 +83,12 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
             row.append(_UNDECIDED)
             frames.append(ProduceFrame(name, PartitionId(one.index), one.records or b""))
     timeout_s = min(max(request.timeout_ms, 1), TIMEOUT_MS_MAX) / 1000
-    options = ProduceOptions(acks, timeout_s, transactional_id=request.transactional_id)
+    options = ProduceOptions(
+        acks,
+        timeout_s,
+        transactional_id=request.transactional_id,
+        adds_partition=call.version >= ADDS_BY_PRODUCE,
+    )
     if frames:
         appended = await broker.produce.append_batches(call.principal, frames, options)
         for (first, second), outcome in zip(places, appended, strict=True):
@@ -143,15 +148,3 @@ def _failed(
         error_message=error.message,
         current_leader=leader,
     )
-
-
-async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """22: a producer id; with a transactional id the coordinator's. Transactions are to come."""
-    if request.transactional_id is not None:
-        # Without transactions there is no coordinator to ask.
-        return InitProducerIdResponse(error_code=COORDINATOR_NOT_AVAILABLE)
-    try:
-        producer_id, epoch = await call.broker.produce.allocate_producer_id(call.principal)
-    except LogError as error:
-        return InitProducerIdResponse(error_code=code(error))
-    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)

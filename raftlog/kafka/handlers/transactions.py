@@ -1,0 +1,276 @@
+"""Transactions (KIP-98, 447, 664, 890) of both versions.
+
+Clients of version 1 name each partition before they write to it (24, 25), keep their epoch over
+transactions, and end them by EndTxn up to version 4. Those of version 2 add partitions by their
+first batch (Produce from version 12 on, TxnOffsetCommit from 5 on), and EndTxn 5 brings the epoch
+of the next transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from raftlog.broker.groups import Committer, OffsetToCommit, OpenTransaction
+from raftlog.broker.transactions import (
+    VERSION_1,
+    VERSION_2,
+    Producer,
+    TopicPartition,
+    TransactionDescription,
+)
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import NONE, code, code_of
+from raftlog.kafka.messages.add_offsets_to_txn import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from raftlog.kafka.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+)
+from raftlog.kafka.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TopicData,
+)
+from raftlog.kafka.messages.describe_transactions import TransactionState as DescribedTransaction
+from raftlog.kafka.messages.end_txn import EndTxnRequest, EndTxnResponse
+from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from raftlog.kafka.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TransactionState,
+)
+from raftlog.kafka.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from raftlog.record.errors import PRODUCER_FENCED, LogError
+from raftlog.record.types import ProducerEpoch, ProducerId
+
+INVALID_PRODUCER_EPOCH: Final = 47
+"""Of a fenced producer, for versions older than its own code (90)."""
+INVALID_REGULAR_EXPRESSION: Final = 128
+STATES: Final = {
+    "empty": "Empty",
+    "ongoing": "Ongoing",
+    "prepared": "Ongoing",
+    "prepare-commit": "PrepareCommit",
+    "prepare-abort": "PrepareAbort",
+    "complete-commit": "CompleteCommit",
+    "complete-abort": "CompleteAbort",
+}
+"""Ours and Kafka's. A prepared transaction is open, and Kafka's tools know no other name for it."""
+PATTERN_CHARACTERS_MAX: Final = 1_000
+
+
+def _code(error: LogError, call: Call, *, since: int) -> int:
+    """The error's code; `since`: the first version that knows the code of a fenced producer."""
+    if error.entry is PRODUCER_FENCED and call.version < since:
+        return INVALID_PRODUCER_EPOCH
+    return code(error)
+
+
+def _producer(producer_id: int, epoch: int) -> Producer:
+    return Producer(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    """22: a producer id; with a transactional id its coordinator's, and the older one is fenced."""
+    broker = call.broker
+    try:
+        if request.transactional_id is None:
+            producer_id, epoch = await broker.produce.allocate_producer_id(call.principal)
+        else:
+            initialized = await broker.transactions.init(
+                call.principal,
+                request.transactional_id,
+                timeout_ms=max(request.transaction_timeout_ms, 0),
+                known=_producer(request.producer_id, request.producer_epoch),
+                keep_prepared=False,
+            )
+            producer_id, epoch = initialized.producer
+    except LogError as error:
+        return InitProducerIdResponse(error_code=_code(error, call, since=4))
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
+
+
+async def add_partitions(
+    call: Call, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    """24: partitions join a transaction of version 1; all of them or none."""
+    topics = request.v3_and_below_topics
+    error_code = NONE
+    try:
+        await call.broker.transactions.add_partitions(
+            call.principal,
+            request.v3_and_below_transactional_id,
+            _producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch),
+            [TopicPartition(topic.name, number) for topic in topics for number in topic.partitions],
+        )
+    except LogError as error:
+        error_code = _code(error, call, since=2)
+    return AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=tuple(
+            AddPartitionsToTxnTopicResult(
+                topic.name,
+                tuple(
+                    AddPartitionsToTxnPartitionResult(number, error_code)
+                    for number in topic.partitions
+                ),
+            )
+            for topic in topics
+        )
+    )
+
+
+async def add_offsets(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+    """25: a group's offsets join a transaction of version 1."""
+    try:
+        await call.broker.transactions.add_group(
+            call.principal,
+            request.transactional_id,
+            _producer(request.producer_id, request.producer_epoch),
+            request.group_id,
+        )
+    except LogError as error:
+        return AddOffsetsToTxnResponse(error_code=_code(error, call, since=2))
+    return AddOffsetsToTxnResponse()
+
+
+async def end(call: Call, request: EndTxnRequest) -> EndTxnResponse:
+    """26: commit or abort; the decision is committed when the answer leaves."""
+    is_new = call.version >= 5
+    try:
+        producer = await call.broker.transactions.end(
+            call.principal,
+            request.transactional_id,
+            _producer(request.producer_id, request.producer_epoch),
+            is_commit=request.committed,
+            version=VERSION_2 if is_new else VERSION_1,
+        )
+    except LogError as error:
+        return EndTxnResponse(error_code=_code(error, call, since=2))
+    if not is_new:
+        return EndTxnResponse()
+    return EndTxnResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
+
+
+async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+    """28: a group's offsets, to be committed with the transaction."""
+    offsets = [
+        OffsetToCommit(
+            topic.name,
+            one.partition_index,
+            one.committed_offset,
+            one.committed_leader_epoch,
+            one.committed_metadata or "",
+        )
+        for topic in request.topics
+        for one in topic.partitions
+    ]
+    transaction = OpenTransaction(
+        request.transactional_id,
+        _producer(request.producer_id, request.producer_epoch),
+        adds_group=call.version >= 5,
+    )
+    committer = Committer(request.member_id, request.generation_id, request.group_instance_id)
+    codes: Iterable[int]
+    try:
+        outcomes = await call.broker.groups.commit(
+            call.principal, request.group_id, offsets, committer, transaction
+        )
+    except LogError as error:
+        codes = [_code(error, call, since=3)] * len(offsets)
+    else:
+        codes = [code_of(one.error_code) for one in outcomes]
+    following = iter(codes)
+    return TxnOffsetCommitResponse(
+        topics=tuple(
+            TxnOffsetCommitResponseTopic(
+                topic.name,
+                tuple(
+                    TxnOffsetCommitResponsePartition(one.partition_index, next(following))
+                    for one in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
+
+
+async def describe(
+    call: Call, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    """65: transactional ids with their transactions."""
+    return DescribeTransactionsResponse(
+        transaction_states=tuple(
+            [await _described(call, name) for name in request.transactional_ids]
+        )
+    )
+
+
+async def _described(call: Call, transactional_id: str) -> DescribedTransaction:
+    try:
+        found, _ = await call.broker.transactions.describe(call.principal, transactional_id)
+    except LogError as error:
+        return DescribedTransaction(code(error), transactional_id)
+    summary = found.summary
+    return DescribedTransaction(
+        NONE,
+        transactional_id,
+        STATES[summary.state],
+        found.timeout_ms,
+        found.start_ms,
+        summary.producer.producer_id,
+        summary.producer.producer_epoch,
+        _topics(found),
+    )
+
+
+def _topics(found: TransactionDescription) -> tuple[TopicData, ...]:
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    for topic, number in found.partitions:
+        numbers[topic].append(number)
+    return tuple(TopicData(topic, tuple(some)) for topic, some in sorted(numbers.items()))
+
+
+async def list_(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
+    """66: transactional ids of this node's coordinators, as clients ask each node."""
+    broker = call.broker
+    known = set(STATES.values())
+    states = set(request.state_filters)
+    pattern = None
+    try:
+        if request.transactional_id_pattern:
+            pattern = re.compile(request.transactional_id_pattern[:PATTERN_CHARACTERS_MAX])
+    except re.error:
+        return ListTransactionsResponse(error_code=INVALID_REGULAR_EXPRESSION)
+    try:
+        found = await broker.transactions.list(call.principal)
+    except LogError as error:
+        return ListTransactionsResponse(error_code=code(error))
+    ids = set(request.producer_id_filters)
+    rows = [
+        TransactionState(
+            one.summary.transactional_id,
+            one.summary.producer.producer_id,
+            STATES[one.summary.state],
+        )
+        for one in found.transactions
+        if one.coordinator == broker.node_id
+        and (not states or STATES[one.summary.state] in states)
+        and (not ids or one.summary.producer.producer_id in ids)
+        and one.summary.open_ms >= request.duration_filter
+        and (pattern is None or pattern.fullmatch(one.summary.transactional_id))
+    ]
+    return ListTransactionsResponse(
+        unknown_state_filters=tuple(sorted(states - known)), transaction_states=tuple(rows)
+    )
