@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from raftlog.broker.service import Broker
 from raftlog.http.settings import ServerLimits, ServerSettings
@@ -19,6 +20,7 @@ from raftlog.kafka.listener import KafkaListener
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
+from raftlog.record.types import BrokerId
 from raftlog.schema.codec import ELEMENTS_MAX
 from tests.broker.data_fakes import DataNode
 
@@ -84,6 +86,10 @@ class KafkaNode:
     broker: Broker
     listener: KafkaListener
 
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.listener.port}"
+
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
@@ -106,6 +112,10 @@ async def kafka_node(
     failures: list[BaseException] = []
     listener = KafkaListener(broker, settings or KafkaSettings(shutdown_s=1.0), failures.append)
     await listener.start(socket.create_server(("127.0.0.1", 0)))
+    brokers = node.metadata.image.brokers
+    brokers[BrokerId(1)] = replace(
+        brokers[BrokerId(1)], kafka_host="127.0.0.1", kafka_port=listener.port
+    )
     try:
         yield KafkaNode(node, broker, listener)
     finally:

@@ -8,10 +8,11 @@ of the next transaction.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
+
+import re2
 
 from raftlog.broker.groups import Committer, OffsetToCommit, OpenTransaction
 from raftlog.broker.transactions import (
@@ -250,8 +251,8 @@ async def list_(call: Call, request: ListTransactionsRequest) -> ListTransaction
     pattern = None
     try:
         if request.transactional_id_pattern:
-            pattern = re.compile(request.transactional_id_pattern[:PATTERN_CHARACTERS_MAX])
-    except re.error:
+            pattern = re2.compile(request.transactional_id_pattern[:PATTERN_CHARACTERS_MAX])
+    except re2.error:
         return ListTransactionsResponse(error_code=INVALID_REGULAR_EXPRESSION)
     try:
         found = await broker.transactions.list(call.principal)
