@@ -124,6 +124,11 @@ TRANSACTION_NOT_VERIFIED = ErrorEntry(
     "The coordinator has not confirmed the transaction to this partition yet.",
     retriable=True,
 )
+UNKNOWN_PRODUCER_ID = ErrorEntry(
+    40910,
+    "UNKNOWN_PRODUCER_ID",
+    "The partition does not know the producer: its first batch must have sequence 0.",
+)
 FENCED_MEMBER_EPOCH = ErrorEntry(
     40921,
     "FENCED_MEMBER_EPOCH",
