@@ -222,7 +222,9 @@ HOST_NOT_ALLOWED = ErrorEntry(
     42101, "HOST_NOT_ALLOWED", "The host name of the request is not one of this node."
 )
 INVALID_BODY = ErrorEntry(42201, "INVALID_BODY", "The request body is not valid.")
-CORRUPT_BATCH = ErrorEntry(42202, "CORRUPT_BATCH", "A record batch is damaged or malformed.")
+CORRUPT_BATCH = ErrorEntry(
+    42202, "CORRUPT_BATCH", "A record batch is damaged: its CRC does not match its bytes."
+)
 INVALID_CONFIG = ErrorEntry(42203, "INVALID_CONFIG", "A configuration value is not valid.")
 INVALID_CONSUMER_CONFIG = ErrorEntry(
     42204, "INVALID_CONSUMER_CONFIG", "A consumer configuration value is not valid."
@@ -238,6 +240,11 @@ UNREADABLE_RECORD = ErrorEntry(
     42208,
     "UNREADABLE_RECORD",
     "A record is not of the consumer instance's format. Seek past it, or read it in binary format.",
+)
+MALFORMED_BATCH = ErrorEntry(
+    42209,
+    "MALFORMED_BATCH",
+    "A record batch is malformed: its header or its records are not valid.",
 )
 INVALID_GROUP = ErrorEntry(
     42221, "INVALID_GROUP", "The group id is not valid: use 1 to 255 characters."
