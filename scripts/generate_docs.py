@@ -215,11 +215,11 @@ def errors_page() -> Iterator[str]:
     yield (
         "The first three digits of a code are the HTTP status. *Retriable*: the same request may "
         "succeed later. *Outcome unknown*: a write may have happened; a retry with the same "
-        "producer id, epoch and sequence never duplicates."
+        "producer id, epoch and sequence never duplicates. *Kafka*: the code in Kafka's protocol."
     )
     yield ""
     yield from table(
-        ("code", "name", "message", "retriable", "outcome unknown"),
+        ("code", "name", "message", "retriable", "outcome unknown", "Kafka"),
         (
             (
                 str(entry.code),
@@ -227,6 +227,7 @@ def errors_page() -> Iterator[str]:
                 entry.message,
                 "yes" if entry.retriable else "",
                 "yes" if entry.outcome_unknown else "",
+                str(entry.kafka_code),
             )
             for entry in sorted(ERROR_TABLE.values(), key=lambda entry: entry.code)
         ),

@@ -32,6 +32,7 @@ from raftlog.record.errors import (
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     RECORD_TOO_LARGE,
+    UNKNOWN_PRODUCER_ID,
 )
 from raftlog.record.header import BATCH_LENGTH_MAX
 from raftlog_client.batches import (
@@ -267,7 +268,7 @@ class PartitionQueue:
             # No node would recognise the repeat.
             return False
         if isinstance(error, ServerError):
-            if error.entry in {OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID}:
+            if error.entry in {OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID}:
                 return self.is_idempotent and not may_be_written
             return error.retriable or error.entry.refresh_metadata
         return error.retriable
@@ -294,6 +295,7 @@ def _must_begin_anew(error: RaftlogClientError) -> bool:
         INVALID_PRODUCER_ID,
         OUT_OF_ORDER_SEQUENCE,
         PRODUCER_FENCED,
+        UNKNOWN_PRODUCER_ID,
     }
 
 

@@ -199,6 +199,7 @@ def server_error(code: int, message: str | None = None) -> ServerError:
             code,
             f"UNKNOWN_{code}",
             f"The node answered error {code}.",
+            kafka_code=-1,
             retriable=is_server_side,
             outcome_unknown=is_server_side,
         )

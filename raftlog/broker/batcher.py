@@ -24,7 +24,13 @@ from typing import Final, TypeAlias
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import RecordTuple
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    INVALID_BODY,
+    MALFORMED_BATCH,
+    RECORD_TOO_LARGE,
+    LogError,
+)
 from raftlog.replication.partition import Acks
 from raftlog.routing.handle import PartitionHandle
 
@@ -33,7 +39,9 @@ REQUEST_BYTES_MAX: Final = 16 * 1024
 RECORD_OVERHEAD_BYTES: Final = 64
 """Upper bound of a record's size in a batch besides its key, value and headers."""
 
-REFUSED_FOR_RECORDS: Final = frozenset({INVALID_BODY, CORRUPT_BATCH, RECORD_TOO_LARGE})
+REFUSED_FOR_RECORDS: Final = frozenset(
+    {INVALID_BODY, CORRUPT_BATCH, MALFORMED_BATCH, RECORD_TOO_LARGE}
+)
 """Errors of an append that depend on its records. Nothing was written."""
 
 Pack: TypeAlias = Callable[[Sequence[RecordTuple], int], list[RecordBatch]]

@@ -43,7 +43,7 @@ from raftlog.coordinator.records import (
     TransactionLogValue,
     Value,
 )
-from raftlog.record.errors import CORRUPT_BATCH, UNSUPPORTED_FORMAT, LogError
+from raftlog.record.errors import MALFORMED_BATCH, UNSUPPORTED_FORMAT, LogError
 from raftlog.record.types import Buffer
 from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.errors import DecodeError
@@ -180,11 +180,11 @@ def known_record(
     key: bytes,
     value: bytes | None,
 ) -> CoordinatorRecord:
-    """A record that this release knows. Raises LogError: CORRUPT_BATCH, UNSUPPORTED_FORMAT."""
+    """A record that this release knows. Raises LogError: MALFORMED_BATCH, UNSUPPORTED_FORMAT."""
     try:
         record = decode(key, value)
     except DecodeError as error:
-        raise LogError(CORRUPT_BATCH, f"A record of {topic} is malformed: {error}") from error
+        raise LogError(MALFORMED_BATCH, f"A record of {topic} is malformed: {error}") from error
     if isinstance(record, UnknownRecord):
         raise LogError(
             UNSUPPORTED_FORMAT,

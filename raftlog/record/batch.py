@@ -9,8 +9,15 @@ from typing import Final
 from crc32c import crc32c
 
 from raftlog.record.compression import Compression
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    INVALID_BODY,
+    MALFORMED_BATCH,
+    RECORD_TOO_LARGE,
+    LogError,
+)
 from raftlog.record.header import (
+    BATCH_LENGTH_MIN,
     COMPRESSION_MASK,
     CONTROL_BIT,
     CRC_POSITION,
@@ -20,6 +27,7 @@ from raftlog.record.header import (
     HEADER_SIZE,
     LENGTH_END,
     LOG_APPEND_TIME_BIT,
+    MAGIC,
     PREFIX,
     PREFIX_SIZE,
     TRANSACTIONAL_BIT,
@@ -54,21 +62,22 @@ def split_batches(
     leader epoch are the leader's to set, so their values are ignored.
 
     Raises LogError: RECORD_TOO_LARGE for a batch over `max_message_bytes`, INVALID_BODY for more
-    than BATCHES_MAX, else CORRUPT_BATCH.
+    than BATCHES_MAX, CORRUPT_BATCH for a wrong CRC, else MALFORMED_BATCH. A producer may send a
+    batch with a wrong CRC again, as it was; a malformed one stays malformed.
     """
     view = memoryview(buffer)
     if not view.nbytes:
-        raise LogError(CORRUPT_BATCH, "There is no record batch.")
+        raise LogError(MALFORMED_BATCH, "There is no record batch.")
     batches: list[RecordBatch] = []
     position = 0
     while position < view.nbytes:
         if len(batches) == BATCHES_MAX:
             raise too_many_batches()
-        header = parse_header(view, position)
+        header = _parse_sent(view, position, len(batches))
         end = position + header.size_bytes
         if end > view.nbytes:
             raise LogError(
-                CORRUPT_BATCH,
+                MALFORMED_BATCH,
                 f"Record batch {len(batches)} is cut off: it has {view.nbytes - position} of "
                 f"{header.size_bytes} bytes.",
             )
@@ -79,14 +88,40 @@ def split_batches(
                 f"max.message.bytes is {max_message_bytes}.",
             )
         data = view[position:end]
+        # First: a field that the CRC covers means nothing if the CRC is wrong.
+        if crc32c(data[CRC_START:]) != header.crc:
+            raise _wrong_crc(len(batches))
         reason = _refusal(header, allow_transactional=allow_transactional)
-        if reason is None and crc32c(data[CRC_START:]) != header.crc:
-            reason = "its CRC does not match"
         if reason is not None:
-            raise LogError(CORRUPT_BATCH, f"Record batch {len(batches)} is refused: {reason}.")
+            raise LogError(MALFORMED_BATCH, f"Record batch {len(batches)} is refused: {reason}.")
         batches.append(RecordBatch(header, data))
         position = end
     return batches
+
+
+def _parse_sent(view: memoryview, position: int, number: int) -> BatchHeader:
+    """The header of a producer's batch. Raises LogError: CORRUPT_BATCH, MALFORMED_BATCH.
+
+    An impossible header is a malformed one, unless the CRC is wrong.
+    """
+    try:
+        return parse_header(view, position)
+    except LogError as error:
+        if view.nbytes - position < HEADER_SIZE:
+            raise
+        header = BatchHeader._make(HEADER.unpack_from(view, position))
+        is_whole = (
+            header.magic == MAGIC
+            and header.batch_length >= BATCH_LENGTH_MIN
+            and position + header.size_bytes <= view.nbytes
+        )
+        if not is_whole or check_batch(view, position, header):
+            raise
+        raise _wrong_crc(number) from error
+
+
+def _wrong_crc(number: int) -> LogError:
+    return LogError(CORRUPT_BATCH, f"Record batch {number} is refused: its CRC does not match.")
 
 
 def has_more_batches(buffer: Buffer, count: int) -> bool:
@@ -200,7 +235,7 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> bool:
 def iterate_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each batch from `position` on; the last may be cut off in its records.
 
-    Checks no CRC. Raises LogError(CORRUPT_BATCH) where there is no header.
+    Checks no CRC. Raises LogError(MALFORMED_BATCH) where there is no header.
     """
     size = len(buffer)
     while position < size:
@@ -212,15 +247,15 @@ def iterate_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Ba
 def iterate_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
     """Each batch of `buffer`, as a view. For bytes read from a log: only the CRC is checked.
 
-    Raises LogError(CORRUPT_BATCH) at a truncated or damaged batch, after yielding the batches
-    before.
+    Raises LogError, after yielding the batches before: CORRUPT_BATCH at a wrong CRC,
+    MALFORMED_BATCH at a truncated batch or an impossible header.
     """
     view = memoryview(buffer)
     for position, header in iterate_headers(view):
         end = position + header.size_bytes
         if end > view.nbytes:
             raise LogError(
-                CORRUPT_BATCH,
+                MALFORMED_BATCH,
                 f"The record batch at offset {header.base_offset} is cut off: "
                 f"{view.nbytes - position} of {header.size_bytes} bytes are there.",
             )

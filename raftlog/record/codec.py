@@ -18,6 +18,7 @@ from raftlog.record.compression import Compression, compress, decompress
 from raftlog.record.errors import (
     CORRUPT_BATCH,
     INVALID_BODY,
+    MALFORMED_BATCH,
     RECORD_TOO_LARGE,
     LogError,
 )
@@ -272,8 +273,8 @@ def decode(
     timestamps follow `batch.header`, so a header stamped since then counts. Takes memory of up to
     about forty times `decompressed_bytes_max`, if all records are tiny (DESIGN.md).
 
-    Raises LogError: RECORD_TOO_LARGE over the bound, CORRUPT_BATCH for whatever is not a sound
-    batch, and for a wrong CRC if `check_crc`.
+    Raises LogError: RECORD_TOO_LARGE over the bound, MALFORMED_BATCH for anything but a sound
+    batch, CORRUPT_BATCH for a wrong CRC if `check_crc`.
     """
     header = batch.header
     if check_crc and not check_batch(batch.data, 0, header):
@@ -286,7 +287,7 @@ def decode(
     except Exception as error:
         # Any error is this batch's fault: besides its own error the codec lets through
         # UnicodeDecodeError (header keys), OverflowError and MemoryError (absurd lengths).
-        raise _corrupt(batch, str(error) or type(error).__name__) from error
+        raise _malformed(batch, str(error) or type(error).__name__) from error
     if records:
         _check_offsets(batch, records[0].offset, records[-1].offset, len(records))
     return records
@@ -296,7 +297,7 @@ def decode_joined(batches: Sequence[RecordBatch]) -> list[Record]:
     """The records of batches without compression, at once: a tenth of the time for small batches.
 
     Offsets and timestamps are as if all were of the first batch: only their differences to those of
-    other records of the same batch hold. Raises LogError CORRUPT_BATCH.
+    other records of the same batch hold. Raises LogError MALFORMED_BATCH.
     """
     first, count = batches[0].header, sum(batch.header.record_count for batch in batches)
     pieces: list[Buffer] = [HEADER.pack(*first._replace(record_count=count))]
@@ -306,9 +307,9 @@ def decode_joined(batches: Sequence[RecordBatch]) -> list[Record]:
     try:
         records = cast("list[Record]", list(DefaultRecordBatch(plain)))
     except Exception as error:
-        raise _corrupt(batches[0], f"it, or one soon after it: {error}") from error
+        raise _malformed(batches[0], f"it, or one soon after it: {error}") from error
     if len(records) != count:
-        raise _corrupt(batches[0], f"{len(records)} of {count} records are there")
+        raise _malformed(batches[0], f"{len(records)} of {count} records are there")
     return records
 
 
@@ -330,7 +331,7 @@ def decode_groups(
     """The records of a batch, given without compression (`decompress_batch`), group by group.
 
     Yields each group with its size: about `group_bytes` of records of average size, so that neither
-    time nor memory grows with the batch. Control batches give none. Raises LogError CORRUPT_BATCH
+    time nor memory grows with the batch. Control batches give none. Raises LogError MALFORMED_BATCH
     as `decode` does, after the groups before the damage.
     """
     header = batch.header
@@ -347,22 +348,22 @@ def decode_groups(
         try:
             group = cast("list[Record]", list(islice(iterator, group_records)))
         except Exception as error:
-            raise _corrupt(batch, str(error) or type(error).__name__) from error
+            raise _malformed(batch, str(error) or type(error).__name__) from error
         if not group:
             break
         decoded += len(group)
         if group[0].offset < expected or group[-1].offset > header.last_offset:
-            raise _corrupt(batch, f"its records go to offset {group[-1].offset}")
+            raise _malformed(batch, f"its records go to offset {group[-1].offset}")
         expected = group[-1].offset + 1
         yield group, len(group) * record_bytes
     if decoded == header.last_offset_delta + 1 and expected != header.next_offset:
-        raise _corrupt(batch, f"its records end at offset {expected}")
+        raise _malformed(batch, f"its records end at offset {expected}")
 
 
 def decompress_batch(batch: RecordBatch, *, decompressed_bytes_max: int) -> memoryview:
     """The batch without compression, followed by padding (see _PADDING).
 
-    Raises LogError RECORD_TOO_LARGE over the bound, CORRUPT_BATCH.
+    Raises LogError RECORD_TOO_LARGE over the bound, MALFORMED_BATCH.
     """
     header = batch.header
     body = decompress(
@@ -371,7 +372,7 @@ def decompress_batch(batch: RecordBatch, *, decompressed_bytes_max: int) -> memo
         decompressed_bytes_max=decompressed_bytes_max,
     )
     if header.record_count * RECORD_SIZE_MIN > len(body):
-        raise _corrupt(batch, f"{len(body)} bytes cannot hold {header.record_count} records")
+        raise _malformed(batch, f"{len(body)} bytes cannot hold {header.record_count} records")
     plain = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)
     padded = b"".join((HEADER.pack(*plain), body, _PADDING))
     return memoryview(padded)[: HEADER_SIZE + len(body)]
@@ -389,14 +390,14 @@ def _check_offsets(batch: RecordBatch, first: int, last: int, count: int) -> Non
     else:
         fits = header.base_offset <= first <= last <= header.last_offset
     if not fits:
-        raise _corrupt(
+        raise _malformed(
             batch,
             f"its records have offsets {first} to {last}, its header "
             f"{header.base_offset} to {header.last_offset}",
         )
 
 
-def _corrupt(batch: RecordBatch, reason: str) -> LogError:
+def _malformed(batch: RecordBatch, reason: str) -> LogError:
     return LogError(
-        CORRUPT_BATCH, f"The record batch at offset {batch.header.base_offset} is bad: {reason}."
+        MALFORMED_BATCH, f"The record batch at offset {batch.header.base_offset} is bad: {reason}."
     )

@@ -17,7 +17,7 @@ from typing import Final, assert_never
 
 import cramjam
 
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_CONFIG, RECORD_TOO_LARGE, LogError
+from raftlog.record.errors import INVALID_CONFIG, MALFORMED_BATCH, RECORD_TOO_LARGE, LogError
 from raftlog.record.types import Buffer
 
 GZIP_LEVEL: Final = 4
@@ -52,11 +52,11 @@ class Compression(IntEnum):
 
     @classmethod
     def from_id(cls, number: int) -> Compression:
-        """The codec of a number. Raises LogError(CORRUPT_BATCH) if there is none."""
+        """The codec of a number. Raises LogError(MALFORMED_BATCH) if there is none."""
         try:
             return cls(number)
         except ValueError:
-            raise LogError(CORRUPT_BATCH, f"There is no compression codec {number}.") from None
+            raise LogError(MALFORMED_BATCH, f"There is no compression codec {number}.") from None
 
     @classmethod
     def from_name(cls, name: str) -> Compression:
@@ -98,7 +98,7 @@ def decompress(compression: Compression, data: Buffer, *, decompressed_bytes_max
     """The decompressed `data`, if at most `decompressed_bytes_max` bytes.
 
     Needs no more memory than about twice this bound, whatever the data claims. Raises LogError:
-    RECORD_TOO_LARGE over the bound, CORRUPT_BATCH if invalid for the codec.
+    RECORD_TOO_LARGE over the bound, MALFORMED_BATCH if invalid for the codec.
     """
     match compression:
         case Compression.NONE:
@@ -129,8 +129,8 @@ def _too_large(compression: Compression, decompressed_bytes_max: int) -> LogErro
     )
 
 
-def _corrupt(compression: Compression, reason: object) -> LogError:
-    return LogError(CORRUPT_BATCH, f"Records are not valid {compression.label}: {reason}.")
+def _malformed(compression: Compression, reason: object) -> LogError:
+    return LogError(MALFORMED_BATCH, f"Records are not valid {compression.label}: {reason}.")
 
 
 def _gzip_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
@@ -144,17 +144,17 @@ def _gzip_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
             # One byte over the bound tells "too large" from "just fits"; zero would mean no bound.
             part = inflater.decompress(rest, decompressed_bytes_max + 1 - size)
         except zlib.error as error:
-            raise _corrupt(Compression.GZIP, error) from error
+            raise _malformed(Compression.GZIP, error) from error
         size += len(part)
         if size > decompressed_bytes_max:
             raise _too_large(Compression.GZIP, decompressed_bytes_max)
         if not inflater.eof:
-            raise _corrupt(Compression.GZIP, "it is cut off")
+            raise _malformed(Compression.GZIP, "it is cut off")
         parts.append(part)
         rest = inflater.unused_data
         if not rest:
             return parts[0] if len(parts) == 1 else b"".join(parts)
-    raise _corrupt(Compression.GZIP, f"it has more than {GZIP_MEMBERS_MAX} members")
+    raise _malformed(Compression.GZIP, f"it has more than {GZIP_MEMBERS_MAX} members")
 
 
 def _xerial_compress(data: Buffer) -> bytes:
@@ -188,7 +188,7 @@ def _snappy_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
             cramjam.snappy.decompress_raw_into(block, output[position : position + size])
             position += size
     except cramjam.DecompressionError as error:
-        raise _corrupt(Compression.SNAPPY, error) from error
+        raise _malformed(Compression.SNAPPY, error) from error
     return output
 
 
@@ -203,10 +203,10 @@ def _xerial_blocks(view: memoryview) -> list[memoryview]:
         start = position + 4
         position = start + int.from_bytes(view[position:start], "big")
         if len(blocks) == SNAPPY_BLOCKS_MAX:
-            raise _corrupt(Compression.SNAPPY, f"it has more than {SNAPPY_BLOCKS_MAX} blocks")
+            raise _malformed(Compression.SNAPPY, f"it has more than {SNAPPY_BLOCKS_MAX} blocks")
         blocks.append(view[start:position])
     if position > view.nbytes:
-        raise _corrupt(Compression.SNAPPY, "it is cut off")
+        raise _malformed(Compression.SNAPPY, "it is cut off")
     return blocks
 
 
@@ -233,7 +233,7 @@ def _decompress_into(
             if size == decompressed_bytes_max:
                 if OUTPUT_TOO_SMALL in str(error):
                     raise _too_large(compression, decompressed_bytes_max) from error
-                raise _corrupt(compression, error) from error
+                raise _malformed(compression, error) from error
         # Or else the small buffer would stand beside the large one.
         del output
         size *= OUTPUT_GROWTH

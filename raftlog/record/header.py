@@ -29,7 +29,7 @@ import struct
 from typing import Final, NamedTuple
 
 from raftlog.record.compression import Compression
-from raftlog.record.errors import CORRUPT_BATCH, LogError
+from raftlog.record.errors import MALFORMED_BATCH, LogError
 from raftlog.record.types import (
     NO_PRODUCER_ID,
     Buffer,
@@ -99,7 +99,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """The codec of the records. Raises LogError(CORRUPT_BATCH) for an unknown codec."""
+        """The codec of the records. Raises LogError(MALFORMED_BATCH) for an unknown codec."""
         return Compression.from_id(self.attributes & COMPRESSION_MASK)
 
     @property
@@ -126,12 +126,12 @@ class BatchHeader(NamedTuple):
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`. The records need not be there, nor is the CRC checked.
 
-    Raises LogError(CORRUPT_BATCH) for fewer than 61 bytes, or for an impossible header: another
+    Raises LogError(MALFORMED_BATCH) for fewer than 61 bytes, or for an impossible header: another
     magic, a length under its own header's, negative counts, unknown bits.
     """
     if len(buffer) - position < HEADER_SIZE:
         raise LogError(
-            CORRUPT_BATCH,
+            MALFORMED_BATCH,
             f"Only {max(len(buffer) - position, 0)} bytes left where a record batch header "
             f"of {HEADER_SIZE} should be.",
         )
@@ -145,7 +145,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         or header.record_count < 0
         or header.attributes & ~KNOWN_ATTRIBUTES
     ):
-        raise LogError(CORRUPT_BATCH, _absurdity(header))
+        raise LogError(MALFORMED_BATCH, _absurdity(header))
     return header
 
 

@@ -85,7 +85,7 @@ class FollowerRole:
     ) -> bool:
         """Append batches of that epoch's leader, if no wait is needed; else return False.
 
-        Raises LogError: NO_LEADER, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
+        Raises LogError: NO_LEADER, CORRUPT_BATCH, MALFORMED_BATCH, DISK_FULL, STORAGE_FAILED.
         """
         self._require_following(leader_epoch)
         if not self._log.appender.append_fetched_now(data, leader_epoch):

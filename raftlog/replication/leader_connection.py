@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,7 +20,13 @@ from raftlog.peer.channel import Channel, PieceBuffer, Session
 from raftlog.peer.dial import join_address
 from raftlog.peer.hello import ProtocolError
 from raftlog.peer.tasks import TaskGroup
-from raftlog.record.errors import CORRUPT_BATCH, ILLEGAL_STATE, STORAGE_FAILED, LogError
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    ILLEGAL_STATE,
+    MALFORMED_BATCH,
+    STORAGE_FAILED,
+    LogError,
+)
 from raftlog.record.types import BrokerEpoch, Offset, PartitionId, TopicId
 from raftlog.replication.replica_fetcher import ReplicaFetcher
 from raftlog.replication.stream_protocol import (
@@ -232,6 +238,9 @@ def _taken(due: dict[ReplicaFetcher, None]) -> list[ReplicaFetcher]:
 
 logger = logging.getLogger(__name__)
 
+BATCH_ERRORS: Final = frozenset({CORRUPT_BATCH, MALFORMED_BATCH})
+"""Errors of batches that no sound leader sends: counted, and logged as errors."""
+
 
 class LeaderConnection:
     """The connection to one leader, dialled again when lost. `Opener` of the channel."""
@@ -339,12 +348,12 @@ class LeaderConnection:
 
     def log_once(self, error: LogError) -> None:
         """Log an error of a partition, once per code and connection."""
-        if error.entry is CORRUPT_BATCH:
+        if error.entry in BATCH_ERRORS:
             self.corrupt_count += 1
         if error.entry.code in self._logged:
             return
         self._logged[error.entry.code] = None
-        serious = error.entry in (CORRUPT_BATCH, STORAGE_FAILED)
+        serious = error.entry in BATCH_ERRORS or error.entry is STORAGE_FAILED
         logger.log(
             logging.ERROR if serious else logging.INFO,
             "from broker %d: %s (%s)",

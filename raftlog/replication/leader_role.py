@@ -26,6 +26,7 @@ from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE,
     RETRIABLE,
+    UNKNOWN_PRODUCER_ID,
     LogError,
     outcome_unknown_error,
 )
@@ -50,6 +51,8 @@ from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.compaction_plan import DeletionHorizon
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
+SEQUENCE_ERRORS: Final = frozenset({OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID})
+"""Refusals that a replaced leader gives, too: it lacks the newest batches of the producer."""
 COORDINATOR: Final = Terms(is_coordinator=True)
 LOG_START_S: Final = 10.0
 """Longest wait of a deletion for the log start of the in-sync replicas."""
@@ -190,9 +193,9 @@ class LeaderRole:
         the calls. A batch that opens a transaction here needs a current `verification`.
         `guard` is called right before each attempt to write, and may refuse with a LogError. Raises
         LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
-        INVALID_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, QUOTA_EXCEEDED and the like mean that nothing
-        was written; RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the
-        outcome is unknown.
+        UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, QUOTA_EXCEEDED and the
+        like mean that nothing was written; RETRIABLE (not committed within `timeout_s`) and
+        STORAGE_FAILED mean that the outcome is unknown.
         """
         if len(batches) > BATCHES_MAX:
             raise too_many_batches()
@@ -212,7 +215,7 @@ class LeaderRole:
                 terms=self._terms(origin, verification),
             )
         except LogError as error:
-            if error.entry is OUT_OF_ORDER_SEQUENCE and self._replica.may_be_led_elsewhere:
+            if error.entry in SEQUENCE_ERRORS and self._replica.may_be_led_elsewhere:
                 await self._confirm_lead()
             raise
         if verification is not None:

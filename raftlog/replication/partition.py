@@ -300,8 +300,9 @@ class Partition(Replica):
         `begin_verification`, once the coordinator has confirmed the transaction. `guard` is called
         right before each attempt to write, and may refuse with a LogError. Raises LogError:
         NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
-        TRANSACTION_NOT_VERIFIED and the like mean that nothing was written; RETRIABLE (not
-        committed within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
+        UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED and the like mean that nothing was written;
+        RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the outcome is
+        unknown.
         """
         return await self._require_taking_writes().append(
             batches,

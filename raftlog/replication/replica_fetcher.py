@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftlog.peer.channel import redial_delay_s
 from raftlog.record.errors import (
-    CORRUPT_BATCH,
     ERROR_TABLE,
     INTERNAL,
+    MALFORMED_BATCH,
     NO_LEADER,
     STORAGE_FAILED,
     LogError,
@@ -237,7 +237,7 @@ class ReplicaFetcher:
         if data.base_offset != self._end:
             self._on_error(
                 LogError(
-                    CORRUPT_BATCH,
+                    MALFORMED_BATCH,
                     f"{self.name}: received offset {data.base_offset}, expected {self._end}.",
                 )
             )
@@ -361,7 +361,7 @@ class ReplicaFetcher:
         end_offset = self.partition.log_end_offset
         if end_offset != data.base_offset:
             raise LogError(
-                CORRUPT_BATCH,
+                MALFORMED_BATCH,
                 f"{self.name}: the log ends at {end_offset}, and the received batches belong at "
                 f"{data.base_offset}.",
             )
@@ -370,7 +370,7 @@ class ReplicaFetcher:
         end_offset = self.partition.log_end_offset
         if end_offset != data.next_offset:
             raise LogError(
-                CORRUPT_BATCH,
+                MALFORMED_BATCH,
                 f"{self.name}: batches up to {data.next_offset} were announced, but the log ends "
                 f"at {end_offset} with them.",
             )
@@ -379,7 +379,7 @@ class ReplicaFetcher:
     def _on_piece(self, data: Data) -> None:
         """Join the pieces of a long batch."""
         if bool(data.flags & CONTINUES) != bool(self._pieces):
-            self._on_error(LogError(CORRUPT_BATCH, f"{self.name}: pieces came out of order."))
+            self._on_error(LogError(MALFORMED_BATCH, f"{self.name}: pieces came out of order."))
             return
         self._pieces.append(data.payload)
         size_bytes = self._hold_bytes(len(data.payload))

@@ -430,7 +430,7 @@ class BatchReader:
         """The records of a batch in groups, each to be written out before the next.
 
         Other requests run between groups. A decompressed batch counts as bytes in flight; as
-        stored it does within `holding`. Raises LogError RECORD_TOO_LARGE, CORRUPT_BATCH, and as
+        stored it does within `holding`. Raises LogError RECORD_TOO_LARGE, MALFORMED_BATCH, and as
         `hold`.
         """
         context = self._context

@@ -35,6 +35,7 @@ from raftlog.record.errors import (
     BODY_TOO_LARGE,
     CORRUPT_BATCH,
     INVALID_BODY,
+    MALFORMED_BATCH,
     NO_LEADER,
     UNSUPPORTED_MEDIA_TYPE,
     LogError,
@@ -195,7 +196,14 @@ ROUTES: Final = (
         request_type=bytes,
         request_media_types=(BATCHES_MEDIA_TYPE,),
         response_type=ProduceResults,
-        errors=(BAD_REQUEST, BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, INVALID_BODY, CORRUPT_BATCH),
+        errors=(
+            BAD_REQUEST,
+            BODY_TOO_LARGE,
+            UNSUPPORTED_MEDIA_TYPE,
+            INVALID_BODY,
+            CORRUPT_BATCH,
+            MALFORMED_BATCH,
+        ),
     ),
     Route(
         "POST",

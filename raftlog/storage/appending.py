@@ -30,10 +30,12 @@ from raftlog.record.control import Marker, parse_marker
 from raftlog.record.errors import (
     CORRUPT_BATCH,
     DISK_FULL,
+    MALFORMED_BATCH,
     NO_LEADER,
     OVERLOADED,
     QUOTA_EXCEEDED,
     RECORD_TOO_LARGE,
+    ErrorEntry,
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, CRC_START, BatchHeader, parse_header
@@ -325,7 +327,7 @@ class Appender:
             size_bytes += header.size_bytes
             following = Offset(following + header.last_offset_delta + 1)
         if following - end_offset > RELATIVE_OFFSET_MAX or size_bytes > POSITION_MAX:
-            raise LogError(CORRUPT_BATCH, "The batches are more than one segment can hold.")
+            raise LogError(MALFORMED_BATCH, "The batches are more than one segment can hold.")
         return size_bytes, following
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
@@ -348,7 +350,7 @@ class Appender:
         False, with nothing done: a change must become durable first, or other writers wait; call
         `append_fetched` then. The fetch must have begun at the log's end: a later first offset
         counts as a gap of compaction, an earlier one is refused. Raises LogError, nothing was
-        written: CORRUPT_BATCH, DISK_FULL; or STORAGE_FAILED.
+        written: CORRUPT_BATCH, MALFORMED_BATCH, DISK_FULL; or STORAGE_FAILED.
         """
         self._core.require_online()
         return self._is_free and self._append_fetched(data, leader_epoch)
@@ -530,7 +532,7 @@ def check_fetched(
     """Parse and check a leader's batches for a log ending at `end_offset`; refuse all or none.
 
     `last_epoch` is the epoch of the log's last record, `leader_epoch` the sender's: epochs of the
-    batches lie between them, and do not go back. Raises LogError(CORRUPT_BATCH).
+    batches lie between them, and do not go back. Raises LogError: CORRUPT_BATCH, MALFORMED_BATCH.
     """
     view = memoryview(data)
     size_bytes = view.nbytes
@@ -556,18 +558,18 @@ def check_fetched(
                 f"epoch {leader_epoch}",
             )
         if crc32c(view[position + CRC_START : following]) != header.crc:
-            raise _refused(header, "its CRC does not match")
+            raise _refused(header, "its CRC does not match", CORRUPT_BATCH)
         headers.append(header)
         expected, epoch = header.next_offset, header.partition_leader_epoch
         position = following
     if not headers:
-        raise LogError(CORRUPT_BATCH, "The leader sent no record batch.")
+        raise LogError(MALFORMED_BATCH, "The leader sent no record batch.")
     if expected - end_offset > RELATIVE_OFFSET_MAX or size_bytes > POSITION_MAX:
-        raise LogError(CORRUPT_BATCH, "The leader sent more than one segment can hold.")
+        raise LogError(MALFORMED_BATCH, "The leader sent more than one segment can hold.")
     return FetchedBatches(headers, size_bytes, expected, gap_to)
 
 
-def _refused(header: BatchHeader, reason: str) -> LogError:
+def _refused(header: BatchHeader, reason: str, entry: ErrorEntry = MALFORMED_BATCH) -> LogError:
     return LogError(
-        CORRUPT_BATCH, f"The leader's batch at offset {header.base_offset} is refused: {reason}."
+        entry, f"The leader's batch at offset {header.base_offset} is refused: {reason}."
     )

@@ -54,7 +54,7 @@ from typing import Final
 from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.codec import Record, decode, iterate_records
 from raftlog.record.compression import compress, decompress
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, LogError
+from raftlog.record.errors import INVALID_BODY, MALFORMED_BATCH, LogError
 from raftlog.record.header import COMPRESSION_MASK, HEADER_SIZE, LENGTH_END
 from raftlog.record.types import Buffer, Offset, ProducerId
 from raftlog.storage.compaction_plan import CompactionHistory
@@ -343,12 +343,12 @@ def _cut(plain: Buffer, retained: Sequence[bool]) -> bytes:
             length, position = _read_varint(view, position)
             position += length
             if length < 0 or position > view.nbytes:
-                raise LogError(CORRUPT_BATCH, "A record is longer than its batch.")
+                raise LogError(MALFORMED_BATCH, "A record is longer than its batch.")
             if not stays:
                 parts.append(view[part_start:record_start])
                 part_start = position
     except IndexError as error:
-        raise LogError(CORRUPT_BATCH, "A record batch ends within a record.") from error
+        raise LogError(MALFORMED_BATCH, "A record batch ends within a record.") from error
     parts.append(view[part_start:position])
     return b"".join(parts)
 
@@ -364,4 +364,4 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
             return (value >> 1) ^ -(value & 1), position
         shift += 7
         if shift > 28:
-            raise LogError(CORRUPT_BATCH, "A record's length is no varint.")
+            raise LogError(MALFORMED_BATCH, "A record's length is no varint.")

@@ -12,17 +12,20 @@ producer are remembered: as many as a client may have in flight, and so may have
 | the epoch known, any other sequence | OUT_OF_ORDER_SEQUENCE |
 | an older epoch | PRODUCER_FENCED |
 | a newer epoch, or a producer not known, and sequence 0 | Append |
-| a newer epoch, or a producer not known, and another sequence | OUT_OF_ORDER_SEQUENCE |
+| a newer epoch, and another sequence | OUT_OF_ORDER_SEQUENCE |
+| a producer not known, and another sequence | UNKNOWN_PRODUCER_ID |
 
-The last line is KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first sequence", so
-that a producer with expired state could go on. This loses records silently: when the first of two
-pipelined batches is refused for the moment (no leader yet, not enough replicas), the second is
-taken as the beginning, and the retry of the first can never be written (KAFKA-14312, KAFKA-15591,
-KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for partitions never
-written to (KAFKA-15591). Here the rule is strict throughout: a producer silent for longer than the
-expiry time, or evicted, gets OUT_OF_ORDER_SEQUENCE, and begins again at sequence 0 with the next
-epoch or another producer id (the client's half of KIP-360), once the outcome of every batch in
-flight is known.
+The last two lines are KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first
+sequence", so that a producer with expired state could go on. This loses records silently: when the
+first of two pipelined batches is refused for the moment (no leader yet, not enough replicas), the
+second is taken as the beginning, and the retry of the first can never be written (KAFKA-14312,
+KAFKA-15591, KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for
+partitions never written to (KAFKA-15591). Here the rule is strict throughout: a producer silent for
+longer than the expiry time, or evicted, gets UNKNOWN_PRODUCER_ID, and begins again at sequence 0
+with the next epoch or another producer id (the client's half of KIP-360), once the outcome of every
+batch in flight is known. UNKNOWN_PRODUCER_ID is an entry of its own because Kafka's clients recover
+from it, and not from OUT_OF_ORDER_SEQUENCE: a topic that is deleted and created again knows no
+producer.
 
 A coordinator's own batch has no sequence (-1): only its epoch is judged, and sequences stay.
 
@@ -69,6 +72,7 @@ from raftlog.record.errors import (
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     TRANSACTION_NOT_VERIFIED,
+    UNKNOWN_PRODUCER_ID,
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
@@ -233,7 +237,7 @@ def _judge_sequence(known: Producer | None, header: BatchHeader) -> Outcome | Lo
         return APPEND
     if known is None:
         return LogError(
-            OUT_OF_ORDER_SEQUENCE,
+            UNKNOWN_PRODUCER_ID,
             f"Producer {header.producer_id} is not known here and begins with sequence "
             f"{sequence}. If it was silent for long, it must begin again at sequence 0 with the "
             "next epoch or another producer id.",

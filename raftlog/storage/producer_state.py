@@ -155,9 +155,9 @@ class ProducerStates:
         about each transaction that the request would open.
 
         Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
-        TRANSACTION_NOT_VERIFIED, INVALID_TXN_STATE; QUOTA_EXCEEDED, if there is no room for
-        its new producers; or DUPLICATE_SEQUENCE, if all batches were written before, but not all
-        are remembered.
+        UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, INVALID_TXN_STATE; QUOTA_EXCEEDED, if there
+        is no room for its new producers; or DUPLICATE_SEQUENCE, if all batches were written before,
+        but not all are remembered.
         """
         outcomes: list[Outcome] = []
         pending: dict[int, Producer] = {}

@@ -15,7 +15,7 @@ from raftlog.metadata.image import MetadataImage
 from raftlog.record.batch import RecordBatch, stamped
 from raftlog.record.codec import BatchBuilder, Record, decode
 from raftlog.record.compression import Compression
-from raftlog.record.errors import OUT_OF_ORDER_SEQUENCE, LogError
+from raftlog.record.errors import OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
@@ -99,7 +99,7 @@ class MemoryLog:
             if count and (header.base_sequence, header.record_count) == (base, count):
                 return AppendResult(result.base_offset, result.last_offset, duplicate=True)
             if header.base_sequence != (base + count) % 2**31:
-                raise LogError(OUT_OF_ORDER_SEQUENCE)
+                raise LogError(OUT_OF_ORDER_SEQUENCE if count else UNKNOWN_PRODUCER_ID)
         offset = self.log_end_offset
         data = b"".join(stamped(batch, offset, leader_epoch))
         self._bases.append(offset)

@@ -28,7 +28,9 @@ from raftlog.record.errors import (
     LogError,
 )
 
-UNSTABLE = ErrorEntry(50399, "UNSTABLE", "An open transaction may change it.", retriable=True)
+UNSTABLE = ErrorEntry(
+    50399, "UNSTABLE", "An open transaction may change it.", kafka_code=88, retriable=True
+)
 """A code unknown to the client, which judges it by its status: any retriable error will do."""
 
 Pair = tuple[str, int]

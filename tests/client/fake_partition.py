@@ -15,6 +15,7 @@ from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
+    UNKNOWN_PRODUCER_ID,
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, parse_header
@@ -107,6 +108,7 @@ class FakePartition:
             state = self.producers.get(header.producer_id)
             if state is not None and header.producer_epoch < state.producer_epoch:
                 raise LogError(PRODUCER_FENCED, f"epoch {header.producer_epoch} is old")
+            refusal = UNKNOWN_PRODUCER_ID if state is None else OUT_OF_ORDER_SEQUENCE
             if state is not None and header.producer_epoch > state.producer_epoch:
                 state = self.producers.pop(header.producer_id) and None
             if state is not None:
@@ -115,9 +117,7 @@ class FakePartition:
                         return base_offset, last_offset
             expected = 0 if state is None else state.next_sequence
             if header.base_sequence != expected:
-                raise LogError(
-                    OUT_OF_ORDER_SEQUENCE, f"sequence {header.base_sequence}, not {expected}"
-                )
+                raise LogError(refusal, f"sequence {header.base_sequence}, not {expected}")
             if state is None:
                 state = self.producers[header.producer_id] = ProducerState(
                     header.producer_epoch, 0, deque(maxlen=BATCHES_REMEMBERED)

@@ -9,8 +9,8 @@ from raftlog.api.transactions import EndRequest, InitRequest, TransactionProduce
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
-    CORRUPT_BATCH,
     INVALID_TXN_STATE,
+    MALFORMED_BATCH,
     PRODUCER_FENCED,
     LogError,
 )
@@ -159,6 +159,6 @@ class FakeTransactions:
         for batch in batches:
             header = batch.header
             if not header.is_transactional:
-                raise LogError(CORRUPT_BATCH, "not a transactional batch")
+                raise LogError(MALFORMED_BATCH, "not a transactional batch")
             found.add(header.producer_id, header.producer_epoch, now)
         found.partitions[partition.topic, partition.partition] = partition

@@ -30,6 +30,7 @@ from raftlog.record.errors import (
     PRODUCER_FENCED,
     RECORD_TOO_LARGE,
     RETRIABLE,
+    UNKNOWN_PRODUCER_ID,
     ErrorEntry,
     LogError,
 )
@@ -255,7 +256,9 @@ def test_a_refused_batch_expires_as_not_written(queue: PartitionQueue, listener:
     assert error.__cause__ is REFUSED
 
 
-@pytest.mark.parametrize("refusal", [OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID])
+@pytest.mark.parametrize(
+    "refusal", [OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID]
+)
 def test_a_forgotten_producer_begins_anew_with_what_is_not_written(
     queue: PartitionQueue, listener: Listener, refusal: ErrorEntry
 ) -> None:
@@ -271,7 +274,9 @@ def test_a_forgotten_producer_begins_anew_with_what_is_not_written(
     assert not listener.failed
 
 
-@pytest.mark.parametrize("refusal", [OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID])
+@pytest.mark.parametrize(
+    "refusal", [OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID]
+)
 def test_a_forgotten_producer_gives_up_what_may_be_written(
     queue: PartitionQueue, listener: Listener, refusal: ErrorEntry
 ) -> None:

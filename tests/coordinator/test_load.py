@@ -15,7 +15,7 @@ from raftlog.coordinator.records import OffsetCommitKey
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder, Record
 from raftlog.record.compression import Compression
-from raftlog.record.errors import CORRUPT_BATCH, NOT_COORDINATOR, STORAGE_FAILED, LogError
+from raftlog.record.errors import MALFORMED_BATCH, NOT_COORDINATOR, STORAGE_FAILED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
 from tests.controller.clock import settle
@@ -122,7 +122,7 @@ async def test_a_damaged_batch_among_small_ones_is_refused() -> None:
     damaged[second + 57 : second + 61] = (2).to_bytes(4)
     with pytest.raises(LogError) as refused:
         await replay(KIND, Registers(), bytes(damaged))
-    assert refused.value.entry is CORRUPT_BATCH
+    assert refused.value.entry is MALFORMED_BATCH
 
 
 @pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])

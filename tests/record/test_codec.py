@@ -21,7 +21,13 @@ from raftlog.record.codec import (
     encode_batches,
 )
 from raftlog.record.compression import Compression, compress
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    INVALID_BODY,
+    MALFORMED_BATCH,
+    RECORD_TOO_LARGE,
+    LogError,
+)
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
 from tests.record.batches import (
@@ -304,7 +310,7 @@ class TestDecode:
         plain = encoded(SAMPLE)[61:]
         for size in range(len(plain)):
             body = bytes(compress(compression, plain[:size])) if size else b""
-            assert refusal(with_body(data, body)).entry is CORRUPT_BATCH
+            assert refusal(with_body(data, body)).entry is MALFORMED_BATCH
 
     def test_a_last_offset_that_disagrees_with_the_header_is_refused(self) -> None:
         data = bytearray(encoded([(0, None, b"v", None)] * 3))
@@ -319,10 +325,10 @@ class TestDecode:
         self, compression: Compression, count: int
     ) -> None:
         data = with_field(encoded(SAMPLE, compression), 57, ">i", count)
-        assert refusal(data).entry is CORRUPT_BATCH
+        assert refusal(data).entry is MALFORMED_BATCH
         # The same false count, consistently.
         data = with_field(data, 23, ">i", count - 1)
-        assert refusal(data).entry is CORRUPT_BATCH
+        assert refusal(data).entry is MALFORMED_BATCH
 
     @pytest.mark.parametrize(
         ("body", "reason"),
@@ -353,7 +359,7 @@ class TestDecode:
         data = encoded([(0, None, b"x" * 100, None)], compression)
         packed = bytes(compress(compression, bytes.fromhex(body)))
         error = refusal(with_body(data, packed))
-        assert error.entry is CORRUPT_BATCH, reason
+        assert error.entry is MALFORMED_BATCH, reason
         assert "offset 0" in error.message
 
     def test_a_varint_at_the_very_end_does_not_read_what_follows(self) -> None:
@@ -369,7 +375,7 @@ class TestDecode:
             view = RecordBatch(only.header, memoryview(data + body[cut:])[: len(data)])
             with pytest.raises(LogError) as raised:
                 decode(view, decompressed_bytes_max=1000)
-            assert raised.value.entry is CORRUPT_BATCH
+            assert raised.value.entry is MALFORMED_BATCH
 
     @each_codec
     def test_the_decoder_has_room_behind_the_records(self, compression: Compression) -> None:
@@ -400,7 +406,7 @@ class TestDecode:
         try:
             found = decoded(data)
         except LogError as error:
-            assert error.entry is CORRUPT_BATCH
+            assert error.entry is MALFORMED_BATCH
         else:
             assert len(found) == len(SAMPLE)
 
@@ -410,7 +416,7 @@ class TestDecode:
         try:
             decoded(with_body(encoded(SAMPLE), body))
         except LogError as error:
-            assert error.entry is CORRUPT_BATCH
+            assert error.entry is MALFORMED_BATCH
 
 
 class TestCompactedBatches:

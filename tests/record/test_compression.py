@@ -18,7 +18,7 @@ from raftlog.record.compression import (
     compress,
     decompress,
 )
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_CONFIG, RECORD_TOO_LARGE, LogError
+from raftlog.record.errors import INVALID_CONFIG, MALFORMED_BATCH, RECORD_TOO_LARGE, LogError
 from tests.record.batches import COMPRESSIONS
 
 REAL = [codec for codec in COMPRESSIONS if codec is not Compression.NONE]
@@ -61,7 +61,7 @@ class TestNames:
     def test_unknown_number_is_a_corrupt_batch(self, number: int) -> None:
         with pytest.raises(LogError) as raised:
             Compression.from_id(number)
-        assert raised.value.entry is CORRUPT_BATCH
+        assert raised.value.entry is MALFORMED_BATCH
 
 
 class TestRoundTrip:
@@ -153,13 +153,13 @@ class TestDamage:
         for size in range(len(packed)):
             if packed[:size] == XERIAL_HEADER:
                 continue  # a whole stream, of nothing
-            assert refusal(compression, packed[:size]).entry is CORRUPT_BATCH
+            assert refusal(compression, packed[:size]).entry is MALFORMED_BATCH
 
     @each_real_codec
     def test_trailing_bytes_are_refused(self, compression: Compression) -> None:
         packed = bytes(compress(compression, TEXT * 20))
         for tail in (b"\0", b"tail", b"\xff" * 40):
-            assert refusal(compression, packed + tail).entry is CORRUPT_BATCH
+            assert refusal(compression, packed + tail).entry is MALFORMED_BATCH
 
     @each_real_codec
     @given(data=st.binary(max_size=300))
@@ -167,7 +167,7 @@ class TestDamage:
         try:
             plain = decompress(compression, data, decompressed_bytes_max=4096)
         except LogError as error:
-            assert error.entry in {CORRUPT_BATCH, RECORD_TOO_LARGE}
+            assert error.entry in {MALFORMED_BATCH, RECORD_TOO_LARGE}
         else:
             assert len(plain) <= 4096
 
@@ -181,7 +181,7 @@ class TestDamage:
         try:
             plain = decompress(compression, packed, decompressed_bytes_max=4096)
         except LogError as error:
-            assert error.entry in {CORRUPT_BATCH, RECORD_TOO_LARGE}
+            assert error.entry in {MALFORMED_BATCH, RECORD_TOO_LARGE}
         else:
             assert len(plain) <= 4096
 
@@ -209,7 +209,7 @@ class TestDamage:
         ],
     )
     def test_snappy_framing_is_strict(self, data: bytes) -> None:
-        assert refusal(Compression.SNAPPY, data).entry is CORRUPT_BATCH
+        assert refusal(Compression.SNAPPY, data).entry is MALFORMED_BATCH
 
 
 BOMB_BYTES = 200_000_000

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.record.compression import Compression
-from raftlog.record.errors import CORRUPT_BATCH, LogError
+from raftlog.record.errors import MALFORMED_BATCH, LogError
 from raftlog.record.header import HEADER, HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 
@@ -71,7 +71,7 @@ def test_attribute_bits(
 def test_unknown_codec_is_refused_where_it_is_asked_for() -> None:
     with pytest.raises(LogError, match="no compression codec 5") as raised:
         _ = SAMPLE._replace(attributes=5).compression
-    assert raised.value.entry is CORRUPT_BATCH
+    assert raised.value.entry is MALFORMED_BATCH
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER_SIZE - 1])
@@ -80,7 +80,7 @@ def test_short_buffer_is_refused(size: int) -> None:
     for buffer, position in ((packed[:size], 0), (b"ab" + packed[:size], 2), (b"", 5)):
         with pytest.raises(LogError, match="bytes left") as raised:
             parse_header(buffer, position)
-        assert raised.value.entry is CORRUPT_BATCH
+        assert raised.value.entry is MALFORMED_BATCH
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_short_buffer_is_refused(size: int) -> None:
 def test_impossible_header_is_refused(changes: dict[str, int], reason: str) -> None:
     with pytest.raises(LogError, match=reason) as raised:
         parse_header(HEADER.pack(*SAMPLE._replace(**changes)))
-    assert raised.value.entry is CORRUPT_BATCH
+    assert raised.value.entry is MALFORMED_BATCH
 
 
 def test_smallest_length_is_an_empty_batch() -> None:
@@ -120,6 +120,6 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     try:
         header = parse_header(data)
     except LogError as error:
-        assert error.entry is CORRUPT_BATCH
+        assert error.entry is MALFORMED_BATCH
     else:
         assert HEADER.pack(*header) == data

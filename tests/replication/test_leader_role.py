@@ -15,6 +15,7 @@ from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE,
     RETRIABLE,
+    UNKNOWN_PRODUCER_ID,
     LogError,
 )
 from raftlog.record.types import (
@@ -468,16 +469,27 @@ async def test_a_look_right_after_an_append_finds_nobody_late() -> None:
         await append
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("is_replaced", [False, True])
-async def test_who_leaves_sequences_out_is_told_so_by_the_real_leader_only(
-    is_replaced: bool,
-) -> None:
+async def test_only_the_real_leader_refuses_a_sequence(is_known: bool, is_replaced: bool) -> None:
     """A replaced leader that has not applied the change lacks the next one's records."""
     leader, _ = await pair()
+
+    async def send(sequence: int) -> None:
+        one = batch(
+            [b"x"],
+            producer_id=ProducerId(7),
+            producer_epoch=ProducerEpoch(0),
+            sequence=sequence,
+        )
+        await leader.partition.append([one], acks=Acks.LEADER, timeout_s=60)
+
+    if is_known:
+        await send(0)
     if is_replaced:
         leader.newest = row(2, 2)
-    later = batch([b"x"], producer_id=ProducerId(7), producer_epoch=ProducerEpoch(0), sequence=3)
     with pytest.raises(LogError) as refused:
-        await leader.partition.append([later], acks=Acks.LEADER, timeout_s=60)
-    expected = NO_LEADER if is_replaced else OUT_OF_ORDER_SEQUENCE
+        await send(3)
+    refusal = OUT_OF_ORDER_SEQUENCE if is_known else UNKNOWN_PRODUCER_ID
+    expected = NO_LEADER if is_replaced else refusal
     assert refused.value.entry is expected

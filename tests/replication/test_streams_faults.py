@@ -11,6 +11,7 @@ from raftlog.record.errors import (
     CORRUPT_BATCH,
     DISK_FULL,
     ILLEGAL_STATE,
+    MALFORMED_BATCH,
     NOT_READY,
     OFFSET_OUT_OF_RANGE,
     STORAGE_FAILED,
@@ -34,7 +35,7 @@ from tests.simulation.world import World
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("entry", [CORRUPT_BATCH, DISK_FULL, ILLEGAL_STATE])
+@pytest.mark.parametrize("entry", [CORRUPT_BATCH, MALFORMED_BATCH, DISK_FULL, ILLEGAL_STATE])
 @pytest.mark.parametrize("append_s", [None, 0.001])
 def test_what_could_not_be_appended_is_asked_for_again(
     seed: int, entry: object, append_s: float | None
@@ -56,7 +57,7 @@ def test_what_could_not_be_appended_is_asked_for_again(
         assert follower.failures == []
         assert world.loop.now - began > 0.04, "after a while, and after a longer one"
         (status,) = cluster[2].follower.describe()
-        assert status.corrupt_count == (3 if entry is CORRUPT_BATCH else 0)
+        assert status.corrupt_count == (3 if entry in (CORRUPT_BATCH, MALFORMED_BATCH) else 0)
         assert status.bytes_held == 0
         assert cluster[2].follower.error_of(TOPIC_ID, PartitionId(0)) == ""
 

@@ -14,10 +14,10 @@ from raftlog.record.errors import (
     INVALID_TXN_STATE,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
-    OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     RETRIABLE,
     TRANSACTION_NOT_VERIFIED,
+    UNKNOWN_PRODUCER_ID,
     ErrorEntry,
     LogError,
 )
@@ -456,7 +456,7 @@ async def test_a_coordinator_writes_for_a_producer_without_sequences() -> None:
     leader, follower, feed = await cluster()
     guard = leader.partition.begin_verification(ProducerId(1), ProducerEpoch(0))
     for origin, known, entry in (
-        (Origin.CLIENT, guard, OUT_OF_ORDER_SEQUENCE),
+        (Origin.CLIENT, guard, UNKNOWN_PRODUCER_ID),
         (Origin.COORDINATOR, None, TRANSACTION_NOT_VERIFIED),
         (Origin.COORDINATOR, guard, None),
     ):

@@ -120,7 +120,7 @@ async def test_frames_fail_apart() -> None:
         )
         results = (await produce(one, body)).json["results"]
         codes = [result["error_code"] for result in results]
-        assert codes == [40401, 40402, 42202, 50701, 50301, 42202, None]
+        assert codes == [40401, 40402, 42202, 50701, 50301, 42209, None]
         assert all(result["message"] for result in results[:-1])
         assert all(result["base_offset"] == -1 for result in results[:-1])
         assert one.node.record_count() == 1
@@ -129,7 +129,7 @@ async def test_frames_fail_apart() -> None:
 async def test_frame_is_written_whole_or_not_at_all() -> None:
     async with data_node() as one:
         body = frames(("one", 0, batch(b"good") + batch(b"bad")[:-1]))
-        assert (await produce(one, body)).json["results"][0]["error_code"] == 42202
+        assert (await produce(one, body)).json["results"][0]["error_code"] == 42209
         await one.node.metadata.alter_configs("six", {"max.message.bytes": "1024"})
         body = frames(("six", 0, batch(b"good") + batch(b"x" * 2000)))
         assert (await produce(one, body)).json["results"][0]["error_code"] == 41302
@@ -460,7 +460,7 @@ async def test_no_produce_body_makes_an_internal_error() -> None:
             reply = await produce(one, body)
             if reply.status == 200:
                 codes = [result["error_code"] for result in reply.json["results"]]
-                assert all(code in (None, 40401, 40402, 42202, 41302) for code in codes)
+                assert all(code in (None, 40401, 40402, 42202, 42209, 41302) for code in codes)
                 assert one.node.record_count() >= before
             else:
                 assert reply.error_code == 42201

@@ -241,6 +241,8 @@ async def test_repeated_sequence_returns_the_first_offsets() -> None:
         assert placed(await post(one, path + "2", body)) == [(2, 2), (2, 3)]
         assert one.node.record_count() == 4
         assert (await post(one, path + "9", body)).error_code == 40905
+        other = path.replace("producer_id=9", "producer_id=8")
+        assert (await post(one, other + "9", body)).error_code == 40910
         in_body = (
             '{"records":[{"value":1},{"value":2}],"producer_id":9,"producer_epoch":0,"sequence":2}'
         )

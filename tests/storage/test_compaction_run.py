@@ -9,7 +9,7 @@ import pytest
 
 from raftlog.record.batch import RecordBatch, iterate_batches, sealed
 from raftlog.record.codec import decode
-from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, STORAGE_FAILED, LogError
+from raftlog.record.errors import INVALID_BODY, MALFORMED_BATCH, STORAGE_FAILED, LogError
 from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
@@ -306,7 +306,7 @@ async def test_a_compacted_log_takes_no_batch_that_cannot_be_decoded() -> None:
     log = new_log(SimulatedDisk(), CONFIG)
     with pytest.raises(LogError) as refused:
         await log.appender.append([undecodable()], EPOCH)
-    assert refused.value.entry is CORRUPT_BATCH
+    assert refused.value.entry is MALFORMED_BATCH
 
 
 async def test_a_batch_that_cannot_be_decoded_stops_compaction_without_rewriting_again() -> None:

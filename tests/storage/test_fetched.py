@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.record.errors import CORRUPT_BATCH, DISK_FULL, NO_LEADER, STORAGE_FAILED, LogError
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    DISK_FULL,
+    MALFORMED_BATCH,
+    NO_LEADER,
+    STORAGE_FAILED,
+    LogError,
+)
 from raftlog.record.header import parse_header
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.appending import check_fetched
@@ -53,7 +60,7 @@ def test_batches_that_follow_the_log_and_each_other_are_taken() -> None:
 def test_anything_else_is_refused_whole(data: bytes, end: int, reason: str) -> None:
     with pytest.raises(LogError, match=reason) as caught:
         check(data, end=end, last_epoch=3 if "epoch" in reason or reason == "CRC" else 0)
-    assert caught.value.entry is CORRUPT_BATCH
+    assert caught.value.entry is (CORRUPT_BATCH if reason == "CRC" else MALFORMED_BATCH)
 
 
 async def test_a_follower_has_the_bytes_epochs_and_producers_of_its_leader() -> None:

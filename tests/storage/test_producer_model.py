@@ -13,6 +13,7 @@ from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
+    UNKNOWN_PRODUCER_ID,
     ErrorEntry,
     LogError,
 )
@@ -55,7 +56,8 @@ def judged(log: list[Written], sent: BatchHeader) -> tuple[str | ErrorEntry, Wri
     if epoch is not None and sent.producer_epoch < epoch:
         return PRODUCER_FENCED, None
     if epoch is None or sent.producer_epoch > epoch:
-        return ("append" if sent.base_sequence == 0 else OUT_OF_ORDER_SEQUENCE), None
+        refusal = UNKNOWN_PRODUCER_ID if epoch is None else OUT_OF_ORDER_SEQUENCE
+        return ("append" if sent.base_sequence == 0 else refusal), None
     current = [batch for batch in mine if batch.epoch == epoch]
     count, end = sent.last_offset_delta + 1, current[-1].end
     if end % SEQUENCES == sent.base_sequence:

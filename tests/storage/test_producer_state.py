@@ -12,6 +12,7 @@ from raftlog.record.errors import (
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     QUOTA_EXCEEDED,
+    UNKNOWN_PRODUCER_ID,
     ErrorEntry,
     LogError,
 )
@@ -131,7 +132,7 @@ def test_a_new_epoch_begins_at_sequence_0(partition: Partition) -> None:
 
 def test_an_unknown_producer_begins_at_sequence_0(partition: Partition) -> None:
     """KAFKA-15591: taken as a beginning, the second of two batches in flight bars the first."""
-    assert partition.refusal(header(1, 17, 5)) is OUT_OF_ORDER_SEQUENCE
+    assert partition.refusal(header(1, 17, 5)) is UNKNOWN_PRODUCER_ID
     assert partition.send(header(1, 0, 17)) == [Append()]
     assert partition.send(header(1, 17, 5)) == [Append()]
 
@@ -232,7 +233,7 @@ def test_a_silent_producer_is_forgotten_after_the_expiry_time() -> None:
     partition.send(header(2, 0))
     assert partition.states.expire(999) == 0
     assert partition.states.expire(1000) == 1
-    assert partition.refusal(header(1, 1)) is OUT_OF_ORDER_SEQUENCE
+    assert partition.refusal(header(1, 1)) is UNKNOWN_PRODUCER_ID
     assert partition.send(header(1, 0, epoch=1)) == [Append()]
     assert partition.send(header(2, 1)) == [Append()]
 
@@ -252,7 +253,7 @@ def test_no_active_producer_makes_room_for_a_new_one() -> None:
     assert partition.send(header(3, 0)) == [Append()]
     assert len(partition.states) == 2
     assert partition.send(header(1, 2)) == [Append()]
-    assert partition.refusal(header(2, 1)) is OUT_OF_ORDER_SEQUENCE
+    assert partition.refusal(header(2, 1)) is UNKNOWN_PRODUCER_ID
 
 
 def test_a_flood_of_new_producers_is_refused_and_none_is_forgotten() -> None:

@@ -16,6 +16,7 @@ from raftlog.record.errors import (
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     TRANSACTION_NOT_VERIFIED,
+    UNKNOWN_PRODUCER_ID,
     ErrorEntry,
     LogError,
 )
@@ -174,7 +175,9 @@ class TransactionModel(RuleBasedStateMachine):
         if coordinator:
             with pytest.raises(LogError) as caught:
                 self.prepare(sent, may_begin, coordinator=False)
-            assert caught.value.entry is OUT_OF_ORDER_SEQUENCE
+            is_known = len(self.mine(producer)) > 0
+            entry = OUT_OF_ORDER_SEQUENCE if is_known else UNKNOWN_PRODUCER_ID
+            assert caught.value.entry is entry
         plan = self.prepare(sent, may_begin, coordinator=coordinator)
         opens = transactional and open_of(self.log, producer) is None
         assert asked == ([(producer, epoch)] if opens else [])

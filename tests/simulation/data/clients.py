@@ -21,6 +21,7 @@ from raftlog.record.errors import (
     NOT_READY,
     OUT_OF_ORDER_SEQUENCE,
     UNKNOWN_PARTITION,
+    UNKNOWN_PRODUCER_ID,
     UNKNOWN_TOPIC,
     LogError,
 )
@@ -384,7 +385,7 @@ class Producer:
                 if error.entry is DUPLICATE_SEQUENCE:
                     return "ok", None, tries
                 if (
-                    error.entry is OUT_OF_ORDER_SEQUENCE
+                    error.entry in {OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID}
                     and self.acks is Acks.ALL
                     and not self.data.has_losses
                 ):
