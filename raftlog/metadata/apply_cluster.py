@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from raftlog.metadata.apply_rules import Reason, RefusedError, broker_of
 from raftlog.metadata.apply_topics import put_topic, without_elr
 from raftlog.metadata.commands import (
+    KAFKA_ADDRESS_VERSION,
     AllocateProducerIds,
     AlterBroker,
     AlterClusterSettings,
@@ -99,7 +100,7 @@ class ProducerIdBlock:
 def register_broker(
     image: MetadataImage, index: int, command: RegisterBroker
 ) -> tuple[BrokerImage, MetadataDelta]:
-    """A new incarnation, fenced; a repeat of the present one changes nothing."""
+    """A new incarnation, fenced; a repeat of the present one changes its Kafka address at most."""
     known = image.brokers.get(command.broker_id)
     if known is not None and known.directory_id != command.directory_id:
         raise RefusedError(
@@ -108,8 +109,13 @@ def register_broker(
             f"({known.directory_id}): start it with that one, or under another id. "
             f"{when_directory_is_lost(known.broker_id)}",
         )
+    kafka_host, kafka_port = _kafka_address(command)
     if known is not None and known.incarnation == command.incarnation:
-        return known, NO_CHANGE
+        if command.v < KAFKA_ADDRESS_VERSION:
+            return known, NO_CHANGE
+        return _put_broker(
+            image, known, replace(known, kafka_host=kafka_host, kafka_port=kafka_port)
+        )
     if known is None and len(image.brokers) >= BROKERS_MAX:
         raise RefusedError(ILLEGAL_STATE, f"There are {BROKERS_MAX} brokers already.")
     broker = BrokerImage(
@@ -126,6 +132,8 @@ def register_broker(
         fenced=True,
         maintenance=known is not None and known.maintenance,
         decommissioning=known is not None and known.decommissioning,
+        kafka_host=kafka_host,
+        kafka_port=kafka_port,
     )
     image.brokers[command.broker_id] = broker
     changes = _begin_leader_epochs(image, command.broker_id) if known is not None else ()
@@ -189,6 +197,17 @@ def allocate_producer_ids(image: MetadataImage, command: AllocateProducerIds) ->
     block = ProducerIdBlock(image.next_producer_id, command.count)
     image.next_producer_id = ProducerId(image.next_producer_id + command.count)
     return block
+
+
+def _kafka_address(command: RegisterBroker) -> tuple[str | None, int | None]:
+    """The address of the broker's Kafka listener, as the command's version understands it."""
+    if (
+        command.v < KAFKA_ADDRESS_VERSION
+        or command.kafka_host is None
+        or command.kafka_port is None
+    ):
+        return None, None
+    return command.kafka_host, command.kafka_port
 
 
 def _partitions_held(image: MetadataImage, broker_id: BrokerId) -> dict[str, int]:

@@ -34,7 +34,7 @@ from raftlog.record.types import (
     TopicId,
 )
 
-COMMAND_VERSION: Final = 3
+COMMAND_VERSION: Final = 4
 """The newest command version applied by this node."""
 PRODUCER_ID_BLOCK: Final = 1_000
 """Producer ids allocated to a broker at once."""
@@ -67,6 +67,10 @@ class ClusterCreated(_Command, frozen=True, tag="cluster_created"):
     created_ms: int
 
 
+KAFKA_ADDRESS_VERSION: Final = 4
+"""The version of RegisterBroker whose Kafka address counts."""
+
+
 class RegisterBroker(_Command, frozen=True, tag="register_broker"):
     """A broker has started. The broker gets a new epoch, and each partition led by it a new one,
     too.
@@ -74,6 +78,10 @@ class RegisterBroker(_Command, frozen=True, tag="register_broker"):
     The broker is fenced until its first heartbeat: a start is not yet a sign of service.
     `incarnation` is drawn at the start and makes a repeated command harmless. `directory_id` is the
     data directory's identity: a broker with a wiped disk has another one, and is refused.
+
+    From version 4 the command carries the address of the broker's Kafka listener, and a repeat for
+    the present incarnation changes that address alone. Choose the version by
+    `liveness.registration_command`.
     """
 
     broker_id: Annotated[BrokerId, msgspec.Meta(ge=1)]
@@ -84,6 +92,9 @@ class RegisterBroker(_Command, frozen=True, tag="register_broker"):
     software_version: _Text
     rack: _Text | None = None
     command_version: _Count = COMMAND_VERSION
+    kafka_host: _Text | None = None
+    """Where Kafka clients reach the broker; None: it has no Kafka listener."""
+    kafka_port: _Port | None = None
 
 
 class _BrokerCommand(_Command, frozen=True):

@@ -106,9 +106,9 @@ class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     expired. A broker in controlled shutdown gets no new duties either, but goes on with its present
     ones.
 
-    The last two fields are an operator's requests, and outlast starts. A broker in maintenance
-    keeps its replicas, but leads only without another choice. A decommissioned broker gets no more
-    replicas, and its present ones move to others.
+    `maintenance` and `decommissioning` are an operator's requests, and outlast starts. A broker in
+    maintenance keeps its replicas, but leads only without another choice. A decommissioned broker
+    gets no more replicas, and its present ones move to others.
     """
 
     broker_id: BrokerId
@@ -124,6 +124,8 @@ class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     controlled_shutdown: bool = False
     maintenance: bool = False
     decommissioning: bool = False
+    kafka_host: str | None = None
+    kafka_port: int | None = None
 
     @property
     def is_available(self) -> bool:

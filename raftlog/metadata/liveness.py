@@ -27,10 +27,12 @@ from msgspec.structs import replace
 
 from raftlog.metadata.apply_rules import has_living_member
 from raftlog.metadata.commands import (
+    KAFKA_ADDRESS_VERSION,
     ChangePartitions,
     Command,
     FenceBroker,
     PartitionChange,
+    RegisterBroker,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -47,6 +49,31 @@ from raftlog.metadata.elections import (
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
 from raftlog.record.types import BrokerId
+
+
+def brokers_without_kafka_addresses(
+    image: MetadataImage, registering: BrokerId
+) -> tuple[BrokerId, ...]:
+    """Registered brokers, but for the one that registers, whose release knows no Kafka address."""
+    return tuple(
+        broker_id
+        for broker_id in sorted(image.brokers)
+        if broker_id != registering
+        and image.brokers[broker_id].command_version < KAFKA_ADDRESS_VERSION
+    )
+
+
+def registration_command(image: MetadataImage, wanted: RegisterBroker) -> RegisterBroker:
+    """The registration in a version that all other registered brokers know.
+
+    While one of them runs an older release, the Kafka address is left out. `image` must hold every
+    registration made before: pass a read barrier first.
+    """
+    if wanted.kafka_host is None:
+        return wanted
+    if brokers_without_kafka_addresses(image, wanted.broker_id):
+        return replace(wanted, kafka_host=None, kafka_port=None)
+    return replace(wanted, v=KAFKA_ADDRESS_VERSION)
 
 
 def plan_fencing(

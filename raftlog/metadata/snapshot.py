@@ -27,11 +27,14 @@ from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, T
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, ProducerId, TopicId
 
-SNAPSHOT_VERSION: Final = 2
-"""The newest snapshot version that this node reads; the written one.
+SNAPSHOT_VERSION: Final = 3
+"""The newest snapshot version that this node reads.
 
 1 has no `unclean_epoch` of partitions, and no `maintenance` and `decommissioning` of brokers.
+2 has no Kafka addresses of brokers, and is written for an image without any.
 """
+_KAFKA_FIELDS: Final = ("kafka_host", "kafka_port")
+"""Of brokers, from version 3."""
 PIECE_BYTES_MIN: Final = 64 * 1024
 """Every piece but the last is at least this large ..."""
 PIECE_BYTES_MAX: Final = 1024 * 1024
@@ -73,6 +76,14 @@ _VERSION = msgspec.json.Decoder(_Version)
 _HEADER = msgspec.json.Decoder(_Header)
 _IDS: msgspec.json.Decoder[tuple[TopicId, ...]] = msgspec.json.Decoder(tuple[TopicId, ...])
 _BROKER = msgspec.json.Decoder(BrokerImage)
+_BrokerOfVersion2: Final = msgspec.defstruct(
+    "_BrokerOfVersion2",
+    [
+        (field.name, field.type)
+        for field in msgspec.structs.fields(BrokerImage)
+        if field.name not in _KAFKA_FIELDS
+    ],
+)
 _TOPIC = msgspec.json.Decoder(_Topic)
 _PARTITIONS: msgspec.json.Decoder[list[PartitionImage]] = msgspec.json.Decoder(list[PartitionImage])
 _T = TypeVar("_T")
@@ -128,10 +139,11 @@ def from_snapshot(pieces: Iterable[bytes]) -> MetadataImage:
 
 
 def _lines(image: MetadataImage) -> Iterator[bytes]:
+    has_kafka = any(broker.kafka_host is not None for broker in image.brokers.values())
     yield _ENCODER.encode(
         _Header(
             format=_FORMAT,
-            v=SNAPSHOT_VERSION,
+            v=SNAPSHOT_VERSION if has_kafka else 2,
             index=image.applied_index,
             cluster_id=image.cluster_id,
             created_ms=image.created_ms,
@@ -146,7 +158,10 @@ def _lines(image: MetadataImage) -> Iterator[bytes]:
     while some := tuple(islice(ids, IDS_PER_LINE)):
         yield _ENCODER.encode(some)
     for broker_id in sorted(image.brokers):
-        yield _ENCODER.encode(image.brokers[broker_id])
+        row: object = image.brokers[broker_id]
+        if not has_kafka:
+            row = msgspec.convert(row, _BrokerOfVersion2, from_attributes=True)
+        yield _ENCODER.encode(row)
     for name in _sorted(image.topics_by_name):
         topic = image.topics_by_name[name]
         rows = topic.partitions

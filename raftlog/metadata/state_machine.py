@@ -110,6 +110,7 @@ def invariant_steps(image: MetadataImage) -> Iterator[None]:
     for broker_id, broker in image.brokers.items():
         assert broker_id == broker.broker_id
         assert 1 <= broker.broker_epoch <= image.applied_index
+        assert (broker.kafka_host is None) == (broker.kafka_port is None), f"half: {broker}"
     looked_at = 0
     for topic_id, topic in image.topics_by_id.items():
         assert topic_id == topic.topic_id

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from raftlog.metadata.apply import ApplyResult, apply
 from raftlog.metadata.apply_topics import put_topic
 from raftlog.metadata.commands import (
+    KAFKA_ADDRESS_VERSION,
     AddPartitions,
     AllocateProducerIds,
     AlterBroker,
@@ -95,6 +96,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     ),
     st.builds(
         RegisterBroker,
+        v=st.sampled_from([1, 4]),
         broker_id=broker_ids,
         directory_id=st.sampled_from(["d", "d", "d", "other"]),
         incarnation=st.sampled_from(["i1", "i2", "i3"]),
@@ -103,6 +105,8 @@ commands: st.SearchStrategy[Command] = st.one_of(
         software_version=st.just("0.1.0"),
         rack=st.none() | st.just("r"),
         command_version=st.just(1),
+        kafka_host=st.none() | st.sampled_from(["k", "gateway"]),
+        kafka_port=st.none() | st.integers(0, 65_535),
     ),
     st.builds(
         CreateTopic,
@@ -310,8 +314,10 @@ def register(
     directory_id: str = "d",
     rack: str | None = None,
     fenced: bool = False,
+    kafka: tuple[str, int] | None = None,
 ) -> ApplyResult:
-    """Start a broker, and unfence it unless `fenced`."""
+    """Start a broker, and unfence it unless `fenced`; `kafka` is its Kafka listener's address."""
+    kafka_host, kafka_port = kafka or (None, None)
     result = apply(
         image,
         image.applied_index + 1,
@@ -323,6 +329,9 @@ def register(
             port=8082,
             software_version="0.1.0",
             rack=rack,
+            v=1 if kafka is None else KAFKA_ADDRESS_VERSION,
+            kafka_host=kafka_host,
+            kafka_port=kafka_port,
         ),
     )
     if result.refusal is None and not fenced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from raftlog.metadata import apply_cluster
 from raftlog.metadata.apply import apply
@@ -17,6 +18,7 @@ from raftlog.metadata.commands import (
     Command,
     DeleteTopic,
     FenceBroker,
+    RegisterBroker,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -85,6 +87,50 @@ def test_each_start_of_a_broker_gets_a_new_epoch_for_it_and_what_it_leads() -> N
     assert change.partitions == (0, 2)
     assert not change.configs_changed
     assert result.delta.brokers == (1,)
+
+
+def test_registration_names_the_kafka_listener_of_this_start() -> None:
+    image = MetadataImage()
+    assert register(image, kafka=("k", 9092)).broker().kafka_host == "k"
+    moved = register(image, incarnation="second", kafka=("k", 9093)).broker()
+    assert (moved.kafka_host, moved.kafka_port) == ("k", 9093)
+    without = register(image, incarnation="third").broker()
+    assert (without.kafka_host, without.kafka_port) == (None, None)
+
+
+def test_repeat_may_add_the_kafka_address_and_moves_no_epoch() -> None:
+    image = MetadataImage()
+    register(image)
+    create(image, "t", 1, (1,))
+    before, row = image.brokers[BrokerId(1)], image.partition("t", 0)
+    result = register(image, kafka=("k", 9092), fenced=True)
+    after = replace(before, kafka_host="k", kafka_port=9092)
+    assert result.broker() == image.brokers[BrokerId(1)] == after
+    assert result.delta.brokers == (1,)
+    assert image.partition("t", 0) == row
+    # A late copy of the command without the address.
+    assert register(image, fenced=True).broker() == after
+
+
+def test_address_in_a_registration_of_an_older_version_does_not_count() -> None:
+    """Nodes of an older release ignore it there: all images must agree."""
+    image = MetadataImage()
+    for number, (version, host, port) in enumerate(((1, "k", 1), (4, "k", None), (4, None, 1)), 1):
+        broker = carry_out(
+            image,
+            RegisterBroker(
+                v=version,
+                broker_id=BrokerId(number),
+                directory_id="d",
+                incarnation="i",
+                host="h",
+                port=1,
+                software_version="0",
+                kafka_host=host,
+                kafka_port=port,
+            ),
+        ).broker()
+        assert (broker.kafka_host, broker.kafka_port) == (None, None)
 
 
 def test_repeated_registration_of_one_start_changes_nothing() -> None:

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from raftlog.metadata.commands import (
     COMMAND_TYPES,
@@ -60,7 +61,24 @@ GOLDEN: list[tuple[Command, bytes]] = [
             rack="r",
         ),
         b'{"type":"register_broker","v":1,"broker_id":1,"directory_id":"d","incarnation":"i",'
-        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":3}',
+        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":4,'
+        b'"kafka_host":null,"kafka_port":null}',
+    ),
+    (
+        RegisterBroker(
+            v=4,
+            broker_id=BrokerId(1),
+            directory_id="d",
+            incarnation="i",
+            host="h",
+            port=8082,
+            software_version="0.1.0",
+            kafka_host="k",
+            kafka_port=9092,
+        ),
+        b'{"type":"register_broker","v":4,"broker_id":1,"directory_id":"d","incarnation":"i",'
+        b'"host":"h","port":8082,"software_version":"0.1.0","rack":null,"command_version":4,'
+        b'"kafka_host":"k","kafka_port":9092}',
     ),
     (
         CreateTopic(
@@ -203,6 +221,17 @@ def test_equal_commands_have_equal_bytes() -> None:
     assert encode_command(one) == encode_command(other)
 
 
+def test_registration_of_an_older_release_is_read() -> None:
+    command, encoded = next(row for row in GOLDEN if isinstance(row[0], RegisterBroker))
+    assert isinstance(command, RegisterBroker)
+    older = {
+        name: value for name, value in json.loads(encoded).items() if not name.startswith("kafka")
+    }
+    assert decode_command(json.dumps(older | {"command_version": 3}).encode()) == replace(
+        command, command_version=3
+    )
+
+
 def test_unknown_fields_of_a_known_version_are_ignored() -> None:
     for command, encoded in GOLDEN:
         extended = json.dumps({**json.loads(encoded), "asked_by": {"name": "someone"}}).encode()
@@ -217,7 +246,7 @@ def test_every_command_of_a_newer_version_is_refused() -> None:
 
 
 def test_every_field_that_has_no_default_is_needed() -> None:
-    requests = {"maintenance", "decommissioning"}
+    requests = {"maintenance", "decommissioning", "kafka_host", "kafka_port"}
     for command, encoded in GOLDEN:
         for name in json.loads(encoded).keys() - {"type", "v"}:
             less = {key: value for key, value in json.loads(encoded).items() if key != name}

@@ -72,3 +72,11 @@ def test_contradictions_of_the_tables_are_found() -> None:
 def test_check_goes_in_steps_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_machine, "ROWS_PER_STEP", 3)
     assert len(list(invariant_steps(three()))) == 4
+
+
+def test_half_of_a_kafka_address_is_found() -> None:
+    image = three()
+    one = BrokerId(1)
+    image.brokers[one] = replace(image.brokers[one], kafka_host="k")
+    with pytest.raises(AssertionError, match="half"):
+        check_invariants(image)

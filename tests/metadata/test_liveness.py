@@ -5,22 +5,26 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from raftlog.metadata.commands import (
     ChangePartitions,
     Command,
     FenceBroker,
+    RegisterBroker,
     SetControlledShutdown,
     UnfenceBroker,
 )
 from raftlog.metadata.elections import PartitionKey, available_brokers, plan_elections
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.liveness import (
+    brokers_without_kafka_addresses,
     plan_controlled_shutdown,
     plan_fencing,
     plan_replica_failures,
     plan_unfencing,
     plan_unregistration,
+    registration_command,
 )
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
 from raftlog.record.types import BrokerId
@@ -394,3 +398,28 @@ def test_only_fenced_brokers_without_a_vote_are_unregistered() -> None:
     with pytest.raises(LogError, match="still holds replicas"):
         carry_out(image, plan_unregistration(image, BrokerId(2), has_vote=False))
     unfence(image, 2)
+
+
+def test_kafka_address_waits_until_every_other_broker_knows_it() -> None:
+    image = three()
+    wanted = RegisterBroker(
+        broker_id=BrokerId(3),
+        directory_id="d",
+        incarnation="i",
+        host="h",
+        port=1,
+        software_version="0",
+        kafka_host="k",
+        kafka_port=9092,
+    )
+    for other in (1, 3):
+        row = image.brokers[BrokerId(other)]
+        image.brokers[BrokerId(other)] = replace(row, command_version=3)
+    assert brokers_without_kafka_addresses(image, BrokerId(3)) == (1,)
+    older = registration_command(image, wanted)
+    assert (older.v, older.kafka_host, older.kafka_port) == (1, None, None)
+    image.brokers[BrokerId(1)] = replace(image.brokers[BrokerId(1)], command_version=4)
+    # Its own row is of its start before.
+    assert registration_command(image, wanted) == replace(wanted, v=4)
+    without = replace(wanted, kafka_host=None, kafka_port=None)
+    assert registration_command(image, without).v == 1

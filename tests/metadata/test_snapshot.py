@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from raftlog.metadata import snapshot
 from raftlog.metadata.commands import AlterClusterSettings, Command, MetadataVersionError
@@ -30,6 +31,8 @@ from tests.metadata.strategies import (
     set_row,
 )
 
+_KAFKA = b'"kafka_host":"k","kafka_port":9092'
+_NO_KAFKA = b'"kafka_host":null,"kafka_port":null'
 # These bytes are on disks: a change of them raises SNAPSHOT_VERSION, and keeps these readable.
 GOLDEN = (
     b'{"format":"raftlog-metadata","v":2,"index":7,"cluster_id":null,"created_ms":0,'
@@ -37,14 +40,20 @@ GOLDEN = (
     b'"brokers":2,"topics":1}\n'
     b'["00000000000000000000000000000009"]\n'
     b'{"broker_id":1,"broker_epoch":1,"directory_id":"d","incarnation":"first",'
-    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":3,'
+    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":4,'
     b'"fenced":false,"controlled_shutdown":false,"maintenance":true,"decommissioning":false}\n'
     b'{"broker_id":2,"broker_epoch":3,"directory_id":"d","incarnation":"first",'
-    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":3,'
+    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":4,'
     b'"fenced":true,"controlled_shutdown":false,"maintenance":false,"decommissioning":false}\n'
     b'{"topic_id":"00000000000000000000000000000007","name":"t","configs":{"a":"b"},'
     b'"partitions":2}\n'
     b"[[0,[1],[1],[],1,0,0,[],[],-1],[1,[1,2],[],[1],-1,3,4,[2],[1],2]]\n"
+)
+# Of an image with the address of a Kafka listener.
+GOLDEN_3 = (
+    GOLDEN.replace(b'"v":2', b'"v":3')
+    .replace(b'"decommissioning":false}', b'"decommissioning":false,%s}' % _KAFKA, 1)
+    .replace(b'"decommissioning":false}', b'"decommissioning":false,%s}' % _NO_KAFKA, 1)
 )
 # Written by the release before.
 GOLDEN_1 = (
@@ -99,6 +108,14 @@ def whole(image: MetadataImage) -> bytes:
 def test_format_never_changes() -> None:
     assert whole(small()) == GOLDEN
     assert from_snapshot([GOLDEN]) == small()
+
+
+def test_kafka_address_makes_the_version_that_older_releases_do_not_read() -> None:
+    image = small()
+    one = BrokerId(1)
+    image.brokers[one] = replace(image.brokers[one], kafka_host="k", kafka_port=9092)
+    assert whole(image) == GOLDEN_3
+    assert from_snapshot([GOLDEN_3]) == image
 
 
 @settings(max_examples=100, deadline=None)
