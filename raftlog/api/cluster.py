@@ -42,8 +42,8 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     controller_id: int = -1
     """The active controller; -1 while this node knows of none."""
     open_access: bool
-    """Whether clients of other machines can use this node without authentication: it listens beyond
-    loopback, and there are no users."""
+    """Whether clients of other machines can use this node without authentication: a listener of it
+    is beyond loopback, and there are no users."""
     clock_skew_ms: int | None = None
     """How far this node's wall clock is ahead of the cluster time, the median of the nodes' clocks;
     null while that is unknown."""
@@ -197,6 +197,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     node_id: int
     host: str | None
     port: int | None
+    kafka: str | None = None
+    """`host:port` for Kafka clients; null: no Kafka listener, or not registered."""
     rack: str | None
     directory_id: str | None
     broker_epoch: int | None

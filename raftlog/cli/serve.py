@@ -50,6 +50,7 @@ that exists. A restart needs the data directory alone.
   raftlog serve --data-dir /var/lib/raftlog
   raftlog serve --data-dir D --node-id 4 --listen h4:8082 --join h1:8082 --cluster-secret-file F
   raftlog serve --config /etc/raftlog.toml --listen 0.0.0.0:8082
+  raftlog serve --data-dir D --kafka-listen 127.0.0.1:9092
 """
 
 
@@ -177,11 +178,13 @@ class ServeCommand(click.Command):
     def _remembered(self, given: list[Given]) -> Iterator[Given]:
         """The settings remembered by the data directory: a restart needs the directory alone."""
         first = {one.setting.key: one.value for one in reversed(given)}
-        data_dir, listen = first.get("data_dir"), first.get("listen")
+        data_dir = first.get("data_dir")
         if not isinstance(data_dir, str):
             return iter(())
         try:
-            values = remembered_settings(Path(data_dir), listen=listen)
+            values = remembered_settings(
+                Path(data_dir), listen=first.get("listen"), kafka_listen=first.get("kafka_listen")
+            )
         except IdentityError as error:
             raise CommandError(str(error)) from error
         return from_memory(self.settings, values, data_dir)

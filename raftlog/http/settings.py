@@ -37,6 +37,14 @@ def check_bounds(settings: msgspec.Struct) -> None:
                 raise SettingError(f"{name} is {value}; allowed is {meta.ge} to {meta.le}")
 
 
+def is_beyond_loopback(host: str) -> bool:
+    """Whether clients of other machines can connect to a listener at `host`."""
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
 Bytes = Annotated[int, Meta(ge=1, le=1024 * MIB)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
@@ -136,6 +144,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Host names of this node besides the advertised ones of the cluster."""
     auto_create_topics: bool = False
     """Whether a produce request to an unknown topic creates it."""
+    other_open_access: bool = False
+    """Whether another listener of the node serves clients of other machines."""
     limits: ServerLimits = ServerLimits()
 
     def __post_init__(self) -> None:
@@ -144,10 +154,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def is_beyond_loopback(self) -> bool:
         """Whether clients of other machines can connect."""
-        try:
-            return not ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host != "localhost"
+        return is_beyond_loopback(self.host)
 
     def for_broker(self) -> BrokerSettings:
         """The settings common to all listeners of the node."""

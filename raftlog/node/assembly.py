@@ -38,7 +38,7 @@ from raftlog.node.directory import (
 from raftlog.node.disk_policy import DiskWatch, WritePolicy, follow_storage_limits
 from raftlog.node.registration import Registration, create_cluster, find_cluster
 from raftlog.node.replication_service import ReplicationService
-from raftlog.node.settings import NodeSettings, split_address
+from raftlog.node.settings import KafkaAddress, NodeSettings, split_address
 from raftlog.node.start import Restart, Start, check_restart
 from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
@@ -238,8 +238,12 @@ class NodeCore:
             on_fatal=on_fatal,
         )
 
-    async def serve(self, address: str, rack: str | None) -> None:
+    async def serve(
+        self, address: str, rack: str | None, kafka: KafkaAddress | None = None
+    ) -> None:
         """Take part in the cluster, register this start, open the replicas, and be electable.
+
+        `address` (`host:port`) is for HTTP clients and other nodes, `kafka` for Kafka clients.
 
         In this order: the metadata must know which records a replica here may have lost before
         the replica can be elected. Waits while there is no majority of the voters. Raises LogError
@@ -260,6 +264,8 @@ class NodeCore:
             port=port,
             software_version=__version__,
             rack=rack,
+            kafka_host=None if kafka is None else kafka.host,
+            kafka_port=None if kafka is None else kafka.port,
         )
         epoch: BrokerEpoch | None = None
         try:
@@ -278,6 +284,8 @@ class NodeCore:
         self.writes.observe_disk()
         self._tasks.spawn(self.writes.watch_disk(), "disk-watch")
         self._tasks.spawn(self._coordinator_watch.run(), "group-lags")
+        if kafka is not None:
+            self._tasks.spawn(self._registration.add_kafka_address(command), "kafka-address")
         if epoch is None:
             later = self._registration.register_when_room(command, self._registered_with_room)
             self._tasks.spawn(later, "register-later")

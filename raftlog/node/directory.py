@@ -45,6 +45,8 @@ class Remembered(msgspec.Struct, frozen=True):
     listen: str | None = None
     advertised: str | None = None
     rack: str | None = None
+    kafka_listen: str | None = None
+    kafka_advertise: str | None = None
 
 
 class _Cluster(msgspec.Struct, frozen=True):
@@ -129,6 +131,8 @@ def claim(
         listen=requested.listen,
         advertised=_advertised(requested),
         rack=requested.rack,
+        kafka_listen=_kafka_listen(requested),
+        kafka_advertise=requested.kafka_advertise,
         voters=requested.voters,
         join=requested.join,
     )
@@ -141,21 +145,29 @@ def claim(
 
 
 def remember(disk: Disk, settings: NodeSettings) -> None:
-    """Keep address and rack for later starts without them. Blocks; raises DiskError.
+    """Keep addresses and rack for later starts without them. Blocks; raises DiskError.
 
-    A full disk does not prevent the start: address and rack are then not kept, and a log line says
-    so.
+    A full disk does not prevent the start: addresses and rack are then not kept, and a log line
+    says so.
 
     Call this once the node has started with them, and has its journal: a mistyped address is not
     remembered, and from now on a missing journal is a loss.
     """
-    content = msgspec.json.encode(Remembered(settings.listen, _advertised(settings), settings.rack))
+    content = msgspec.json.encode(
+        Remembered(
+            settings.listen,
+            _advertised(settings),
+            settings.rack,
+            _kafka_listen(settings),
+            settings.kafka_advertise,
+        )
+    )
     if read_small_file(disk, REMEMBERED_FILE, FILE_BYTES_MAX) == content:
         return
     try:
         disk.replace(REMEMBERED_FILE, content)
     except DiskFullError as error:
-        logger.warning("address and rack are not remembered for the next start: %s", error)
+        logger.warning("addresses and rack are not remembered for the next start: %s", error)
 
 
 def load_cluster_id(disk: Disk) -> str | None:
@@ -200,12 +212,15 @@ def warn_if_shared(root: Path) -> None:
         )
 
 
-def remembered_settings(data_dir: Path, *, listen: str | None = None) -> dict[str, Any]:
+def remembered_settings(
+    data_dir: Path, *, listen: str | None = None, kafka_listen: str | None = None
+) -> dict[str, Any]:
     """The settings remembered by a data directory, by name; none if new or missing.
 
-    They go before the defaults, and after all other sources. `listen` is the given address, if any:
-    a changed one makes the remembered advertised address useless. Read by path, because the
-    settings are needed before the node locks its directory. Raises IdentityError and OSError.
+    They go before the defaults, and after all other sources. `listen` and `kafka_listen` are the
+    given addresses, if any: a changed one makes the remembered advertised address useless. Read by
+    path, because the settings are needed before the node locks its directory. Raises IdentityError
+    and OSError.
     """
     content = _read_path(data_dir / IDENTITY_FILE)
     if content is None:
@@ -220,15 +235,23 @@ def remembered_settings(data_dir: Path, *, listen: str | None = None) -> dict[st
         "listen": remembered.listen,
         "advertised": remembered.advertised,
         "rack": remembered.rack,
+        "kafka_listen": remembered.kafka_listen,
+        "kafka_advertise": remembered.kafka_advertise,
     }
     if listen is not None and listen != remembered.listen:
         found["advertised"] = None
+    if kafka_listen is not None and kafka_listen != remembered.kafka_listen:
+        found["kafka_advertise"] = None
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _advertised(settings: NodeSettings) -> str | None:
     own = settings.own_voter()
     return own.address if settings.advertised is None and own is not None else settings.advertised
+
+
+def _kafka_listen(settings: NodeSettings) -> str | None:
+    return None if settings.kafka_listen_address() is None else settings.kafka_listen
 
 
 def _read_path(path: Path) -> bytes | None:

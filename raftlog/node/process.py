@@ -1,4 +1,4 @@
-"""A node as one process: the core, and the HTTP server in front of it.
+"""A node as one process: the core, the HTTP server in front of it, and a Kafka listener if wanted.
 
 The server listens before the node is registered, because the other nodes connect there; users get
 "starting" until the node serves. After a failure of the metadata quorum, or a broken invariant, a
@@ -12,19 +12,22 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from raftlog import __version__
 from raftlog.broker.service import Broker
-from raftlog.http.app import Ports, Server
+from raftlog.http.app import Server
+from raftlog.http.settings import is_beyond_loopback
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember, warn_if_shared
-from raftlog.node.ports import server_settings, take_ports
+from raftlog.node.ports import NodePorts, server_settings, take_ports
 from raftlog.node.secret import (
     REREAD_S,
     SecretFile,
@@ -46,6 +49,9 @@ from raftlog.world.randomness import SystemRandomness
 from raftlog.world.real_disk import FileSystemDisk
 from raftlog.world.time import SystemClock
 
+if TYPE_CHECKING:
+    from raftlog.kafka.listener import KafkaListener
+
 __all__ = ["IdentityError", "Node", "NodeCore", "NodeSettings", "run_node"]
 
 logger = logging.getLogger(__name__)
@@ -61,26 +67,42 @@ EXIT_FAILED = 1
 
 
 class Node:
-    """One running node: the core and the server in front of it."""
+    """One running node: the core and the listeners in front of it."""
 
     def __init__(
-        self, settings: NodeSettings, core: NodeCore, server: Server, tasks: TaskGroup
+        self,
+        settings: NodeSettings,
+        core: NodeCore,
+        server: Server,
+        tasks: TaskGroup,
+        *,
+        kafka: KafkaListener | None = None,
+        kafka_port: int = 0,
     ) -> None:
+        """`kafka` is the Kafka listener, if there is one, and `kafka_port` its port."""
         self.settings = settings
         self.core = core
         self.server = server
+        self.kafka = kafka
+        self._kafka_port = kafka_port
         self._tasks = tasks
 
     @property
     def address(self) -> str:
-        """The address of the listener, as `host:port`."""
+        """The address of the HTTP server, as `host:port`."""
         return join_address(self.settings.listen_address()[0], self.server.port)
+
+    @property
+    def kafka_address(self) -> str | None:
+        """The address of the Kafka listener, as `host:port`; None without one."""
+        listen = self.settings.kafka_listen_address()
+        return None if listen is None else join_address(listen[0], self._kafka_port)
 
     @classmethod
     async def start(
         cls,
         settings: NodeSettings,
-        ports: Ports,
+        ports: NodePorts,
         disk: Disk,
         *,
         clock: Clock,
@@ -92,7 +114,8 @@ class Node:
         Waits for a majority of the voters without a limit. Raises LogError, DiskError, OSError,
         IdentityError or ValueError: the node has not started.
         """
-        address = join_address(*settings.advertised_address(ports.main.number))
+        address = join_address(*settings.advertised_address(ports.http.main.number))
+        kafka_port = ports.kafka_port
         state = await disk.run(lambda: load_state(disk))
         start = decide_start(settings, state)
         data_dir = Path(settings.data_dir)
@@ -122,30 +145,59 @@ class Node:
             broker,
             http_settings,
             REST_ROUTES,
-            ports=ports,
+            ports=ports.http,
             network=network,
             on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
         )
         if http_settings.is_beyond_loopback:
-            logger.warning(
-                "listening on %s without authentication: every client that reaches this address "
-                "can read, write and delete everything; restrict access by the network",
-                join_address(http_settings.host, server.port),
-            )
+            _warn_of_open_access(http_settings.host, server.port)
+        kafka = None
+        if ports.kafka is not None:
+            kafka = await _start_kafka(broker, settings, ports.kafka, on_fatal)
         # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
         tasks = TaskGroup(on_fatal)
         # Before the node takes part: a wrong secret can be mended while it waits for the others.
         tasks.spawn(follow_secret(secret_file, network, disk, clock), "cluster-secret")
-        await core.serve(address, settings.rack)
-        return cls(settings, core, server, tasks)
+        await core.serve(address, settings.rack, settings.kafka_advertised(kafka_port))
+        return cls(settings, core, server, tasks, kafka=kafka, kafka_port=kafka_port)
 
     async def stop(self) -> None:
         """Stop cleanly: hand over, stop serving, then checkpoint and close."""
         await self._tasks.close()
         await self.core.leave()
+        if self.kafka is not None:
+            # First: the server's close ends the connections to other nodes, and the broker.
+            await self.kafka.close()
         await self.server.close()
         await self.core.close()
+
+
+async def _start_kafka(
+    broker: Broker, settings: NodeSettings, bound: socket.socket, on_fatal: Callable[[str], None]
+) -> KafkaListener:
+    """Start the Kafka listener on its bound socket. Raises OSError."""
+    # Here, so that a node without the listener does not pay for its codecs.
+    from raftlog.kafka.listener import KafkaListener  # noqa: PLC0415
+    from raftlog.kafka.settings import KafkaSettings  # noqa: PLC0415
+
+    listener = KafkaListener(
+        broker, KafkaSettings(), lambda error: on_fatal(f"An invariant broke: {error}")
+    )
+    port = int(bound.getsockname()[1])
+    await listener.start(bound)
+    listen = settings.kafka_listen_address()
+    if listen is not None and is_beyond_loopback(listen[0]):
+        _warn_of_open_access(listen[0], port)
+    return listener
+
+
+def _warn_of_open_access(host: str, port: int) -> None:
+    logger.warning(
+        "listening on %s without authentication: every client that reaches this address "
+        "can read, write and delete everything; restrict access by the network",
+        join_address(host, port),
+    )
 
 
 async def follow_secret(file: SecretFile, network: HttpNetwork, disk: Disk, clock: Clock) -> None:
@@ -220,11 +272,12 @@ async def _run(settings: NodeSettings) -> int:
         os._exit(EXIT_OK)
     node = starting.result()
     logger.info(
-        "raftlog %s: node %d of cluster %s serves at http://%s (flush=%s, data in %s)",
+        "raftlog %s: node %d of cluster %s serves at http://%s%s (flush=%s, data in %s)",
         __version__,
         settings.node_id,
         node.core.services.cluster_id,
         node.address,
+        "" if node.kafka_address is None else f", and Kafka clients at {node.kafka_address}",
         settings.flush,
         settings.data_dir,
     )

@@ -19,6 +19,7 @@ from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import ClusterCreated, RegisterBroker
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage
+from raftlog.metadata.liveness import brokers_without_kafka_addresses, registration_command
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.node.directory import Identity
 from raftlog.node.settings import split_address
@@ -44,6 +45,8 @@ REGISTRATION_RETRY_S: Final = 0.2
 REPORT_S: Final = 10.0
 """Interval of log lines with the same reason for not being registered."""
 DISK_FULL_RETRY_S: Final = 2.0
+KAFKA_ADDRESS_RETRY_S: Final = 2.0
+"""Interval of looks whether all brokers run a release that knows Kafka addresses."""
 JOIN_TIMEOUT_S: Final = 30.0
 """How long a joining node looks for its cluster."""
 REJECTED_S_MAX: Final = 3.0
@@ -103,6 +106,34 @@ class Registration:
                 self._on_fatal(f"The cluster refuses this node: {error}")
             return
 
+    async def add_kafka_address(self, command: RegisterBroker) -> None:
+        """Add the Kafka address to this start's registration, if an older release kept it out.
+
+        Waits until all registered brokers know such addresses. Fatal when rejected.
+        """
+        is_logged = False
+        while True:
+            own = self._own_broker()
+            if own is not None and own.incarnation == command.incarnation:
+                if own.kafka_host is not None:
+                    return
+                older = brokers_without_kafka_addresses(self._state_machine.image, self._node_id)
+                if not older:
+                    try:
+                        await self._register(command)
+                    except LogError as error:
+                        if error.entry is not DISK_FULL:
+                            self._on_fatal(f"The cluster refuses this node: {error}")
+                            return
+                elif not is_logged:
+                    is_logged = True
+                    logger.warning(
+                        "Kafka clients do not find this node yet: node %d runs an older release; "
+                        "upgrade all nodes",
+                        older[0],
+                    )
+            await self._clock.sleep(KAFKA_ADDRESS_RETRY_S)
+
     async def wait_unfenced(self) -> None:
         """Wait until the controller has unfenced this node, and its lease is valid.
 
@@ -140,7 +171,11 @@ class Registration:
         reported, report_at = "", 0.0
         while True:
             try:
-                broker = (await propose(self._quorum, command)).broker()
+                if command.kafka_host is not None:
+                    # Behind it the image holds all registrations, with the versions they know.
+                    await self._quorum.read_barrier()
+                known = registration_command(self._state_machine.image, command)
+                broker = (await propose(self._quorum, known)).broker()
             except LogError as error:
                 # The incarnation makes a repeat harmless.
                 if error.entry not in (NO_CONTROLLER, RETRIABLE, OVERLOADED):

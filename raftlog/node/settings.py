@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from raftlog.http.browsers import parse_hosts, parse_origins
-from raftlog.http.settings import ServerLimits, check_bounds
+from raftlog.http.settings import ServerLimits, check_bounds, is_beyond_loopback
 from raftlog.raft.voters import Voter, VoterSet, parse_voters
 
 JOIN_ADDRESSES_MAX: Final = 32
@@ -18,6 +19,19 @@ SECRET_SUFFIX: Final = "_secret"
 """Settings with this suffix in their name are never shown."""
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 NOT_SHOWN: Final = "(not shown)"
+NO_LISTENER: Final = "none"
+"""The value of `kafka_listen` that ends a remembered listener."""
+GATEWAY_PREFIX: Final = "gateway="
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAddress:
+    """The address that Kafka clients learn for a node."""
+
+    host: str
+    port: int
+    is_gateway: bool = False
+    """Whether clients learn this one address for every leader and coordinator of the cluster."""
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +46,13 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     advertised: str | None = None
     """`host:port` announced to clients and other nodes; remembered in the data directory. By
     default this node's address in --voters, else the address listened on."""
+    kafka_listen: str | None = None
+    """`host:port` of a second listener, for Kafka clients, whose usual port is 9092; port 0 takes a
+    free one; remembered in the data directory. `none`: no such listener, the default."""
+    kafka_advertise: str | None = None
+    """`host:port` announced to Kafka clients; remembered in the data directory. By default the
+    address of --kafka-listen. `gateway=host:port`, the address of a load balancer before all
+    nodes, is announced as the leader and coordinator of every partition."""
     voters: str | None = None
     """The voters of a new cluster, the same list on each of them: `1@host:port,2@host:port,
     3@host:port`. Counts at the first start only; later a list that contradicts the data directory
@@ -96,6 +117,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "--cluster-secret-file"
             )
         self.advertised_address(port=0)
+        self._check_kafka()
         parse_origins(self.allowed_origins)
         parse_hosts(self.allowed_hosts)
 
@@ -113,6 +135,54 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         host = self.listen_address()[0]
         # No client can connect to "all addresses of this machine"; its name is the best known one.
         return (socket.gethostname() if host in WILDCARD_HOSTS else host), port
+
+    def kafka_listen_address(self) -> tuple[str, int] | None:
+        """Host and port of the Kafka listener; None without one. Raises ValueError."""
+        if self.kafka_listen is None or self.kafka_listen == NO_LISTENER:
+            return None
+        return _address_of("--kafka-listen", self.kafka_listen)
+
+    def kafka_advertised(self, port: int) -> KafkaAddress | None:
+        """The address for Kafka clients; None without a listener. `port` is the port listened on.
+
+        Raises ValueError.
+        """
+        listen = self.kafka_listen_address()
+        if listen is None:
+            return None
+        if self.kafka_advertise is not None:
+            is_gateway = self.kafka_advertise.startswith(GATEWAY_PREFIX)
+            address = self.kafka_advertise.removeprefix(GATEWAY_PREFIX)
+            return KafkaAddress(*_address_of("--kafka-advertise", address), is_gateway)
+        host = listen[0]
+        if host in WILDCARD_HOSTS:
+            # The name by which other nodes know this machine, unless that is for itself alone.
+            known = self.advertised_address(port)[0]
+            host = known if is_beyond_loopback(known) else socket.gethostname()
+        return KafkaAddress(host, port)
+
+    def _check_kafka(self) -> None:
+        listen = self.kafka_listen_address()
+        if listen is None:
+            if self.kafka_advertise is not None:
+                raise ValueError(
+                    "--kafka-advertise is the address of a Kafka listener, and there is none: give "
+                    "--kafka-listen HOST:PORT (Kafka's usual port is 9092)"
+                )
+            return
+        advertised = self.kafka_advertised(listen[1])
+        if self.kafka_advertise is not None and advertised is not None and not advertised.port:
+            raise ValueError(
+                f"--kafka-advertise: {self.kafka_advertise!r} has no port that clients could "
+                "connect to"
+            )
+        host, port = self.listen_address()
+        for flag, other in (("--listen", port), ("--health-port", self.health_port)):
+            if other > 0 and listen == (host, other):
+                raise ValueError(
+                    f"--kafka-listen and {flag} name the same port {other}: each listener has a "
+                    "port of its own"
+                )
 
     def voter_set(self) -> VoterSet | None:
         """The voters given, if any. Raises ValueError."""
@@ -147,6 +217,13 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError(f"{address!r} is not an address of the form host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address_of(flag: str, address: str) -> tuple[str, int]:
+    try:
+        return split_address(address)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from error
 
 
 def is_secret(name: str) -> bool:

@@ -62,7 +62,7 @@ async def describe_cluster(request: Request, context: ServerContext) -> web.Stre
             node_id=membership.node_id,
             version=__version__,
             controller_id=NO_LEADER_ID if leader_id is None else leader_id,
-            open_access=context.settings.is_beyond_loopback,
+            open_access=context.settings.is_beyond_loopback or context.settings.other_open_access,
             clock_skew_ms=membership.clock_skew_ms,
             replicas=_partition_counts(membership.image)[1][membership.node_id],
             replicas_open=membership.replicas_open,
@@ -190,6 +190,7 @@ class _Members:
             node_id=node_id,
             host=host,
             port=port,
+            kafka=_kafka_address(broker) if broker else None,
             rack=broker.rack if broker else None,
             directory_id=self._directory_id(node_id),
             broker_epoch=broker.broker_epoch if broker else None,
@@ -233,6 +234,13 @@ def node_number(text: str) -> int:
     if node_id is None or not 1 <= node_id <= NODE_ID_MAX:
         raise LogError(NOT_FOUND, f"There is no node {text[:40]!r}.")
     return node_id
+
+
+def _kafka_address(broker: BrokerImage) -> str | None:
+    if broker.kafka_host is None or broker.kafka_port is None:
+        return None
+    host = f"[{broker.kafka_host}]" if ":" in broker.kafka_host else broker.kafka_host
+    return f"{host}:{broker.kafka_port}"
 
 
 def _split(address: str) -> tuple[str | None, int | None]:

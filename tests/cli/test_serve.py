@@ -1,15 +1,17 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from raftlog.cli.main import cli
-from tests.cli.node import RAFTLOG, clean_environment, running_node
+from tests.cli.node import RAFTLOG, RunningNode, clean_environment, running_node
 
 
 def serve(*arguments: str, environment: dict[str, str] | None = None) -> Result:
@@ -44,6 +46,8 @@ def test_every_setting_can_be_shown_before_it_is_used(tmp_path: Path) -> None:
         (["--data-dir", "d", "--node-id", "one"], "--node-id: 'one'"),
         (["--data-dir", "d", "--listen", "nowhere"], "'nowhere' is not an address"),
         (["--data-dir", "d", "--advertised", "x:99999"], "'x:99999' is not an address"),
+        (["--data-dir", "d", "--kafka-listen", "x"], "--kafka-listen: 'x' is not an address"),
+        (["--data-dir", "d", "--kafka-advertise", "x:1"], "give --kafka-listen HOST:PORT"),
         (["--data-dir", "d", "--flush", "never"], "'never' is not one of 'sync', 'async'"),
         (["--data-dir", "d", "--limits-json-depth-max", "1"], "--limits-json-depth-max: '1'"),
         (["--data-dir", "d", "--topic-defaults", "x"], "'x' is not NAME=VALUE"),
@@ -153,6 +157,36 @@ def test_directory_remembers_what_a_restart_does_not_say(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
+def test_kafka_listener_is_set_by_flag_environment_or_file_and_remembered(tmp_path: Path) -> None:
+    values = {"kafka_listen": "127.0.0.1:9092", "kafka_advertise": "gateway=lb.lan:9092"}
+    file = tmp_path / "node.toml"
+    file.write_text("".join(f'{name} = "{value}"\n' for name, value in values.items()))
+    known = tmp_path / "known"
+    known.mkdir()
+    (known / "directory.json").write_text('{"directory_id":"d1","node_id":2}')
+    (known / "node.json").write_text(json.dumps(values))
+    base = ("--data-dir", "d", "--show-settings")
+    flags = [word for name, value in values.items() for word in (_flag(name), value)]
+    variables = {f"RAFTLOG_{name.upper()}": value for name, value in values.items()}
+    for result in (
+        serve(*base, *flags),
+        serve(*base, environment=variables),
+        serve(*base, "--config", str(file)),
+        serve("--data-dir", str(known), "--show-settings"),
+    ):
+        assert result.exit_code == 0, result.output
+        assert values.items() <= json.loads(result.stdout).items()
+    off = serve("--data-dir", str(known), "--show-settings", "--kafka-listen", "none")
+    assert json.loads(off.stdout)["kafka_advertise"] is None
+    default = json.loads(serve(*base).stdout)
+    assert (default["kafka_listen"], default["kafka_advertise"]) == (None, None)
+    assert "9092" in serve("--help").output
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def test_damaged_memory_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "directory.json").write_text("{")
     result = serve("--data-dir", str(tmp_path), "--show-settings")
@@ -160,12 +194,17 @@ def test_damaged_memory_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     assert "directory.json in the data directory is damaged" in result.stderr
 
 
+def node_rows(node: RunningNode) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"http://{node.address}/v1/nodes") as answer:
+        rows: list[dict[str, Any]] = json.load(answer)["nodes"]
+    return rows
+
+
 def test_restart_needs_nothing_but_the_data_directory(tmp_path: Path) -> None:
     with running_node(tmp_path, "--node-id", "2", "--rack", "r1") as node:
         assert node.stop()[0] == 0
     with running_node(tmp_path) as node:
-        with urllib.request.urlopen(f"http://{node.address}/v1/nodes") as answer:
-            (row,) = json.load(answer)["nodes"]
+        (row,) = node_rows(node)
         assert (row["node_id"], row["rack"]) == (2, "r1")
         assert node.stop()[0] == 0
 
@@ -181,6 +220,43 @@ def test_node_tells_its_address_when_ready_and_stops_cleanly(
         code, rest = node.stop(number)
     assert code == 0
     assert "stopped cleanly" in rest
+
+
+def test_kafka_listener_is_logged_registered_and_remembered(tmp_path: Path) -> None:
+    with running_node(tmp_path, "--kafka-listen", "127.0.0.1:0") as node:
+        told = re.search(r"Kafka clients at (127\.0\.0\.1:\d+)", node.log[-1])
+        assert told is not None
+        assert node_rows(node)[0]["kafka"] == told[1]
+        assert node.stop()[0] == 0
+    with running_node(tmp_path) as node:
+        assert "Kafka clients at 127.0.0.1:" in node.log[-1]
+        assert node.stop()[0] == 0
+    with running_node(tmp_path, "--kafka-listen", "none") as node:
+        assert "Kafka" not in node.log[-1]
+        assert node_rows(node)[0]["kafka"] is None
+        assert node.stop()[0] == 0
+
+
+def test_kafka_listener_beyond_loopback_is_warned_of(tmp_path: Path) -> None:
+    with running_node(tmp_path, "--kafka-listen", "0.0.0.0:0") as node:
+        (warning,) = (line for line in node.log if "without authentication" in line)
+        assert "listening on 0.0.0.0:" in warning
+        assert node.address not in warning
+        assert node.stop()[0] == 0
+
+
+def test_kafka_port_in_use_leaves_no_directory(tmp_path: Path) -> None:
+    with running_node(tmp_path / "first") as node:
+        second = subprocess.run(
+            [*RAFTLOG, "serve", "--data-dir", str(tmp_path / "second"), "--listen", "127.0.0.1:0",
+             "--kafka-listen", node.address],
+            capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        (line,) = second.stderr.splitlines()
+        assert f"cannot listen on {node.address}: another raftlog node has this port" in line
+        assert "--kafka-listen HOST:PORT" in line
+        assert not (tmp_path / "second").exists()
 
 
 def test_log_can_be_json_from_the_environment(tmp_path: Path) -> None:

@@ -162,6 +162,26 @@ def test_addresses_and_rack_are_remembered_for_later_starts(tmp_path: Path) -> N
         disk.close()
 
 
+def test_kafka_addresses_are_remembered_until_others_are_given(tmp_path: Path) -> None:
+    disk = FileSystemDisk(str(tmp_path))
+    try:
+        given = settings(kafka_listen="0.0.0.0:9092", kafka_advertise="gateway=lb:9092")
+        claim(disk, given, load_state(disk), RANDOMNESS)
+        for _ in range(2):  # of the first start, then of the last one
+            found = remembered_settings(tmp_path)
+            assert found["kafka_listen"] == "0.0.0.0:9092"
+            assert found["kafka_advertise"] == "gateway=lb:9092"
+            remember(disk, given)
+        same = remembered_settings(tmp_path, kafka_listen="0.0.0.0:9092")
+        assert same["kafka_advertise"] == "gateway=lb:9092"
+        for other in ("0.0.0.0:9093", "none"):
+            assert "kafka_advertise" not in remembered_settings(tmp_path, kafka_listen=other)
+        remember(disk, settings(kafka_listen="none"))
+        assert not {"kafka_listen", "kafka_advertise"} & remembered_settings(tmp_path).keys()
+    finally:
+        disk.close()
+
+
 def test_no_secret_is_remembered_in_the_clear(tmp_path: Path) -> None:
     disk = FileSystemDisk(str(tmp_path))
     try:

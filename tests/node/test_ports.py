@@ -11,13 +11,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from raftlog.http.app import Port
-from raftlog.node.ports import take_ports
+from raftlog.node.ports import server_settings, take_ports
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import StartError
 
 
 def settings(port: int, *, health_port: int = -1, host: str = "127.0.0.1") -> NodeSettings:
     return NodeSettings(data_dir="d", listen=f"{host}:{port}", health_port=health_port)
+
+
+def kafka_settings(address: str, listen: str = "127.0.0.1:0") -> NodeSettings:
+    return NodeSettings(data_dir="d", listen=listen, kafka_listen=address)
 
 
 @asynccontextmanager
@@ -72,9 +76,45 @@ async def test_port_is_free_again_if_the_health_port_is_taken() -> None:
         for _ in range(2):
             with pytest.raises(StartError, match="--health-port"):
                 await take_ports(settings(free, health_port=taken))
+        for _ in range(2):
+            with pytest.raises(StartError, match="--kafka-listen"):
+                await take_ports(kafka_settings(f"127.0.0.1:{taken}", f"127.0.0.1:{free}"))
         ports = await take_ports(settings(free))
-        assert ports.main.number == free
+        assert ports.http.main.number == free
+        assert ports.kafka is None
         ports.close()
+
+
+async def test_kafka_port_is_bound_with_the_others_and_refuses_connections() -> None:
+    ports = await take_ports(kafka_settings("localhost:0"))
+    assert ports.kafka is not None
+    host, port = ports.kafka.getsockname()
+    assert (host, port) == ("127.0.0.1", ports.kafka_port)
+    assert port != ports.http.main.number
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    ports.close()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"), [("none", False), ("127.0.0.1:1", False), ("0.0.0.0:1", True)]
+)
+def test_open_access_by_kafka_is_told_to_http_clients(address: str, is_open: bool) -> None:
+    assert server_settings(kafka_settings(address)).other_open_access == is_open
+
+
+async def test_kafka_port_that_cannot_be_had_is_named_with_the_next_step() -> None:
+    async with server(b"HTTP/1.1 200 OK\r\nServer: raftlog/0.4\r\n\r\n") as port:
+        with pytest.raises(StartError, match="another raftlog node has this port") as refused:
+            await take_ports(kafka_settings(f"127.0.0.1:{port}"))
+        assert f"127.0.0.1:{port}" in str(refused.value)
+        assert "choose another by --kafka-listen HOST:PORT" in str(refused.value)
+    with pytest.raises(StartError, match=r"no such address.* by --kafka-advertise"):
+        await take_ports(kafka_settings("192.0.2.1:1"))
+    with pytest.raises(StartError, match="Choose another address by --kafka-listen"):
+        await take_ports(kafka_settings("no.such.host.invalid:1"))
 
 
 async def test_address_that_this_machine_does_not_have_is_named() -> None:

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from raftlog.node.settings import NOT_SHOWN, NodeSettings, shown, split_address
+from raftlog.node.settings import (
+    NOT_SHOWN,
+    KafkaAddress,
+    NodeSettings,
+    shown,
+    split_address,
+)
 from raftlog.peer.dial import join_address
 
 THREE = "1@a.lan:8082,2@b.lan:8082,3@c.lan:8082"
@@ -32,6 +38,40 @@ def test_voters_say_where_a_node_is_unless_it_says_so_itself() -> None:
     assert itself.advertised_address(8082) == ("x", 1)
 
 
+@pytest.mark.parametrize(
+    ("values", "address"),
+    [
+        ({}, None),
+        ({"kafka_listen": "none"}, None),
+        ({"kafka_listen": "10.0.0.1:0"}, KafkaAddress("10.0.0.1", 4321)),
+        ({"kafka_listen": "[::1]:0"}, KafkaAddress("::1", 4321)),
+        # All addresses: the name by which others know this machine.
+        ({"kafka_listen": "0.0.0.0:0", "listen": "10.0.0.1:80"}, KafkaAddress("10.0.0.1", 4321)),
+        ({"kafka_listen": "[::]:0", "voters": THREE}, KafkaAddress("a.lan", 4321)),
+        (
+            {"kafka_listen": "0.0.0.0:0", "kafka_advertise": "me.lan:93"},
+            KafkaAddress("me.lan", 93),
+        ),
+        (
+            {"kafka_listen": "0.0.0.0:0", "kafka_advertise": "gateway=lb.lan:9092"},
+            KafkaAddress("lb.lan", 9092, is_gateway=True),
+        ),
+    ],
+)
+def test_kafka_clients_learn_the_advertised_address_or_the_one_listened_on(
+    values: dict[str, Any], address: KafkaAddress | None
+) -> None:
+    given = settings(**values)
+    given.check()
+    assert given.kafka_advertised(4321) == address
+
+
+def test_kafka_listener_on_all_addresses_is_not_announced_at_loopback() -> None:
+    found = settings(kafka_listen="0.0.0.0:9092").kafka_advertised(9092)
+    assert found is not None
+    assert found.host not in ("", "0.0.0.0", "127.0.0.1")
+
+
 def test_nodes_to_join_are_read_as_people_write_them() -> None:
     found = settings(join=" http://a:1/, b:2,a:1,[::1]:3 ").join_addresses()
     assert found == ("a:1", "b:2", "[::1]:3")
@@ -51,6 +91,23 @@ def test_nodes_to_join_are_read_as_people_write_them() -> None:
         ({"cluster_secret": SECRET, "cluster_secret_file": "f"}, "given twice"),
         ({"listen": "nowhere"}, "'nowhere' is not an address"),
         ({"advertised": "x:99999"}, "'x:99999' is not an address"),
+        ({"kafka_listen": "9092"}, "--kafka-listen: '9092' is not an address"),
+        ({"kafka_listen": "gateway=a:1:"}, "--kafka-listen: .* is not an address"),
+        ({"kafka_advertise": "a:1"}, "there is none: give --kafka-listen HOST:PORT"),
+        (
+            {"kafka_listen": "none", "kafka_advertise": "a:1"},
+            "there is none: give --kafka-listen HOST:PORT",
+        ),
+        (
+            {"kafka_listen": "a:1", "kafka_advertise": "gateway=lb"},
+            "--kafka-advertise: 'lb' is not an address",
+        ),
+        ({"kafka_listen": "a:1", "kafka_advertise": "a:0"}, "'a:0' has no port"),
+        ({"listen": "a:1", "kafka_listen": "a:1"}, "--kafka-listen and --listen name the same"),
+        (
+            {"listen": "a:1", "kafka_listen": "a:2", "health_port": 2},
+            "--kafka-listen and --health-port name the same",
+        ),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_in_clear_words(

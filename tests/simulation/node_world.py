@@ -161,7 +161,7 @@ class NodeWorld:
         self.cores[node_id] = core
         self.checker.opened(node_id)
         process.on_end(lambda: self._gone(node_id, core))
-        await core.serve(process.address, settings.rack)
+        await core.serve(process.address, settings.rack, settings.kafka_advertised(9092))
         await process.disk.run(lambda: remember(process.disk, settings))
         self.world.trace(f"{process} serves")
 
