@@ -178,8 +178,8 @@ class LeaderTransactions:
     ) -> VerificationGuard | None:
         """Return once the partition is in the transaction, with the guard for the append.
 
-        `adds`: see `TransactionHooks.append`. None if the transaction is open in the partition already, in this epoch. `deadline` is of
-        the monotonic clock. Raises LogError as `append`.
+        `adds`: see `TransactionHooks.append`. None if the transaction is open in the partition
+        already, in this epoch. `deadline` is of the monotonic clock. Raises LogError as `append`.
         """
         partition = TopicPartition(found.topic, found.partition)
         verification = Verification(transactional_id, producer, (partition,), is_addition=adds)
