@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
+from raftlog.peer.dial import address_group as address_group  # for listeners
 from raftlog.record.errors import INVALID_BODY, OVERLOADED, QUOTA_EXCEEDED, LogError
 from raftlog.world.time import Clock
 

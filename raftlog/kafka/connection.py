@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+from raftlog.broker.limits import address_group
 from raftlog.kafka.apis import API_VERSIONS, APIS, Api, unsupported_version
 from raftlog.kafka.call import Call
 from raftlog.kafka.framing import (
@@ -28,7 +29,6 @@ from raftlog.kafka.framing import (
     parse_head,
     parse_prefix,
 )
-from raftlog.peer.dial import address_group
 from raftlog.record.errors import LogError
 from raftlog.record.types import Buffer
 from raftlog.schema.codec import ELEMENTS_MAX
