@@ -14,9 +14,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-from raftlog.peer.dial import address_group as address_group  # for listeners
+from raftlog.peer.dial import address_group
 from raftlog.record.errors import INVALID_BODY, OVERLOADED, QUOTA_EXCEEDED, LogError
 from raftlog.world.time import Clock
+
+__all__ = [
+    "ADDRESS_SHARE",
+    "AddressBudget",
+    "BrokerSettings",
+    "RateGuard",
+    "WorkTurns",
+    "address_group",
+]
 
 ADDRESS_SHARE: Final = 4
 """One address holds at most a quarter of a shared budget."""
