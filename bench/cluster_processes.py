@@ -73,7 +73,10 @@ class _PlacedCluster(LocalCluster):
         flush: Flush,
         arguments: Sequence[str],
     ) -> None:
-        super().__init__(directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments)
+        # No Kafka listeners: the program may be an older release, without their flag.
+        super().__init__(
+            directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments, kafka=False
+        )
         self._program = tuple(program)
         self._places = dict(enumerate(places, start=1))
 

@@ -88,6 +88,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """How its last process ended, if one has."""
     log: str
     """Path of its log file."""
+    kafka: str | None = None
+    """The address of its Kafka listener, if there is one."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):

@@ -66,6 +66,19 @@ def directory_option(command: _Command) -> _Command:
     help="The first node's port, the others' follow; 0: free ones.  "
     f"[default: {manifest.BASE_PORT_DEFAULT}]",
 )
+@click.option(
+    "--kafka/--no-kafka",
+    "kafka",
+    default=None,
+    help="Whether each node has a listener for Kafka clients.  [default: kafka]",
+)
+@click.option(
+    "--kafka-base-port",
+    type=click.IntRange(0, 65_535),
+    help="The first node's Kafka port, the others' follow; 0: free ones.  [default: "
+    f"{manifest.default_kafka_base_port(manifest.BASE_PORT_DEFAULT)}, or --base-port + "
+    f"{manifest.KAFKA_PORT_OFFSET}]",
+)
 @click.option("--host", help=f"Where the nodes listen.  [default: {manifest.HOST_DEFAULT}]")
 @click.option(
     "--flush", type=click.Choice(["sync", "async"]), help="What acks=all waits for. [default: sync]"
@@ -78,6 +91,8 @@ def up(
     directory: Path,
     nodes: int | None,
     base_port: int | None,
+    kafka: bool | None,
+    kafka_base_port: int | None,
     host: str | None,
     flush: manifest.Flush | None,
     detach: bool,
@@ -101,6 +116,8 @@ def up(
         host=host,
         flush=flush,
         arguments=_absolute(settings) if settings else None,
+        kafka=kafka,
+        kafka_base_port=kafka_base_port,
     )
     layout = Layout.at(directory)
 
@@ -132,11 +149,12 @@ def up(
 
 async def _join(layout: Layout, plan: Plan) -> ClusterStatus:
     """The status of a running cluster, once it serves."""
-    requested = manifest.revised(layout.require_manifest(), plan)
+    known = layout.require_manifest()
+    is_other = manifest.revised(known, plan) != known or manifest.needs_kafka_ports(known, plan)
     pid = manager_pid(layout)
     document = await commands.request(layout, AwaitReady(), output.message)
     output.message(f"the cluster runs already (manager: process {pid})")
-    if requested != layout.require_manifest():
+    if is_other:
         output.message("other settings count from its next start: `raftlog cluster down`, then up")
     return commands.status_from(document)
 
@@ -263,7 +281,7 @@ def _write_ready(found: ClusterStatus, output_format: str) -> None:
     else:
         for node in found.nodes:
             output.message(
-                f"node {node.node_id} serves at http://{node.address}"
+                f"node {node.node_id} serves at http://{node.address}{_and_kafka(node.kafka)}"
                 if node.ready
                 else f"node {node.node_id} at {node.address}: {node.state}, not ready"
             )
@@ -277,11 +295,12 @@ def _show(found: ClusterStatus) -> None:
     controller = "none" if found.controller_id is None else f"node {found.controller_id}"
     click.echo(f"{found.directory}: managed by {manager}, controller {controller}")
     output.write_table(
-        ("node", "address", "state", "ready", "process", "restarts", "last end"),
+        ("node", "address", "kafka", "state", "ready", "process", "restarts", "last end"),
         [
             (
                 node.node_id,
                 node.address,
+                node.kafka,
                 node.state,
                 "yes" if node.ready else "no",
                 node.pid,
@@ -296,6 +315,10 @@ def _show(found: ClusterStatus) -> None:
             output.message(f"node {node.node_id}: {node.why}; its log is {node.log}")
     if found.manager_pid is None:
         output.message(f"`raftlog cluster up --dir {_quoted(Path(found.directory))}` starts it")
+
+
+def _and_kafka(address: str | None) -> str:
+    return "" if address is None else f", and Kafka clients at {address}"
 
 
 def _export(servers: str) -> str:

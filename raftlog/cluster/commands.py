@@ -145,6 +145,7 @@ def status_unmanaged(layout: Layout) -> ClusterStatus:
             NodeStatus(
                 node_id=entry.node_id,
                 address=manifest.address(entry),
+                kafka=manifest.kafka_address(entry),
                 pid=record.pid if (record := alive.get(entry.node_id)) else None,
                 state="unmanaged" if entry.node_id in alive else "stopped",
                 ready=False,

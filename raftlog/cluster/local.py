@@ -62,6 +62,8 @@ class LocalCluster:
         host: str | None = None,
         flush: Flush | None = None,
         arguments: Sequence[str] | None = None,
+        kafka: bool | None = None,
+        kafka_base_port: int | None = None,
         tell: Callable[[str], None] = logger.info,
     ) -> None:
         """Starts nothing yet. None means unchanged, or the default; see `Plan`.
@@ -75,6 +77,8 @@ class LocalCluster:
             host=host,
             flush=flush,
             arguments=None if arguments is None else tuple(arguments),
+            kafka=kafka,
+            kafka_base_port=kafka_base_port,
         )
         self.tell = tell
         self._manifest: Manifest | None = None
@@ -174,7 +178,7 @@ class LocalCluster:
         self._lock = ManagerLock(layout)
         self._probes = Probes()
         known = layout.load_manifest()
-        manifest = self.new_manifest() if known is None else manifests.revised(known, self.plan)
+        manifest = self.new_manifest() if known is None else self._revised(known)
         alive = self._left_behind(manifest)
         to_start = [e for e in manifest.nodes if not e.stopped and e.node_id not in alive]
         # Before any start or stop: serving processes must not suffer for another one's port.
@@ -184,6 +188,14 @@ class LocalCluster:
             "Stop what listens there, or choose other ports with --base-port."
             if known is None
             else f"Stop what listens there (`ss -ltnp`); {layout.manifest} names the nodes' ports.",
+        )
+        require_free(
+            manifest.host,
+            (entry.kafka_port for entry in to_start if entry.kafka_port is not None),
+            f"Stop what listens there (`ss -ltnp`); {layout.manifest} names the nodes' ports."
+            if known is not None and known.kafka_ports
+            else "Stop what listens there, or choose other ports with --kafka-base-port, or none "
+            "with --no-kafka.",
         )
         layout.ensure_secret()
         if manifest != known:
@@ -282,7 +294,8 @@ class LocalCluster:
         if supervisor.process is None:
             entry = self.manifest.node(node_id)
             hint = "Stop what listens there (`ss -ltnp`)."
-            require_free(self.manifest.host, [entry.port], hint)
+            ports = [entry.port] if entry.kafka_port is None else [entry.port, entry.kafka_port]
+            require_free(self.manifest.host, ports, hint)
         self._note_stopped(node_id, stopped=False)
         supervisor.start()
 
@@ -327,9 +340,14 @@ class LocalCluster:
 
     def add_entry(self) -> NodeEntry:
         """A new node in the manifest; its process is not started yet. Raises ClusterError."""
-        host = self.manifest.host
-        port = next_port(host, [entry.port for entry in self.manifest.nodes])
-        manifest, entry = manifests.with_new_node(self.manifest, port)
+        known = self.manifest
+        port = next_port(known.host, known.ports, avoid=known.kafka_ports)
+        kafka_port = (
+            next_port(known.host, known.kafka_ports, avoid=(*known.ports, port))
+            if known.kafka_ports
+            else None
+        )
+        manifest, entry = manifests.with_new_node(known, port, kafka_port)
         self._save(manifest)
         self._supervise(entry)
         return entry
@@ -360,9 +378,34 @@ class LocalCluster:
         count = plan.nodes or manifests.NODES_DEFAULT
         base_port = manifests.BASE_PORT_DEFAULT if plan.base_port is None else plan.base_port
         chosen = consecutive(base_port, count) if base_port else free_ports(host, count)
-        return manifests.new_manifest(plan, chosen, datetime.now(UTC).isoformat(timespec="seconds"))
+        kafka_ports = [] if plan.kafka is False else self._new_kafka_ports(host, chosen)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        return manifests.new_manifest(plan, chosen, created, kafka_ports)
 
     # Inside
+
+    def _revised(self, known: Manifest) -> Manifest:
+        manifest = manifests.revised(known, self.plan)
+        if not manifests.needs_kafka_ports(manifest, self.plan):
+            return manifest
+        return manifests.with_kafka(manifest, self._new_kafka_ports(known.host, known.ports))
+
+    def _new_kafka_ports(self, host: str, ports: Sequence[int]) -> list[int]:
+        """A Kafka port for each node, beside its HTTP port. Raises ClusterError."""
+        base_port = self.plan.kafka_base_port
+        if base_port is None:
+            is_any_free = self.plan.base_port == 0
+            base_port = 0 if is_any_free else manifests.default_kafka_base_port(min(ports))
+        if not base_port:
+            return free_ports(host, len(ports), avoid=ports)
+        chosen = consecutive(base_port, len(ports))
+        common = sorted(set(chosen) & set(ports))
+        if common:
+            raise ClusterError(
+                f"port {common[0]} cannot be a node's HTTP port and a Kafka port",
+                "Choose other ports with --base-port or --kafka-base-port.",
+            )
+        return chosen
 
     def _left_behind(self, manifest: Manifest) -> dict[int, ProcessRecord]:
         """Processes left behind by a killed manager, serving ever since."""
@@ -447,6 +490,7 @@ class LocalCluster:
         return NodeStatus(
             node_id=entry.node_id,
             address=self.manifest.address(entry),
+            kafka=self.manifest.kafka_address(entry),
             pid=None if process is None else process.pid,
             state=supervisor.state,
             ready=reason is None,

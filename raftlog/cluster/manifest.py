@@ -19,11 +19,14 @@ FORMAT_VERSION: Final = 1
 NODES_MAX: Final = 32
 """On one machine: the limit of `--join` and of server lists."""
 BASE_PORT_DEFAULT: Final = 8082
+KAFKA_PORT_OFFSET: Final = 1_010
+"""Kafka ports begin at 9092, its usual port, where the others begin at 8082."""
 HOST_DEFAULT: Final = "127.0.0.1"
 NODES_DEFAULT: Final = 3
 MANAGED_FLAGS: Final = (
     "--data-dir", "--node-id", "--listen", "--advertised", "--voters", "--join",
     "--cluster-secret", "--cluster-secret-file", "--flush", "--show-settings", "--health-port",
+    "--kafka-listen",
 )  # fmt: skip
 """Settings of a node reserved for the manager, or different for each node."""
 
@@ -42,6 +45,8 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the node joined the cluster; else it is one of the first voters."""
     stopped: bool = False
     """Whether the operator stopped the node: it is then not started with the others."""
+    kafka_port: Port | None = None
+    """The port of its Kafka listener, if there is one."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +62,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: Annotated[tuple[NodeEntry, ...], Meta(min_length=1, max_length=NODES_MAX)]
     next_node_id: int
     version: Literal[1] = FORMAT_VERSION
+    kafka_ended: bool = False
+    """Whether the nodes had Kafka listeners, which their data directories may remember."""
 
     def node(self, node_id: int) -> NodeEntry:
         """The node of this id. Raises ClusterError."""
@@ -69,6 +76,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def address(self, entry: NodeEntry) -> str:
         """Where the node is reached, `host:port`."""
         return host_port(self.host, entry.port)
+
+    def kafka_address(self, entry: NodeEntry) -> str | None:
+        """Where Kafka clients reach the node, `host:port`; None without a Kafka listener."""
+        return None if entry.kafka_port is None else host_port(self.host, entry.kafka_port)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The HTTP ports of all nodes."""
+        return tuple(entry.port for entry in self.nodes)
+
+    @property
+    def kafka_ports(self) -> tuple[int, ...]:
+        """The Kafka ports of all nodes; none without Kafka listeners."""
+        return tuple(entry.kafka_port for entry in self.nodes if entry.kafka_port is not None)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -85,6 +106,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: str | None = None
     flush: Flush | None = None
     arguments: tuple[str, ...] | None = None
+    kafka: bool | None = None
+    """Whether each node has a Kafka listener; a new cluster's nodes have one by default."""
+    kafka_base_port: int | None = None
+    """The first node's Kafka port, the others' follow; 0: free ones."""
 
     def check(self) -> None:
         """Raise ClusterError, worded for the command's user, for invalid options."""
@@ -92,6 +117,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ClusterError(f"a local cluster has 1 to {NODES_MAX} nodes, not {self.nodes}")
         if self.base_port is not None and not 0 <= self.base_port <= 65_535:
             raise ClusterError(f"{self.base_port} is not a port")
+        if self.kafka_base_port is not None:
+            if not 0 <= self.kafka_base_port <= 65_535:
+                raise ClusterError(f"{self.kafka_base_port} is not a port")
+            if self.kafka is False:
+                raise ClusterError("--no-kafka and --kafka-base-port exclude each other")
         for word in self.arguments or ():
             if word.partition("=")[0] in MANAGED_FLAGS:
                 raise ClusterError(
@@ -100,11 +130,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 )
 
 
-def new_manifest(plan: Plan, ports: Sequence[int], created: str) -> Manifest:
-    """A new cluster, with one voter for each of the ports."""
+def new_manifest(
+    plan: Plan, ports: Sequence[int], created: str, kafka_ports: Sequence[int] = ()
+) -> Manifest:
+    """A new cluster, with one voter for each of the ports, and Kafka listeners at `kafka_ports`."""
     host = plan.host or HOST_DEFAULT
     nodes = tuple(
-        NodeEntry(node_id, port, directory_name(node_id))
+        NodeEntry(node_id, port, directory_name(node_id), kafka_port=_nth(kafka_ports, node_id - 1))
         for node_id, port in enumerate(ports, start=1)
     )
     voters = ",".join(f"{entry.node_id}@{host_port(host, entry.port)}" for entry in nodes)
@@ -137,19 +169,56 @@ def revised(manifest: Manifest, plan: Plan) -> Manifest:
             f"the cluster's nodes know each other by the ports {ports}, not by {plan.base_port}",
             "Leave out --base-port to start it as it is.",
         )
-    return replace(
+    known = manifest.kafka_ports
+    if plan.kafka_base_port and known and plan.kafka_base_port not in known:
+        ports = ", ".join(map(str, known))
+        raise ClusterError(
+            f"Kafka clients know the cluster's nodes by the ports {ports}, not by "
+            f"{plan.kafka_base_port}",
+            "Leave out --kafka-base-port to start it as it is.",
+        )
+    found = replace(
         manifest,
         flush=plan.flush or manifest.flush,
         arguments=manifest.arguments if plan.arguments is None else plan.arguments,
     )
+    if plan.kafka is False and manifest.kafka_ports:
+        nodes = tuple(replace(entry, kafka_port=None) for entry in manifest.nodes)
+        return replace(found, nodes=nodes, kafka_ended=True)
+    return found
 
 
-def with_new_node(manifest: Manifest, port: int) -> tuple[Manifest, NodeEntry]:
+def needs_kafka_ports(manifest: Manifest, plan: Plan) -> bool:
+    """Whether the plan gives Kafka listeners to an existing cluster without them."""
+    wanted = plan.kafka or plan.kafka_base_port is not None
+    return bool(wanted) and not manifest.kafka_ports
+
+
+def with_kafka(manifest: Manifest, ports: Sequence[int]) -> Manifest:
+    """The cluster with a Kafka listener for each node, in order, at these ports."""
+    nodes = tuple(
+        replace(entry, kafka_port=port) for entry, port in zip(manifest.nodes, ports, strict=True)
+    )
+    return replace(manifest, nodes=nodes, kafka_ended=False)
+
+
+def default_kafka_base_port(base_port: int) -> int:
+    """The first Kafka port of a cluster whose HTTP ports begin at `base_port`.
+
+    Two clusters with different HTTP ports so have different Kafka ports, too.
+    """
+    last = base_port + KAFKA_PORT_OFFSET + NODES_MAX
+    return base_port + (KAFKA_PORT_OFFSET if last <= 65_535 else -KAFKA_PORT_OFFSET)
+
+
+def with_new_node(
+    manifest: Manifest, port: int, kafka_port: int | None = None
+) -> tuple[Manifest, NodeEntry]:
     """The cluster with one more, joining, node. Raises ClusterError."""
     if len(manifest.nodes) >= NODES_MAX:
         raise ClusterError(f"a local cluster has at most {NODES_MAX} nodes")
     node_id = manifest.next_node_id
-    entry = NodeEntry(node_id, port, directory_name(node_id), joined=True)
+    entry = NodeEntry(node_id, port, directory_name(node_id), joined=True, kafka_port=kafka_port)
     return replace(manifest, nodes=(*manifest.nodes, entry), next_node_id=node_id + 1), entry
 
 
@@ -183,7 +252,12 @@ def serve_arguments(
 
     A node with an identity in its data directory needs neither voters nor join.
     """
-    own = ["--data-dir", data_dir, "--flush", manifest.flush, *manifest.arguments]
+    kafka: list[str] = []
+    if (address := manifest.kafka_address(entry)) is not None:
+        kafka = ["--kafka-listen", address]
+    elif manifest.kafka_ended:
+        kafka = ["--kafka-listen", "none"]
+    own = ["--data-dir", data_dir, "--flush", manifest.flush, *kafka, *manifest.arguments]
     if has_begun:
         return own
     if entry.joined:
@@ -218,6 +292,10 @@ def decoded(content: bytes, where: str) -> Manifest:
 def directory_name(node_id: int) -> str:
     """The name of a node's data directory."""
     return f"node-{node_id}"
+
+
+def _nth(ports: Sequence[int], position: int) -> int | None:
+    return ports[position] if ports else None
 
 
 def host_port(host: str, port: int) -> str:

@@ -276,23 +276,23 @@ def consecutive(base_port: int, count: int) -> list[int]:
     return list(range(base_port, base_port + count))
 
 
-def free_ports(host: str, count: int) -> list[int]:
-    """So many ports, free a moment ago. Raises ClusterError."""
+def free_ports(host: str, count: int, avoid: Collection[int] = ()) -> list[int]:
+    """So many ports, free a moment ago, and none to avoid. Raises ClusterError."""
     found: list[int] = []
     for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
         if len(found) == count:
             break
-        if why_taken(host, port) is None:
+        if port not in avoid and why_taken(host, port) is None:
             found.append(port)
     if len(found) < count:
         raise ClusterError(f"{host} has no {count} free ports")
     return found
 
 
-def next_port(host: str, used: Collection[int]) -> int:
-    """The first free port after the cluster's ports. Raises ClusterError."""
+def next_port(host: str, used: Collection[int], avoid: Collection[int] = ()) -> int:
+    """The first free port after the cluster's ports, and none to avoid. Raises ClusterError."""
     first = max(used) + 1
     for port in range(first, min(first + SEARCH_MAX, PORT_MAX + 1)):
-        if why_taken(host, port) is None:
+        if port not in avoid and why_taken(host, port) is None:
             return port
     raise ClusterError(f"{host} has no free port among the {SEARCH_MAX} from {first} on")

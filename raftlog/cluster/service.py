@@ -44,6 +44,8 @@ class ManagerService:
             host=plan.host,
             flush=plan.flush,
             arguments=plan.arguments,
+            kafka=plan.kafka,
+            kafka_base_port=plan.kafka_base_port,
             tell=self.tell,
         )
         self._stop_requests = 0

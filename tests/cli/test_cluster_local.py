@@ -49,18 +49,21 @@ def test_where_there_is_no_cluster_up_is_advised(
 def test_cluster_that_is_down_is_shown_and_down_is_no_error(run: Run, directory: Path) -> None:
     layout = Layout.at(directory)
     layout.prepare()
-    layout.save_manifest(manifests.new_manifest(Plan(), [23_001, 23_002], "2026-01-01"))
+    made = manifests.new_manifest(Plan(), [23_001, 23_002], "2026-01-01", [23_003, 23_004])
+    layout.save_manifest(made)
     shown = run("status", code=1)
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert lines[0][-4:] == ["by", "nobody,", "controller", "none"]
-    assert [(row[0], row[1], row[2]) for row in lines[2:]] == [
-        ("1", "127.0.0.1:23001", "stopped"),
-        ("2", "127.0.0.1:23002", "stopped"),
+    assert lines[1][:4] == ["NODE", "ADDRESS", "KAFKA", "STATE"]
+    assert [(row[0], row[1], row[2], row[3]) for row in lines[2:]] == [
+        ("1", "127.0.0.1:23001", "127.0.0.1:23003", "stopped"),
+        ("2", "127.0.0.1:23002", "127.0.0.1:23004", "stopped"),
     ]
     # The directory's name has a space in it: the printed line can be pasted.
     assert f"raftlog cluster up --dir '{directory}'" in shown.stderr
     document = json.loads(run("status", "--format", "json", code=1).stdout)
     assert (document["whole"], document["manager_pid"]) == (False, None)
+    assert document["nodes"][0]["kafka"] == "127.0.0.1:23003"
     assert run("down").stderr == "the cluster was not running\n"
     assert json.loads(run("down", "--format", "json").stdout) == {"stopped": False}
     assert "is not running" in run("add-node", code=1).stderr
@@ -73,6 +76,9 @@ def test_cluster_that_is_down_is_shown_and_down_is_no_error(run: Run, directory:
         (("--nodes", "33"), 2, "--nodes"),
         (("--base-port", "65536"), 2, "--base-port"),
         (("--base-port", "65535"), 1, "no 3 ports from 65535"),
+        (("--kafka-base-port", "65536"), 2, "--kafka-base-port"),
+        (("--base-port", "0", "--kafka-base-port", "65535"), 1, "no 3 ports from 65535"),
+        (("--no-kafka", "--kafka-base-port", "9092"), 1, "exclude each other"),
         (("--flush", "never"), 2, "--flush"),
         (("--", "--data-dir", "/x"), 1, "--data-dir is set by the manager"),
         (("--", "--voters=1@x:1"), 1, "--voters is set by the manager"),

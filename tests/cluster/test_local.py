@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -41,6 +42,13 @@ def runs(pid: int | None) -> bool:
     return pid is not None and start_ticks(pid) is not None
 
 
+def given(cluster: LocalCluster, node_id: int) -> dict[str, str]:
+    """The arguments of the node's first start, replaced by those of its last one."""
+    directory = cluster.layout.data_dir(cluster.manifest.node(node_id))
+    found: dict[str, str] = json.loads((directory / "directory.json").read_text())
+    return found
+
+
 def behave(cluster: LocalCluster, node_id: int, how: str, *, begin: bool = True) -> None:
     directory = cluster.layout.data_dir(cluster.manifest.node(node_id))
     if begin:
@@ -73,6 +81,47 @@ async def test_directory_alone_starts_the_same_cluster_again(make: Make) -> None
     async with make() as cluster:
         assert cluster.manifest == manifest
         assert (await cluster.status()).flush == "async"
+
+
+async def test_each_node_gets_a_kafka_listener_unless_there_are_to_be_none(make: Make) -> None:
+    async with make(nodes=2, base_port=0) as cluster:
+        known = cluster.manifest
+        assert len({*known.ports, *known.kafka_ports}) == 4
+        entry = cluster.add_entry()
+        assert entry.kafka_port not in (None, *known.ports, *known.kafka_ports)
+        addresses = [node.kafka for node in (await cluster.status()).nodes]
+        assert addresses == [f"127.0.0.1:{port}" for port in cluster.manifest.kafka_ports]
+        assert given(cluster, 1)["--kafka-listen"] == addresses[0]
+        await cluster.drop_entry(entry.node_id)
+    async with make() as cluster:
+        assert cluster.manifest.kafka_ports == known.kafka_ports
+    async with make(kafka=False) as cluster:
+        assert [node.kafka for node in (await cluster.status()).nodes] == [None, None]
+        assert given(cluster, 1)["--kafka-listen"] == "none"
+    async with make(kafka=True, kafka_base_port=0) as cluster:
+        assert len({*cluster.manifest.ports, *cluster.manifest.kafka_ports}) == 4
+
+
+async def test_cluster_of_an_earlier_release_goes_on_without_kafka_listeners(make: Make) -> None:
+    async with make(nodes=2, base_port=0, kafka=False) as cluster:
+        before = cluster.manifest
+        assert "--kafka-listen" not in given(cluster, 1)
+    async with make() as cluster:
+        assert cluster.manifest == before
+        assert "--kafka-listen" not in given(cluster, 1)
+        assert cluster.add_entry().kafka_port is None
+
+
+async def test_taken_kafka_port_is_named_with_the_ways_on(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterError, match=f"port {port} of") as caught:
+            await make(nodes=1, base_port=0, kafka_base_port=port).start()
+        assert "--no-kafka" in (caught.value.hint or "")
+    with pytest.raises(ClusterError, match="port 9001 cannot be a node's HTTP port and a Kafka"):
+        make(base_port=9000, kafka_base_port=9001).new_manifest()
+    usual = make().new_manifest()
+    assert (usual.ports, usual.kafka_ports) == ((8082, 8083, 8084), (9092, 9093, 9094))
 
 
 async def test_second_manager_is_refused_and_disturbs_nothing(make: Make) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from raftlog.cluster import manifest as manifests
@@ -42,6 +44,65 @@ def test_added_node_joins_by_the_addresses_of_all_others() -> None:
     words = arguments(grown, 4)
     assert words[words.index("--join") + 1] == "127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003"
     assert "--voters" not in words
+
+
+KAFKA_PORTS = (9101, 9102, 9103)
+
+
+def three_with_kafka() -> Manifest:
+    return manifests.with_kafka(three(), KAFKA_PORTS)
+
+
+def test_kafka_listener_of_each_node_has_a_port_of_its_own() -> None:
+    made = manifests.new_manifest(Plan(), [9001, 9002, 9003], CREATED, KAFKA_PORTS)
+    assert made == three_with_kafka()
+    assert made.kafka_address(made.node(2)) == "127.0.0.1:9102"
+    for has_begun in (False, True):
+        words = arguments(made, 2, has_begun=has_begun)
+        assert words[words.index("--kafka-listen") + 1] == "127.0.0.1:9102"
+    assert manifests.decoded(manifests.encoded(made), "f") == made
+    grown, entry = manifests.with_new_node(made, 9004, 9104)
+    assert grown.kafka_ports == (*KAFKA_PORTS, 9104)
+    assert grown.kafka_address(entry) == "127.0.0.1:9104"
+
+
+def test_listeners_that_ended_are_ended_in_the_nodes_memory_too() -> None:
+    without = manifests.revised(three_with_kafka(), Plan(kafka=False))
+    assert without.kafka_ports == ()
+    words = arguments(without, 1, has_begun=True)
+    assert words[words.index("--kafka-listen") + 1] == "none"
+    assert manifests.revised(without, Plan()) == without
+    assert manifests.with_kafka(without, KAFKA_PORTS) == three_with_kafka()
+    # Nothing to forget where there has been none.
+    assert manifests.revised(three(), Plan(kafka=False)) == three()
+
+
+def test_manifest_without_kafka_ports_is_read_and_gets_them_on_request_only() -> None:
+    """Such as earlier releases have written."""
+    document = json.loads(manifests.encoded(three()))
+    del document["kafka_ended"]
+    for entry in document["nodes"]:
+        del entry["kafka_port"]
+    found = manifests.decoded(json.dumps(document).encode(), "f")
+    assert found == three()
+    assert "--kafka-listen" not in arguments(found, 1)
+    assert not manifests.needs_kafka_ports(found, Plan())
+    assert manifests.needs_kafka_ports(found, Plan(kafka=True))
+    assert manifests.needs_kafka_ports(found, Plan(kafka_base_port=0))
+    assert not manifests.needs_kafka_ports(three_with_kafka(), Plan(kafka=True))
+
+
+def test_kafka_ports_follow_the_others() -> None:
+    assert manifests.default_kafka_base_port(manifests.BASE_PORT_DEFAULT) == 9092
+    assert manifests.default_kafka_base_port(65_500) < 65_500
+
+
+def test_kafka_ports_do_not_change() -> None:
+    made = three_with_kafka()
+    assert manifests.revised(made, Plan(kafka=True, kafka_base_port=9101)) == made
+    with pytest.raises(ClusterError, match="by the ports 9101, 9102, 9103") as caught:
+        manifests.revised(made, Plan(kafka_base_port=9092))
+    assert "--kafka-base-port" in (caught.value.hint or "")
 
 
 def test_id_of_a_node_that_is_gone_is_not_given_again() -> None:
@@ -111,7 +172,10 @@ def test_what_may_change_changes_and_the_rest_stays() -> None:
         Plan(nodes=0),
         Plan(nodes=manifests.NODES_MAX + 1),
         Plan(base_port=65_536),
+        Plan(kafka_base_port=65_536),
+        Plan(kafka=False, kafka_base_port=9092),
         Plan(arguments=("--data-dir", "/x")),
+        Plan(arguments=("--kafka-listen", "0.0.0.0:1")),
         Plan(arguments=("--listen=0.0.0.0:1",)),
     ],
 )

@@ -37,6 +37,17 @@ def test_next_port_comes_after_all_used_and_is_free(taken: int) -> None:
     assert process.why_taken(HOST, found) is None
 
 
+def test_ports_to_avoid_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped node's ports are free, and yet its own."""
+    first = process.FREE_PORTS[0]
+    monkeypatch.setattr(process, "FREE_PORTS", range(first, first + 3))
+    monkeypatch.setattr(process, "why_taken", lambda host, port: None)
+    assert process.free_ports(HOST, 1, avoid=[first, first + 2]) == [first + 1]
+    with pytest.raises(ClusterError):
+        process.free_ports(HOST, 2, avoid=[first, first + 2])
+    assert process.next_port(HOST, [first], avoid=[first + 1]) == first + 2
+
+
 def test_ports_end_at_the_last() -> None:
     assert process.consecutive(65_534, 2) == [65_534, 65_535]
     with pytest.raises(ClusterError):

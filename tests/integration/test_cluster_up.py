@@ -96,6 +96,12 @@ def test_cluster_heals_a_killed_node_and_starts_again_from_its_directory(
     status = cluster.up("--nodes", "3", "--base-port", "0")
     assert status["whole"]
     assert [node["ready"] for node in status["nodes"]] == [True] * 3
+    info = json.loads(
+        raftlog("cluster", "info", "--servers", status["servers"], "--format", "json")
+    )
+    listeners = [node["kafka"] for node in status["nodes"]]
+    assert [node["kafka"] for node in info["nodes"]] == listeners
+    assert len({*listeners, *status["servers"].split(",")}) == 6
     killed = status["nodes"][1]
     os.kill(killed["pid"], signal.SIGKILL)
 
