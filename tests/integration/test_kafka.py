@@ -1,0 +1,167 @@
+"""Kafka's clients on real nodes: one log behind every door, and a leader that dies under them."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer as KafkaProducer
+from confluent_kafka import TopicPartition as KafkaPartition
+from raftlog_client import Admin, Consumer, Producer, TopicPartition
+
+from bench.node import LoneNode
+
+DEADLINE_S = 60.0
+RECORDS = 300
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LoneNode, str]]:
+    """A running node, and the address of its Kafka listener."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    data_dir: Path = tmp_path_factory.mktemp("kafka") / "data"
+    process = LoneNode(data_dir, flush="sync", arguments=("--kafka-listen", address))
+    process.start()
+    try:
+        yield process, address
+    finally:
+        process.stop()
+
+
+async def create(node: LoneNode, topic: str) -> None:
+    async with Admin(bootstrap_servers=node.address) as admin:
+        await admin.create_topic(topic, partitions=PARTITIONS)
+
+
+def write_by_kafka(address: str, topic: str, **settings: Any) -> list[tuple[int, int]]:
+    """Partition and offset of each record."""
+    places: dict[int, tuple[int, int]] = {}
+    failures: list[object] = []
+    producer = KafkaProducer({"bootstrap.servers": address, **settings})
+
+    for number in range(RECORDS):
+
+        def done(error: object, message: Any, number: int = number) -> None:
+            if error is not None:
+                failures.append(error)
+            else:
+                places[number] = message.partition(), message.offset()
+
+        producer.produce(
+            topic,
+            b"v%d" % number,
+            key=b"k%d" % number,
+            partition=number % PARTITIONS,
+            headers=[("h", b"x")],
+            timestamp=1_700_000_000_000 + number,
+            on_delivery=done,
+        )
+    assert producer.flush(DEADLINE_S) == 0
+    assert not failures
+    return [places[number] for number in range(RECORDS)]
+
+
+def read_by_kafka(address: str, topic: str, count: int) -> list[Any]:
+    consumer = KafkaConsumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 10,
+        }
+    )
+    consumer.assign([KafkaPartition(topic, number, 0) for number in range(PARTITIONS)])
+    found: list[Any] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} records"
+        for message in consumer.consume(1_000, timeout=1.0):
+            assert message.error() is None, message.error()
+            found.append(message)
+    consumer.close()
+    return found
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_what_a_kafka_client_writes_every_door_reads(
+    node: tuple[LoneNode, str], compression: str
+) -> None:
+    process, address = node
+    topic = f"by-kafka-{compression}"
+    await create(process, topic)
+    settings = {"enable.idempotence": True, "compression.type": compression, "linger.ms": 5}
+    places = write_by_kafka(address, topic, **settings)
+    wanted = {
+        place: (b"k%d" % number, b"v%d" % number, 1_700_000_000_000 + number)
+        for number, place in enumerate(places)
+    }
+    assert len(wanted) == RECORDS
+    async with Consumer(bootstrap_servers=process.address) as consumer:
+        consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        await consumer.seek_to_beginning()
+        found: dict[tuple[int, int], tuple[Any, Any, int]] = {}
+        while len(found) < RECORDS:
+            for rows in (await consumer.getmany(timeout_ms=1_000)).values():
+                for row in rows:
+                    found[row.partition, row.offset] = row.key, row.value, row.timestamp
+                    assert [(name, bytes(value)) for name, value in row.headers] == [("h", b"x")]
+    assert found == wanted
+    rows = read_by_kafka(address, topic, RECORDS)
+    assert {
+        (row.partition(), row.offset()): (row.key(), row.value(), row.timestamp()[1])
+        for row in rows
+    } == wanted
+
+
+async def test_what_the_python_client_writes_kafka_clients_read(
+    node: tuple[LoneNode, str],
+) -> None:
+    process, address = node
+    await create(process, "by-python")
+    async with Producer(bootstrap_servers=process.address) as producer:
+        for number in range(RECORDS):
+            await producer.send(
+                "by-python",
+                b"v%d" % number,
+                key=b"k%d" % number,
+                partition=number % PARTITIONS,
+                headers=[("h", b"x")],
+            )
+    rows = read_by_kafka(address, "by-python", RECORDS)
+    assert {(row.key(), row.value()) for row in rows} == {
+        (b"k%d" % number, b"v%d" % number) for number in range(RECORDS)
+    }
+    assert all(row.headers() == [("h", b"x")] for row in rows)
+
+
+async def test_a_running_producer_survives_a_topic_made_anew(node: tuple[LoneNode, str]) -> None:
+    """Its sequence goes on, unknown to the new topic: only the code 59 lets it begin again."""
+    process, address = node
+    await create(process, "anew")
+    producer = KafkaProducer({"bootstrap.servers": address, "enable.idempotence": True})
+    failures: list[object] = []
+
+    def produce(count: int) -> None:
+        for number in range(count):
+            producer.produce(
+                "anew",
+                b"%d" % number,
+                partition=0,
+                on_delivery=lambda error, _: failures.append(error) if error else None,
+            )
+        assert producer.flush(DEADLINE_S) == 0
+
+    produce(10)
+    async with Admin(bootstrap_servers=process.address) as admin:
+        await admin.delete_topic("anew")
+        await admin.create_topic("anew", partitions=PARTITIONS)
+    produce(10)
+    assert not failures
+    assert len(read_by_kafka(address, "anew", 10)) == 10
