@@ -128,8 +128,9 @@ class Registration:
                 elif not is_logged:
                     is_logged = True
                     logger.warning(
-                        "Kafka clients do not find this node yet: node %d runs an older release; "
-                        "upgrade all nodes",
+                        "Kafka clients do not find this node yet: node %d runs an older release, "
+                        "or did at its last start; upgrade it, or unregister it by "
+                        "`raftlog cluster remove-node`",
                         older[0],
                     )
             await self._clock.sleep(KAFKA_ADDRESS_RETRY_S)

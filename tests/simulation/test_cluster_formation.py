@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import partial
 
 import pytest
 
+from raftlog.metadata.commands import KAFKA_ADDRESS_VERSION, RegisterBroker
+from raftlog.node import assembly
+from raftlog.record.types import BrokerId
 from tests.simulation.node_world import SNAPSHOTS, NodeWorld, simulate
 
 ORDERS = list(itertools.permutations((1, 2, 3)))
@@ -193,6 +197,45 @@ def test_a_voter_that_has_moved_is_found_by_all() -> None:
         nodes.start(2)
         nodes.start(3)
         await nodes.ready(2, 3)
+        nodes.check_endings()
+
+    simulate(test)
+
+
+def test_kafka_addresses_are_known_to_all_once_the_last_older_node_is_upgraded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All nodes are stopped, and started by the new release: each meets rows of the older one."""
+    older = partial(RegisterBroker, command_version=KAFKA_ADDRESS_VERSION - 1)
+
+    def addresses(nodes: NodeWorld, node_id: int) -> list[tuple[str | None, int | None]]:
+        brokers = nodes.image(node_id).brokers
+        return [(brokers[one].kafka_host, brokers[one].kafka_port) for one in sorted(brokers)]
+
+    async def test(nodes: NodeWorld) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(assembly, "RegisterBroker", older)
+            nodes.start_all()
+            await nodes.ready()
+        for node_id in nodes.node_ids:
+            nodes.kill(node_id)
+            nodes.overrides[node_id] = {"kafka_listen": f"10.0.0.{node_id}:9092"}
+        for node_id in (1, 2):
+            nodes.start(node_id)
+        await nodes.ready(1, 2)
+        assert addresses(nodes, 1) == [(None, None)] * 3
+        epochs = [nodes.image(1).brokers[BrokerId(one)].broker_epoch for one in (1, 2)]
+        nodes.start(3)
+        await nodes.ready()
+        expected = [(f"10.0.0.{one}", 9092) for one in nodes.node_ids]
+        await nodes.until(lambda: all(addresses(nodes, one) == expected for one in nodes.node_ids))
+        assert [nodes.image(1).brokers[BrokerId(one)].broker_epoch for one in (1, 2)] == epochs
+        # A restart registers its address at once: it does not vanish from the metadata.
+        nodes.kill(2)
+        nodes.start(2)
+        await nodes.ready()
+        await nodes.agreed()
+        assert addresses(nodes, 2) == expected
         nodes.check_endings()
 
     simulate(test)
