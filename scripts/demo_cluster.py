@@ -7,6 +7,7 @@ records       the number of records in all partitions
 whole         "yes" once every replica is in sync with all records
 pid N         the process of node N                      of `raftlog cluster status`
 address N     the address of node N
+kafka         the addresses for Kafka's clients
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def main(command: str, *arguments: str) -> None:
         case ("pid" | "address") as field, (number,):
             nodes = {str(node["node_id"]): node for node in document["nodes"]}
             print(nodes[number][field] or "")
+        case "kafka", ():
+            print(",".join(node["kafka"] for node in document["nodes"] if node["kafka"]))
         case _:
             sys.exit(__doc__)
 
