@@ -28,7 +28,8 @@ from raftlog.cli.settings import descriptions, settings_of
 from raftlog.http.app import described_routes
 from raftlog.http.openapi import describe
 from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE
-from raftlog.metadata.configs import CONFIG_TABLE, ConfigEntry
+from raftlog.metadata.config_values import ConfigEntry
+from raftlog.metadata.configs import CONFIG_TABLE
 from raftlog.record.errors import ERROR_TABLE
 from raftlog.rest.routes import ROUTES
 

@@ -11,19 +11,16 @@ not break the arithmetic of leases.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
+from raftlog.metadata.config_values import INTEGER, ConfigEntry, ConfigType, validate_entry
 from raftlog.metadata.configs import (
     CONFIG_TABLE,
     ConfigDescription,
-    ConfigEntry,
     ConfigSource,
-    ConfigType,
     described,
     unknown_config,
-    validate_entry,
 )
 
 SESSION_TIMEOUT: Final = "broker.session.timeout.ms"
@@ -50,7 +47,6 @@ LEASE_BOUND: Final = "controller.lease.bound.ms"
 NO_REBALANCE: Final = -1
 """Value of `REBALANCE_DELAY` that leaves leaders where they are."""
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _HOUR_MS: Final = 60 * 60 * 1000
 _DAY_MS: Final = 24 * _HOUR_MS
 
@@ -309,7 +305,7 @@ def _number(settings: Mapping[str, str], name: str) -> int:
 
 def _parsed(settings: Mapping[str, str], name: str, entry: ConfigEntry) -> int:
     value = settings.get(name)
-    if value is None or _INTEGER.fullmatch(value) is None:
+    if value is None or INTEGER.fullmatch(value) is None:
         return int(entry.default)
     assert entry.lower is not None
     assert entry.upper is not None
