@@ -20,8 +20,10 @@ from raftlog.metadata.configs import (
     ConfigDescription,
     ConfigSource,
     described,
+    inert_config,
     unknown_config,
 )
+from raftlog.metadata.kafka_configs import INERT_CONFIG_TABLE
 
 SESSION_TIMEOUT: Final = "broker.session.timeout.ms"
 REBALANCE_DELAY: Final = "leader.rebalance.delay.ms"
@@ -281,6 +283,8 @@ def validate_cluster_settings(settings: Mapping[str, str]) -> dict[str, str]:
 def find_cluster_setting(name: str) -> ConfigEntry:
     """The row of a broker config or topic config. Raises LogError(INVALID_CONFIG) without one."""
     entry = BROKER_CONFIG_TABLE.get(name) or CONFIG_TABLE.get(name)
+    if name in INERT_CONFIG_TABLE:
+        raise inert_config(name)
     if entry is None:
         raise unknown_config("broker or topic config", name, (*BROKER_CONFIG_TABLE, *CONFIG_TABLE))
     return entry

@@ -17,7 +17,8 @@ from raftlog.record.errors import INVALID_CONFIG, LogError, quoted
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
 VALUE_CHARACTERS_MAX: Final = 256
-"""A longer value is rejected unread; no legal one comes near."""
+"""A longer value is rejected unread; no legal one comes near. Lists of replicas have their own."""
+NO_EFFECT: Final = "raftlog keeps this config of Kafka's, and does not act on it."
 
 INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER: Final = re.compile(
@@ -37,8 +38,20 @@ class ConfigType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class WordForm:
+    """The form of a list's words, where they cannot be enumerated."""
+
+    pattern: re.Pattern[str]
+    description: str
+    """For the error: what a word looks like."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One row of the table. `lower` and `upper` are inclusive; `choices` are all legal words."""
+    """One row of the table. `lower` and `upper` are inclusive; `choices` are all legal words.
+
+    A list with a `word_form`, in place of choices, may be empty.
+    """
 
     name: str
     type: ConfigType
@@ -47,14 +60,27 @@ class ConfigEntry:
     lower: int | None = None
     upper: int | None = None
     choices: tuple[str, ...] = ()
+    word_form: WordForm | None = None
+    characters_max: int = VALUE_CHARACTERS_MAX
+    has_effect: bool = True
+
+    @property
+    def note(self) -> str:
+        """What a reader of the value must know besides; empty for a config with effect."""
+        return "" if self.has_effect else NO_EFFECT
+
+    @property
+    def documentation(self) -> str:
+        """Meaning and note."""
+        return self.doc if self.has_effect else f"{self.doc} {NO_EFFECT}"
 
 
 def validate_entry(entry: ConfigEntry, value: str) -> str:
     """The normalised value for a row of the table. Raises LogError(INVALID_CONFIG)."""
-    if len(value) > VALUE_CHARACTERS_MAX:
+    if len(value) > entry.characters_max:
         raise LogError(
             INVALID_CONFIG,
-            f"The value of {entry.name} has more than {VALUE_CHARACTERS_MAX} characters.",
+            f"The value of {entry.name} has more than {entry.characters_max} characters.",
         )
     normalised = _NORMALISERS[entry.type](entry, value.strip())
     if entry.type is not ConfigType.LIST and entry.choices and normalised not in entry.choices:
@@ -80,7 +106,12 @@ def _normalise_bool(entry: ConfigEntry, value: str) -> str:
 
 def _normalise_list(entry: ConfigEntry, value: str) -> str:
     found = set(split_words(value))
-    if not found or not found <= set(entry.choices):
+    form = entry.word_form
+    if form is None:
+        is_valid = bool(found) and found <= set(entry.choices)
+    else:
+        is_valid = all(form.pattern.fullmatch(word) for word in found)
+    if not is_valid:
         raise _invalid(entry, value)
     return ",".join(sorted(found))
 
@@ -141,6 +172,8 @@ def _invalid(entry: ConfigEntry, value: str) -> LogError:
 
 def _expected(entry: ConfigEntry) -> str:
     match entry.type:
+        case ConfigType.LIST if entry.word_form is not None:
+            return f"a comma-separated list of {entry.word_form.description}"
         case ConfigType.LIST:
             return f"a comma-separated list of {_either(entry.choices)}"
         case ConfigType.STRING:

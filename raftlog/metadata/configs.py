@@ -6,6 +6,8 @@ validates a value; applying and reading never do: this release must not refuse v
 another. So readers ignore unknown names, and accept a known value outside its bounds; a value that
 cannot be parsed is an error, because a guessed retention would delete data.
 
+Kafka's other topic configs are taken and kept without effect: see `kafka_configs`.
+
 Precedence: set on the topic, else for the cluster (`AlterClusterSettings`), else for the node
 (command line), else the default.
 """
@@ -30,6 +32,7 @@ from raftlog.metadata.config_values import (
     split_words,
     validate_entry,
 )
+from raftlog.metadata.kafka_configs import INERT_CONFIG_TABLE
 from raftlog.record.errors import INVALID_CONFIG, QUOTED_CHARACTERS_MAX, LogError, quoted
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -201,13 +204,18 @@ _ENTRIES = (
     ),
 )
 CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in _ENTRIES}
+"""The configs with effect."""
+TOPIC_CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = dict(
+    sorted({**CONFIG_TABLE, **INERT_CONFIG_TABLE}.items())
+)
+"""All configs that a topic takes: those with effect, and the other ones of Kafka."""
 
 
 def find_entry(name: str) -> ConfigEntry:
-    """The table's row of the name. Raises LogError(INVALID_CONFIG) if there is none."""
-    entry = CONFIG_TABLE.get(name)
+    """The row of the name, with effect or not. Raises LogError(INVALID_CONFIG) if there is none."""
+    entry = TOPIC_CONFIG_TABLE.get(name)
     if entry is None:
-        raise unknown_config("topic config", name, CONFIG_TABLE)
+        raise unknown_config("topic config", name, TOPIC_CONFIG_TABLE)
     return entry
 
 
@@ -226,6 +234,26 @@ def validate(name: str, value: str) -> str:
 def validate_all(configs: Mapping[str, str]) -> dict[str, str]:
     """All values, normalised. Raises LogError(INVALID_CONFIG)."""
     return {name: validate(name, value) for name, value in configs.items()}
+
+
+def validate_defaults(configs: Mapping[str, str]) -> dict[str, str]:
+    """The node's topic configs, normalised: those with effect. Raises LogError(INVALID_CONFIG)."""
+    for name in configs:
+        if name in INERT_CONFIG_TABLE:
+            raise inert_config(name)
+    return validate_all(configs)
+
+
+def inert_config(name: str) -> LogError:
+    """The error for a config without effect as a default of many topics.
+
+    Kafka's tools set them on topics; an operator's default must not be silently without effect.
+    """
+    return LogError(
+        INVALID_CONFIG,
+        f"{name} has no effect in raftlog: a topic keeps it for Kafka's tools, but it is no "
+        "default of a node or cluster.",
+    )
 
 
 def min_isr_default(replication_factor: int) -> int:
@@ -268,7 +296,8 @@ def describe(
         (ConfigSource.NODE, defaults),
     )
     return [
-        described(entry, places, default=_default(entry, replication_factor)) for entry in _ENTRIES
+        described(entry, places, default=_default(entry, replication_factor))
+        for entry in TOPIC_CONFIG_TABLE.values()
     ]
 
 
