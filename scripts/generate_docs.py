@@ -28,7 +28,9 @@ from raftlog.cli.settings import descriptions, settings_of
 from raftlog.http.app import described_routes
 from raftlog.http.openapi import describe
 from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE
-from raftlog.metadata.configs import CONFIG_TABLE, ConfigEntry
+from raftlog.metadata.config_values import ConfigEntry
+from raftlog.metadata.configs import CONFIG_TABLE
+from raftlog.metadata.kafka_configs import INERT_CONFIG_TABLE
 from raftlog.record.errors import ERROR_TABLE
 from raftlog.rest.routes import ROUTES
 
@@ -91,6 +93,16 @@ def settings_page() -> Iterator[str]:
     )
     yield ""
     yield from _config_table(CONFIG_TABLE.values())
+    yield ""
+    yield "## Kafka's topic configs without effect"
+    yield ""
+    yield (
+        "A topic takes and keeps these, so that Kafka's tools can create it; a wrong value is "
+        "refused. raftlog does not act on them, and a description of the topic says so in a note. "
+        "They are no defaults of the cluster or of a node."
+    )
+    yield ""
+    yield from _config_table(INERT_CONFIG_TABLE.values())
 
 
 def _config_table(entries: Iterable[ConfigEntry]) -> Iterator[str]:
@@ -98,7 +110,7 @@ def _config_table(entries: Iterable[ConfigEntry]) -> Iterator[str]:
         (
             f"`{entry.name}`",
             entry.type.value.lower(),
-            f"`{entry.default}`",
+            f"`{entry.default}`" if entry.default else "",
             _bounds(entry),
             entry.doc,
         )
@@ -107,7 +119,9 @@ def _config_table(entries: Iterable[ConfigEntry]) -> Iterator[str]:
     yield from table(("name", "type", "default", "bounds", "meaning"), rows)
 
 
-def _bounds(entry: Any) -> str:
+def _bounds(entry: ConfigEntry) -> str:
+    if entry.word_form is not None:
+        return f"list of {entry.word_form.description}"
     if entry.choices:
         return ", ".join(f"`{word}`" for word in entry.choices)
     if entry.lower is None and entry.upper is None:

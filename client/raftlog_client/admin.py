@@ -210,6 +210,7 @@ class Admin(Startable):
                 entry.source,
                 is_read_only=entry.is_read_only,
                 is_sensitive=entry.is_sensitive,
+                note="" if entry.note is msgspec.UNSET else entry.note,
             )
             for entry in answer.data
         }

@@ -179,7 +179,8 @@ class ConfigEntry:
     """One configuration value of a topic.
 
     `source` names its origin in the words of Kafka's admin interface (DYNAMIC_TOPIC_CONFIG,
-    STATIC_BROKER_CONFIG, DEFAULT_CONFIG); `is_default` if no setting overrides the default.
+    STATIC_BROKER_CONFIG, DEFAULT_CONFIG); `is_default` if no setting overrides the default. `note`
+    is not empty for a config of Kafka that the nodes keep without effect.
     """
 
     name: str
@@ -188,3 +189,4 @@ class ConfigEntry:
     source: str
     is_read_only: bool = False
     is_sensitive: bool = False
+    note: str = ""

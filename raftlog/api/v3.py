@@ -108,6 +108,8 @@ class TopicConfig(msgspec.Struct, frozen=True):
     is_sensitive: bool
     source: str
     synonyms: list[Synonym]
+    note: str | msgspec.UnsetType = msgspec.UNSET
+    """Present for a config of Kafka that has no effect here."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.options import config_pairs, format_option, servers_option
 from raftlog.cli.session import run
 from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE, find_cluster_setting
-from raftlog.metadata.configs import CONFIG_TABLE, ConfigEntry
+from raftlog.metadata.config_values import ConfigEntry
+from raftlog.metadata.configs import CONFIG_TABLE
 from raftlog.record.errors import LogError
 
 

@@ -98,11 +98,13 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
         click.echo()
         output.write_table(
             ("setting", "value", "source"),
-            [
-                (config["name"], config["value"], SOURCES.get(config["source"], config["source"]))
-                for config in document["configs"]
-            ],
+            [(config["name"], config["value"], _source(config)) for config in document["configs"]],
         )
+
+
+def _source(config: dict[str, Any]) -> str:
+    source = SOURCES.get(config["source"], config["source"])
+    return f"{source}, no effect" if config["note"] else source
 
 
 def _remarks(document: dict[str, Any]) -> Iterator[str]:

@@ -26,7 +26,8 @@ from raftlog.metadata.commands import (
     Assignments,
     CreateTopic,
 )
-from raftlog.metadata.configs import ConfigEntry, find_entry, min_isr_default, validate_all
+from raftlog.metadata.config_values import ConfigEntry
+from raftlog.metadata.configs import find_entry, min_isr_default, validate_all
 from raftlog.metadata.image import MetadataImage, check_topic_name
 from raftlog.metadata.placement import place
 from raftlog.record.errors import (

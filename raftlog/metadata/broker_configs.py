@@ -11,20 +11,19 @@ not break the arithmetic of leases.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
+from raftlog.metadata.config_values import INTEGER, ConfigEntry, ConfigType, validate_entry
 from raftlog.metadata.configs import (
     CONFIG_TABLE,
     ConfigDescription,
-    ConfigEntry,
     ConfigSource,
-    ConfigType,
     described,
+    inert_config,
     unknown_config,
-    validate_entry,
 )
+from raftlog.metadata.kafka_configs import INERT_CONFIG_TABLE
 
 SESSION_TIMEOUT: Final = "broker.session.timeout.ms"
 REBALANCE_DELAY: Final = "leader.rebalance.delay.ms"
@@ -50,7 +49,6 @@ LEASE_BOUND: Final = "controller.lease.bound.ms"
 NO_REBALANCE: Final = -1
 """Value of `REBALANCE_DELAY` that leaves leaders where they are."""
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _HOUR_MS: Final = 60 * 60 * 1000
 _DAY_MS: Final = 24 * _HOUR_MS
 
@@ -285,6 +283,8 @@ def validate_cluster_settings(settings: Mapping[str, str]) -> dict[str, str]:
 def find_cluster_setting(name: str) -> ConfigEntry:
     """The row of a broker config or topic config. Raises LogError(INVALID_CONFIG) without one."""
     entry = BROKER_CONFIG_TABLE.get(name) or CONFIG_TABLE.get(name)
+    if name in INERT_CONFIG_TABLE:
+        raise inert_config(name)
     if entry is None:
         raise unknown_config("broker or topic config", name, (*BROKER_CONFIG_TABLE, *CONFIG_TABLE))
     return entry
@@ -309,7 +309,7 @@ def _number(settings: Mapping[str, str], name: str) -> int:
 
 def _parsed(settings: Mapping[str, str], name: str, entry: ConfigEntry) -> int:
     value = settings.get(name)
-    if value is None or _INTEGER.fullmatch(value) is None:
+    if value is None or INTEGER.fullmatch(value) is None:
         return int(entry.default)
     assert entry.lower is not None
     assert entry.upper is not None

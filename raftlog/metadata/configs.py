@@ -6,48 +6,43 @@ validates a value; applying and reading never do: this release must not refuse v
 another. So readers ignore unknown names, and accept a known value outside its bounds; a value that
 cannot be parsed is an error, because a guessed retention would delete data.
 
+Kafka's other topic configs are taken and kept without effect: see `kafka_configs`.
+
 Precedence: set on the topic, else for the cluster (`AlterClusterSettings`), else for the node
 (command line), else the default.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
+from raftlog.metadata.config_values import (
+    INT32_MAX,
+    INT64_MAX,
+    INTEGER,
+    ConfigEntry,
+    ConfigType,
+    parse_bool,
+    parse_float,
+    parse_int,
+    split_words,
+    validate_entry,
+)
+from raftlog.metadata.kafka_configs import INERT_CONFIG_TABLE
 from raftlog.record.errors import INVALID_CONFIG, QUOTED_CHARACTERS_MAX, LogError, quoted
 
-INT64_MAX: Final = 2**63 - 1
-INT32_MAX: Final = 2**31 - 1
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-VALUE_CHARACTERS_MAX: Final = 256
-"""A longer value is rejected unread; no legal one comes near."""
-
 MIN_ISR: Final = "min.insync.replicas"
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 THROTTLED_RATE: Final = "leader.replication.throttled.rate"
 
 _NONE: Final[Mapping[str, str]] = {}
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-_NUMBER = re.compile(r"[+-]?([0-9]{1,19}(\.[0-9]{0,19})?|\.[0-9]{1,19})([eE][+-]?[0-9]{1,3})?")
 _HOUR_MS: Final = 60 * 60 * 1000
 _DAY_MS: Final = 24 * _HOUR_MS
-
-
-class ConfigType(StrEnum):
-    """How a config's value is written, in the words of Kafka's admin interface."""
-
-    BOOLEAN = "BOOLEAN"
-    INT = "INT"
-    LONG = "LONG"
-    DOUBLE = "DOUBLE"
-    STRING = "STRING"
-    LIST = "LIST"
 
 
 class ConfigSource(StrEnum):
@@ -57,19 +52,6 @@ class ConfigSource(StrEnum):
     CLUSTER = "cluster"
     NODE = "node"
     DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigEntry:
-    """One row of the table. `lower` and `upper` are inclusive; `choices` are all legal words."""
-
-    name: str
-    type: ConfigType
-    default: str
-    doc: str
-    lower: int | None = None
-    upper: int | None = None
-    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +204,18 @@ _ENTRIES = (
     ),
 )
 CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in _ENTRIES}
+"""The configs with effect."""
+TOPIC_CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = dict(
+    sorted({**CONFIG_TABLE, **INERT_CONFIG_TABLE}.items())
+)
+"""All configs that a topic takes: those with effect, and the other ones of Kafka."""
 
 
 def find_entry(name: str) -> ConfigEntry:
-    """The table's row of the name. Raises LogError(INVALID_CONFIG) if there is none."""
-    entry = CONFIG_TABLE.get(name)
+    """The row of the name, with effect or not. Raises LogError(INVALID_CONFIG) if there is none."""
+    entry = TOPIC_CONFIG_TABLE.get(name)
     if entry is None:
-        raise unknown_config("topic config", name, CONFIG_TABLE)
+        raise unknown_config("topic config", name, TOPIC_CONFIG_TABLE)
     return entry
 
 
@@ -244,22 +231,29 @@ def validate(name: str, value: str) -> str:
     return validate_entry(find_entry(name), value)
 
 
-def validate_entry(entry: ConfigEntry, value: str) -> str:
-    """The normalised value for a row of the table. Raises LogError(INVALID_CONFIG)."""
-    if len(value) > VALUE_CHARACTERS_MAX:
-        raise LogError(
-            INVALID_CONFIG,
-            f"The value of {entry.name} has more than {VALUE_CHARACTERS_MAX} characters.",
-        )
-    normalised = _NORMALISERS[entry.type](entry, value.strip())
-    if entry.type is not ConfigType.LIST and entry.choices and normalised not in entry.choices:
-        raise _invalid(entry, value)
-    return normalised
-
-
 def validate_all(configs: Mapping[str, str]) -> dict[str, str]:
     """All values, normalised. Raises LogError(INVALID_CONFIG)."""
     return {name: validate(name, value) for name, value in configs.items()}
+
+
+def validate_defaults(configs: Mapping[str, str]) -> dict[str, str]:
+    """The node's topic configs, normalised: those with effect. Raises LogError(INVALID_CONFIG)."""
+    for name in configs:
+        if name in INERT_CONFIG_TABLE:
+            raise inert_config(name)
+    return validate_all(configs)
+
+
+def inert_config(name: str) -> LogError:
+    """The error for a config without effect as a default of many topics.
+
+    Kafka's tools set them on topics; an operator's default must not be silently without effect.
+    """
+    return LogError(
+        INVALID_CONFIG,
+        f"{name} has no effect in raftlog: a topic keeps it for Kafka's tools, but it is no "
+        "default of a node or cluster.",
+    )
 
 
 def min_isr_default(replication_factor: int) -> int:
@@ -273,7 +267,7 @@ def throttled_rate(cluster: Mapping[str, str]) -> int:
     A value without a number counts as none: no records are at stake.
     """
     value = cluster.get(THROTTLED_RATE, "0")
-    return max(0, int(value)) if _INTEGER.fullmatch(value) else 0
+    return max(0, int(value)) if INTEGER.fullmatch(value) else 0
 
 
 def is_unclean_election_enabled(configs: Mapping[str, str], cluster: Mapping[str, str]) -> bool:
@@ -302,7 +296,8 @@ def describe(
         (ConfigSource.NODE, defaults),
     )
     return [
-        described(entry, places, default=_default(entry, replication_factor)) for entry in _ENTRIES
+        described(entry, places, default=_default(entry, replication_factor))
+        for entry in TOPIC_CONFIG_TABLE.values()
     ]
 
 
@@ -362,10 +357,10 @@ class TopicConfig:
         }
 
         def integer(name: str) -> int:
-            return _parse_int(CONFIG_TABLE[name], text[name])
+            return parse_int(CONFIG_TABLE[name], text[name])
 
         return cls(
-            cleanup_policy=frozenset(_words(text["cleanup.policy"])),
+            cleanup_policy=frozenset(split_words(text["cleanup.policy"])),
             compression_type=text["compression.type"],
             delete_retention_ms=integer("delete.retention.ms"),
             flush=text["flush"],
@@ -373,7 +368,7 @@ class TopicConfig:
             leader_replication_throttled_rate=integer(THROTTLED_RATE),
             max_message_bytes=integer("max.message.bytes"),
             message_timestamp_type=text["message.timestamp.type"],
-            min_cleanable_dirty_ratio=_parse_float(
+            min_cleanable_dirty_ratio=parse_float(
                 CONFIG_TABLE["min.cleanable.dirty.ratio"], text["min.cleanable.dirty.ratio"]
             ),
             min_compaction_lag_ms=integer("min.compaction.lag.ms"),
@@ -382,7 +377,7 @@ class TopicConfig:
             retention_ms=integer("retention.ms"),
             segment_bytes=integer("segment.bytes"),
             segment_ms=integer("segment.ms"),
-            unclean_leader_election_enable=_parse_bool(
+            unclean_leader_election_enable=parse_bool(
                 CONFIG_TABLE["unclean.leader.election.enable"],
                 text["unclean.leader.election.enable"],
             ),
@@ -408,94 +403,3 @@ def _effective(
 
 def _default(entry: ConfigEntry, replication_factor: int) -> str:
     return str(min_isr_default(replication_factor)) if entry.name == MIN_ISR else entry.default
-
-
-def _normalise_int(entry: ConfigEntry, value: str) -> str:
-    number = _parse_int(entry, value)
-    _check_bounds(entry, number, value)
-    return str(number)
-
-
-def _normalise_float(entry: ConfigEntry, value: str) -> str:
-    number = _parse_float(entry, value)
-    _check_bounds(entry, number, value)
-    return repr(number)
-
-
-def _normalise_bool(entry: ConfigEntry, value: str) -> str:
-    return "true" if _parse_bool(entry, value) else "false"
-
-
-def _normalise_list(entry: ConfigEntry, value: str) -> str:
-    words = _words(value)
-    if not words or not set(words) <= set(entry.choices):
-        raise _invalid(entry, value)
-    return ",".join(sorted(set(words)))
-
-
-def _normalise_string(_entry: ConfigEntry, value: str) -> str:
-    return value
-
-
-_NORMALISERS: Final[Mapping[ConfigType, Callable[[ConfigEntry, str], str]]] = {
-    ConfigType.BOOLEAN: _normalise_bool,
-    ConfigType.INT: _normalise_int,
-    ConfigType.LONG: _normalise_int,
-    ConfigType.DOUBLE: _normalise_float,
-    ConfigType.STRING: _normalise_string,
-    ConfigType.LIST: _normalise_list,
-}
-
-
-def _parse_int(entry: ConfigEntry, value: str) -> int:
-    if _INTEGER.fullmatch(value) is None:
-        raise _invalid(entry, value)
-    return int(value)
-
-
-def _parse_float(entry: ConfigEntry, value: str) -> float:
-    if _NUMBER.fullmatch(value) is None or not math.isfinite(number := float(value)):
-        raise _invalid(entry, value)
-    return number
-
-
-def _parse_bool(entry: ConfigEntry, value: str) -> bool:
-    word = value.lower()
-    if word not in {"true", "false"}:
-        raise _invalid(entry, value)
-    return word == "true"
-
-
-def _words(value: str) -> list[str]:
-    return [word.strip() for word in value.split(",")] if value else []
-
-
-def _check_bounds(entry: ConfigEntry, number: float, value: str) -> None:
-    below = entry.lower is not None and number < entry.lower
-    if below or (entry.upper is not None and number > entry.upper):
-        raise _invalid(entry, value)
-
-
-def _invalid(entry: ConfigEntry, value: str) -> LogError:
-    return LogError(
-        INVALID_CONFIG,
-        f"{quoted(value)} is not a valid value of {entry.name}: expected {_expected(entry)}.",
-    )
-
-
-def _expected(entry: ConfigEntry) -> str:
-    match entry.type:
-        case ConfigType.LIST:
-            return f"a comma-separated list of {_either(entry.choices)}"
-        case ConfigType.STRING:
-            return _either(entry.choices)
-        case ConfigType.BOOLEAN:
-            return "true or false"
-        case ConfigType.DOUBLE:
-            return f"a number from {entry.lower} to {entry.upper}"
-        case _:
-            return f"a whole number from {entry.lower} to {entry.upper}"
-
-
-def _either(choices: Iterable[str]) -> str:
-    return " or ".join(repr(choice) for choice in choices)

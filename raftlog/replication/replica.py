@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 from raftlog.metadata.apply_cluster import PRODUCER_ID_MAX
-from raftlog.metadata.configs import TopicConfig, validate_all
+from raftlog.metadata.configs import TopicConfig, validate_defaults
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import AbortedTransaction, BrokerId, Offset, PartitionId, TopicId
@@ -252,7 +252,7 @@ class TopicSettings:
     ) -> None:
         """`defaults` are the node's topic configs; `cluster` returns the cluster's present ones.
         Raises LogError(INVALID_CONFIG)."""
-        self.defaults: Mapping[str, str] = validate_all(defaults or {})
+        self.defaults: Mapping[str, str] = validate_defaults(defaults or {})
         self.partitions_default = partitions
         self._cluster = cluster
         self._last: tuple[Mapping[str, str], Mapping[str, str], int, TopicConfig] | None = None

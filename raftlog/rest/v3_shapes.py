@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from raftlog.api.v3 import (
     Broker,
     BrokerConfig,
@@ -52,14 +54,25 @@ _BROKER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "cleanup.policy": "log.cleanup.policy",
         "delete.retention.ms": "log.cleaner.delete.retention.ms",
+        "file.delete.delay.ms": "log.segment.delete.delay.ms",
+        "flush.messages": "log.flush.interval.messages",
+        "flush.ms": "log.flush.interval.ms",
         "index.interval.bytes": "log.index.interval.bytes",
+        "local.retention.bytes": "log.local.retention.bytes",
+        "local.retention.ms": "log.local.retention.ms",
+        "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
         "max.message.bytes": "message.max.bytes",
+        "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
         "message.timestamp.type": "log.message.timestamp.type",
         "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
         "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+        "preallocate": "log.preallocate",
         "retention.bytes": "log.retention.bytes",
         "retention.ms": "log.retention.ms",
         "segment.bytes": "log.segment.bytes",
+        "segment.index.bytes": "log.index.size.max.bytes",
+        "segment.jitter.ms": "log.roll.jitter.ms",
         "segment.ms": "log.roll.ms",
     }
 )
@@ -173,6 +186,7 @@ class Shaper:
             is_sensitive=False,
             source=_SOURCES[config.source],
             synonyms=_synonyms(config),
+            note=config.entry.note or msgspec.UNSET,
         )
 
     def cluster_config(self, config: ConfigDescription) -> ClusterConfig:

@@ -156,6 +156,17 @@ def test_settings_can_be_set_and_taken_back(run: Run, topic: str) -> None:
     assert setting(run, topic, "segment.ms") == "60000"
 
 
+def test_a_setting_without_effect_is_marked(run: Run, topic: str) -> None:
+    run("topic", "alter-config", topic, "--set", "segment.jitter.ms=5")
+    (config,) = (
+        one for one in describe(run, topic)["configs"] if one["name"] == "segment.jitter.ms"
+    )
+    assert config["value"] == "5"
+    assert "does not act on it" in config["note"]
+    lines = run("topic", "describe", topic).stdout.splitlines()
+    assert any("segment.jitter.ms" in line and "no effect" in line for line in lines)
+
+
 def test_partitions_can_be_added(run: Run, topic: str) -> None:
     added = run("topic", "add-partitions", topic, "-n", "2", "--format", "json")
     assert json.loads(added.stdout) == {"name": topic, "partitions": 5}

@@ -11,6 +11,7 @@ from raftlog.metadata.broker_configs import find_broker_config, find_cluster_set
 from raftlog.metadata.configs import (
     CONFIG_TABLE,
     THROTTLED_RATE,
+    TOPIC_CONFIG_TABLE,
     ConfigSource,
     TopicConfig,
     describe,
@@ -158,7 +159,7 @@ def test_topic_goes_before_node_goes_before_default() -> None:
     assert sources["retention.ms"] == ("9", ConfigSource.TOPIC)
     assert sources["flush"] == ("async", ConfigSource.NODE)
     assert sources["segment.ms"] == ("604800000", ConfigSource.DEFAULT)
-    assert set(sources) == set(CONFIG_TABLE)
+    assert set(sources) == set(TOPIC_CONFIG_TABLE)
 
 
 def test_cluster_goes_before_node_and_after_topic() -> None:

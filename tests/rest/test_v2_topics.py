@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from raftlog.broker.authorize import Operation, Principal, Resource
-from raftlog.metadata.configs import CONFIG_TABLE
+from raftlog.metadata.configs import TOPIC_CONFIG_TABLE
 from raftlog.record.errors import FORBIDDEN, LogError
 from tests.broker.data_fakes import DataNode
 
 from .data_fakes import data_node, serving
 
 V2 = "application/vnd.kafka.v2+json"
-DEFAULTS = {name: entry.default for name, entry in CONFIG_TABLE.items()}
+DEFAULTS = {name: entry.default for name, entry in TOPIC_CONFIG_TABLE.items()}
 
 
 async def test_topics_are_listed_sorted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE, LEASE_BOUND
-from raftlog.metadata.configs import CONFIG_TABLE
+from raftlog.metadata.configs import TOPIC_CONFIG_TABLE
 from raftlog.rest.routes import ROUTES
 from tests.http.fakes import FakeNode
 from tests.http.http_peers import RawPeer, Reply, serving
@@ -177,7 +177,7 @@ async def test_configs_of_topics_name_their_synonyms_as_brokers_do() -> None:
         listing = checked(await peer.request("GET", f"{topics}/-/configs"), "get", template)
         assert listing["metadata"]["self"].endswith("/topics/-/configs")
         assert {(one["topic_name"], one["name"]) for one in listing["data"]} == {
-            (topic, name) for topic in ("t", "u") for name in CONFIG_TABLE
+            (topic, name) for topic in ("t", "u") for name in TOPIC_CONFIG_TABLE
         }
 
 
@@ -192,4 +192,28 @@ async def test_long_lists_are_sent_in_slices_and_come_whole() -> None:
         assert reply.headers["transfer-encoding"] == "chunked"
         assert reply.json["kind"] == "KafkaTopicConfigList"
         names = [(one["topic_name"], one["name"]) for one in reply.json["data"]]
-        assert names == [(f"t{n:02d}", name) for n in range(40) for name in CONFIG_TABLE]
+        assert names == [(f"t{n:02d}", name) for n in range(40) for name in TOPIC_CONFIG_TABLE]
+
+
+async def test_a_topic_keeps_kafkas_other_configs_and_says_that_they_have_no_effect() -> None:
+    node = FakeNode()
+    path = "/v3/clusters/-/topics/t/configs"
+    template = "/v3/clusters/{cluster}/topics/{topic}/configs"
+    await node.metadata.create_topic("t", configs={"segment.jitter.ms": "07"})
+    async with serving(PICKED, node=node) as server, RawPeer.connected(server.port) as peer:
+        put = await peer.request(
+            "PUT", f"{path}/preallocate", b'{"value":"TRUE"}', Content_Type="application/json"
+        )
+        assert put.status == 204
+        wrong = await peer.request(
+            "PUT", f"{path}/flush.ms", b'{"value":"soon"}', Content_Type="application/json"
+        )
+        assert wrong.error_code == 42203
+        listing = checked(await peer.request("GET", path), "get", template)
+        found = {one["name"]: one for one in listing["data"]}
+        assert (found["segment.jitter.ms"]["value"], found["preallocate"]["value"]) == ("7", "true")
+        assert found["preallocate"]["synonyms"][1]["name"] == "log.preallocate"
+        assert "does not act on it" in found["flush.ms"]["note"]
+        assert "note" not in found["retention.ms"]
+        assert (await peer.request("DELETE", f"{path}/preallocate")).status == 204
+        assert (await peer.request("GET", f"{path}/preallocate")).json["is_default"]
