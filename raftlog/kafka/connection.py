@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self.address_group = ""
         """The address, as limits count it."""
         self._rest = bytearray()
-        """Received bytes that are not a whole frame yet, or whose turn has not come."""
+        """Received bytes of a frame that is not whole yet, or has to wait for its turn."""
         self._large: memoryview | None = None
         """A large frame that is being received, without its size."""
         self._filled = 0
@@ -300,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
     # Answers
 
     def _flush(self) -> None:
-        """Give the answers whose turn it is to the transport, then begin more requests."""
+        """Give the next finished answers to the transport, then begin more requests."""
         slots = self._slots
         while slots and slots[0].is_done and not self._is_write_paused:
             slot = slots.popleft()

@@ -83,7 +83,7 @@ def _skip_tags(frame: Buffer, position: int) -> int:
 
 
 def answer_head(correlation_id: int, size: int, *, is_flexible: bool) -> bytes:
-    """Size and head of an answer whose message has `size` bytes."""
+    """Size and head of an answer with a message of `size` bytes."""
     if is_flexible:
         return _ANSWER.pack(size + SIZE_BYTES + 1, correlation_id) + b"\0"
     return _ANSWER.pack(size + SIZE_BYTES, correlation_id)

@@ -65,6 +65,8 @@ class KafkaListener:
     async def close(self) -> None:
         """Accept no more, let requests in flight finish for a while, and close all connections."""
         self._is_closing = True
+        # The HTTP server closes after this listener: requests held back end now.
+        self.broker.closing.set()
         if self._server is not None:
             self._server.close()
         if self._sweeping is not None:

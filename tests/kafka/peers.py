@@ -119,7 +119,6 @@ async def kafka_node(
     try:
         yield KafkaNode(node, broker, listener)
     finally:
-        broker.closing.set()
         await listener.close()
         await asyncio.sleep(0)
         broker.close()

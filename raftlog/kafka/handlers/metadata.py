@@ -60,7 +60,7 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
 
 
 async def _topics(call: Call, request: MetadataRequest) -> list[TopicImage | MetadataResponseTopic]:
-    """The topics asked for; an answer with an error in place of each that is not there."""
+    """The topics of the request; an answer with an error in place of each that is not there."""
     broker, principal = call.broker, call.principal
     if request.topics is None or (call.version == 0 and not request.topics):
         return list(broker.admin.topics(principal))
