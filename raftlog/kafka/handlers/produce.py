@@ -64,6 +64,7 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
     if acks is None:
         raise LogError(BAD_REQUEST, f"acks is {request.acks}; it may be 0, 1 or -1.")
     frames: list[ProduceFrame] = []
+    undecided = LogError(INVALID_BODY)
     outcomes: list[list[BatchesAppended | LogError]] = []
     places: list[tuple[int, int]] = []
     seen: defaultdict[str, set[int]] = defaultdict(set)
@@ -80,7 +81,7 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
                 raise LogError(INVALID_BODY, f"Partition {name}-{one.index} is there twice.")
             seen[name].add(one.index)
             places.append((len(outcomes) - 1, len(row)))
-            row.append(_UNDECIDED)
+            row.append(undecided)
             frames.append(ProduceFrame(name, PartitionId(one.index), one.records or b""))
     timeout_s = min(max(request.timeout_ms, 1), TIMEOUT_MS_MAX) / 1000
     options = ProduceOptions(
@@ -94,9 +95,6 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
         for (first, second), outcome in zip(places, appended, strict=True):
             outcomes[first][second] = outcome
     return outcomes
-
-
-_UNDECIDED: Final = LogError(INVALID_BODY)
 
 
 def _answer(
