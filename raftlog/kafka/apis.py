@@ -15,17 +15,44 @@ import msgspec
 
 from raftlog.kafka.call import Call
 from raftlog.kafka.framing import answer_head, parse_head
-from raftlog.kafka.handlers import fetch, metadata, offsets, produce
+from raftlog.kafka.handlers import (
+    classic,
+    fetch,
+    group_offsets,
+    groups,
+    metadata,
+    offsets,
+    produce,
+)
 from raftlog.kafka.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
 )
+from raftlog.kafka.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from raftlog.kafka.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from raftlog.kafka.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from raftlog.kafka.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from raftlog.kafka.messages.fetch import FetchRequest, FetchResponse
+from raftlog.kafka.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from raftlog.kafka.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from raftlog.kafka.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from raftlog.kafka.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from raftlog.kafka.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from raftlog.kafka.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from raftlog.kafka.messages.metadata import MetadataRequest, MetadataResponse
+from raftlog.kafka.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+from raftlog.kafka.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
+from raftlog.kafka.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from raftlog.kafka.messages.produce import ProduceRequest, ProduceResponse
+from raftlog.kafka.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from raftlog.record.types import Buffer
 from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.fields import Versions
@@ -126,6 +153,47 @@ APIS: Final = {
         ),
         Api(2, "ListOffsets", ListOffsetsRequest, ListOffsetsResponse, offsets.list_offsets, 10),
         Api(3, "Metadata", MetadataRequest, MetadataResponse, metadata.metadata, 13),
+        Api(8, "OffsetCommit", OffsetCommitRequest, OffsetCommitResponse, group_offsets.commit, 10),
+        Api(9, "OffsetFetch", OffsetFetchRequest, OffsetFetchResponse, group_offsets.fetch, 10),
+        Api(
+            10,
+            "FindCoordinator",
+            FindCoordinatorRequest,
+            FindCoordinatorResponse,
+            groups.find_coordinator,
+            6,
+        ),
+        Api(
+            11,
+            "JoinGroup",
+            JoinGroupRequest,
+            JoinGroupResponse,
+            classic.join,
+            9,
+            is_held=True,
+            ends_with_connection=True,
+        ),
+        Api(12, "Heartbeat", HeartbeatRequest, HeartbeatResponse, classic.heartbeat, 4),
+        Api(13, "LeaveGroup", LeaveGroupRequest, LeaveGroupResponse, classic.leave, 5),
+        Api(
+            14,
+            "SyncGroup",
+            SyncGroupRequest,
+            SyncGroupResponse,
+            classic.sync,
+            5,
+            is_held=True,
+            ends_with_connection=True,
+        ),
+        Api(
+            15,
+            "DescribeGroups",
+            DescribeGroupsRequest,
+            DescribeGroupsResponse,
+            groups.describe_groups,
+            6,
+        ),
+        Api(16, "ListGroups", ListGroupsRequest, ListGroupsResponse, groups.list_groups, 5),
         Api(API_VERSIONS, "ApiVersions", ApiVersionsRequest, ApiVersionsResponse, api_versions, 4),
         Api(
             22,
@@ -134,6 +202,24 @@ APIS: Final = {
             InitProducerIdResponse,
             produce.init_producer_id,
             5,
+        ),
+        Api(42, "DeleteGroups", DeleteGroupsRequest, DeleteGroupsResponse, groups.delete_groups, 2),
+        Api(47, "OffsetDelete", OffsetDeleteRequest, OffsetDeleteResponse, group_offsets.delete, 0),
+        Api(
+            68,
+            "ConsumerGroupHeartbeat",
+            ConsumerGroupHeartbeatRequest,
+            ConsumerGroupHeartbeatResponse,
+            groups.heartbeat,
+            1,
+        ),
+        Api(
+            69,
+            "ConsumerGroupDescribe",
+            ConsumerGroupDescribeRequest,
+            ConsumerGroupDescribeResponse,
+            groups.describe_consumer_groups,
+            1,
         ),
     )
 }
