@@ -18,6 +18,7 @@ listener answers with the typed error of its protocol.
 | transactions: init, writes, ends, sink epochs; description | WRITE; DESCRIBE | TRANSACTIONAL_ID |
 | group membership, consumer instances, commits, resets | READ | GROUP, and TOPIC of each offset |
 | committed offsets, group description; deletion | DESCRIBE; DELETE | GROUP |
+| coordinators of groups, of transactional ids | DESCRIBE | GROUP, TRANSACTIONAL_ID |
 | nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
 
 Topics with names in `__…` are internal: clients may read and describe them, and no right

@@ -7,9 +7,9 @@ known by their ids to coordinators: this node's metadata translates.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -92,8 +92,10 @@ from raftlog.record.types import BrokerId, PartitionId, TopicId
 __all__ = [
     "ByDuration",
     "Committer",
+    "ConsumerGroupDescription",
     "ConsumerHeartbeatRequest",
     "ConsumerHeartbeatResponse",
+    "DescribedGroup",
     "FetchedOffset",
     "GroupListing",
     "GroupService",
@@ -182,17 +184,7 @@ class GroupService:
         wait_s = request.max_wait_ms / 1000
         if not wait_s:
             return await self.call(request.group, request, ConsumerHeartbeatResponse)
-        held = self.call(
-            request.group,
-            request,
-            ConsumerHeartbeatResponse,
-            timeout_s=CALL_S + wait_s,
-            is_held=True,
-        )
-        found = await self._closing.unless_set(held)
-        if found is None:
-            raise LogError(NOT_READY, "The node is stopping.")
-        return found
+        return await self.call_held(request.group, request, ConsumerHeartbeatResponse, wait_s)
 
     def topic_name(self, topic_id: TopicId) -> str:
         """The name of a topic. Raises LogError(NOT_READY) until this node's metadata has it."""
@@ -217,10 +209,13 @@ class GroupService:
         offsets: Sequence[OffsetToCommit],
         committer: Committer,
         transaction: OpenTransaction | None = None,
+        *,
+        retention_ms: int = -1,
     ) -> list[PartitionOutcome]:
         """Commit offsets, at once or with a transaction; an outcome for each, in their order.
 
-        Raises LogError; for a transaction also as its coordinator decides, with nothing committed.
+        `retention_ms`: of these offsets, for old clients only; -1: the group's. Raises LogError;
+        for a transaction also as its coordinator decides, with nothing committed.
         """
         if transaction is not None:
             resource = transactional_id_resource(transaction.transactional_id)
@@ -247,7 +242,7 @@ class GroupService:
                         one.expected,
                     )
                 )
-        request = CommitOffsets(group_id, tuple(known), committer)
+        request = CommitOffsets(group_id, tuple(known), committer, retention_ms=retention_ms)
         if transaction is not None:
             request = replace(
                 request,
@@ -268,8 +263,12 @@ class GroupService:
         partitions: Mapping[str, Iterable[int]] | None,
         *,
         require_stable: bool,
+        reader: Committer | None = None,
     ) -> tuple[FetchedOffset, ...]:
-        """Committed offsets of some partitions, or of all that have one."""
+        """Committed offsets of some partitions, or of all that have one.
+
+        `reader`: a member of a consumer group, whose epoch is checked.
+        """
         self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
         wanted: tuple[TopicPartition, ...] | None = None
         if partitions is not None:
@@ -280,7 +279,7 @@ class GroupService:
                 for number in numbers
             )
             _check_count(len(wanted))
-        request = FetchOffsets(group_id, wanted, require_stable)
+        request = FetchOffsets(group_id, wanted, require_stable, reader or Committer())
         found = await self.call(group_id, request, FetchedOffsets, may_change=False)
         return tuple(
             one
@@ -291,18 +290,22 @@ class GroupService:
     # Administration
 
     async def groups(
-        self, principal: Principal
+        self, principal: Principal, *, of_this_node: bool = False
     ) -> tuple[list[tuple[GroupListing, BrokerId | None]], list[str]]:
-        """All groups with their coordinators, and why some are missing."""
+        """Groups with their coordinators, and why some are missing.
+
+        All of the cluster, or those that this node coordinates.
+        """
         topic = self._services.metadata.image.topics_by_name.get(TOPIC)
         if topic is None:
             return [], []
-        answers = await asyncio.gather(
-            *(self._groups_of(topic, row.partition) for row in topic.partitions)
-        )
+        rows = topic.partitions
+        if of_this_node:
+            rows = tuple(row for row in rows if row.leader == self._services.node_id)
+        answers = await asyncio.gather(*(self._groups_of(topic, row.partition) for row in rows))
         found: list[tuple[GroupListing, BrokerId | None]] = []
         incomplete: list[str] = []
-        for row, answer in zip(topic.partitions, answers, strict=True):
+        for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, LogError):
                 incomplete.append(f"{TOPIC}-{row.partition}: {answer.message}")
                 continue
@@ -344,6 +347,18 @@ class GroupService:
                 for place in sorted(rows)
             ),
         )
+
+    async def description(
+        self, principal: Principal, group_id: str
+    ) -> ConsumerGroupDescription | DescribedGroup:
+        """A group with its members, in the words of its kind. Raises LogError(UNKNOWN_GROUP)."""
+        self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
+        request = DescribeGroupRequest(check_group_id(group_id))
+        kinds = ConsumerGroupDescription | DescribedGroup
+        found: ConsumerGroupDescription | DescribedGroup = await self.call(
+            group_id, request, kinds, may_change=False
+        )
+        return found
 
     async def delete(self, principal: Principal, group_id: str) -> None:
         """Delete a group with its offsets. Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY."""
@@ -439,12 +454,7 @@ class GroupService:
     # Parts
 
     async def _description(self, principal: Principal, group_id: str) -> ConsumerGroupDescription:
-        self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
-        request = DescribeGroupRequest(check_group_id(group_id))
-        kinds = ConsumerGroupDescription | DescribedGroup
-        found: ConsumerGroupDescription | DescribedGroup = await self.call(
-            group_id, request, kinds, may_change=False
-        )
+        found = await self.description(principal, group_id)
         return classic_description(found) if isinstance(found, DescribedGroup) else found
 
     async def call(
@@ -474,6 +484,21 @@ class GroupService:
         )
         assert isinstance(response, kind)
         return response
+
+    async def call_held(
+        self, group_id: str, request: GroupRequest, kind: type[T] | UnionType, wait_s: float
+    ) -> T:
+        """Like `call`, for a request that the coordinator may hold for so long.
+
+        Ends with NOT_READY when the listeners close: another node holds the next one.
+        """
+        held: Coroutine[Any, Any, T] = self.call(
+            group_id, request, kind, timeout_s=CALL_S + wait_s, is_held=True
+        )
+        found = await self._closing.unless_set(held)
+        if found is None:
+            raise LogError(NOT_READY, "The node is stopping.")
+        return found
 
     async def _groups_of(self, topic: TopicImage, number: PartitionId) -> GroupList | LogError:
         try:

@@ -16,8 +16,10 @@ from typing import Final
 
 from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
+from raftlog.broker.classic_groups import ClassicGroupService
 from raftlog.broker.closing import Closing
 from raftlog.broker.consumer_instances import ConsumerInstanceService
+from raftlog.broker.coordinators import CoordinatorLookup
 from raftlog.broker.fetch import FetchService
 from raftlog.broker.groups import GroupService
 from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
@@ -58,6 +60,8 @@ class Broker:
         self.offsets = OffsetService(services, settings, authorize)
         self.transactions = TransactionService(services, authorize)
         self.groups = GroupService(services, self.offsets, authorize, self.closing)
+        self.classic_groups = ClassicGroupService(services, self.groups, authorize)
+        self.coordinators = CoordinatorLookup(services, authorize)
         self.consumer_instances = ConsumerInstanceService(
             services, self.groups, self.fetch, self.offsets, authorize
         )

@@ -172,6 +172,8 @@ class GroupListing(msgspec.Struct, frozen=True, array_like=True):
     state: str
     members: int = 0
     assignor: str = ""
+    protocol_type: str = ""
+    """As the members of a classic group name it; empty before the first one joins."""
 
 
 class GroupList(_Message, frozen=True, tag=3):

@@ -423,7 +423,11 @@ class GroupShard:
             )
         for classic in self.classic:
             found[classic.group_id] = GroupListing(
-                classic.group_id, CLASSIC_KIND, classic.state, classic.member_count
+                classic.group_id,
+                CLASSIC_KIND,
+                classic.state,
+                classic.member_count,
+                protocol_type=classic.protocol_type,
             )
         return GroupList(tuple(found[group_id] for group_id in sorted(found)))
 

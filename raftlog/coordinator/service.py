@@ -31,7 +31,7 @@ from raftlog.record.errors import (
     LogError,
     outcome_unknown_error,
 )
-from raftlog.record.types import Buffer, PartitionId, TopicId
+from raftlog.record.types import BrokerId, Buffer, PartitionId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.manager import ReplicaManager
@@ -174,6 +174,14 @@ class Coordinators:
             may_repeat=may_repeat,
             is_held=is_held,
         )
+
+    async def coordinator_of(self, kind: str, key: str) -> BrokerId:
+        """The broker that coordinates a group or transactional id; NO_LEADER_ID: none does now.
+
+        Creates the internal topic with its first use. Raises LogError.
+        """
+        topic = await self._topic(self._kinds[kind])
+        return topic.partitions[partition_of(key, len(topic.partitions))].leader
 
     async def serve(self, found: Partition, request: memoryview, timeout_s: float) -> Buffer:
         """Carry out a request at a partition led here. Raises LogError."""

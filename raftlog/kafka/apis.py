@@ -7,22 +7,25 @@ librdkafka looks for single old versions, and compresses nothing where they are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final
 
 import msgspec
 
 from raftlog.kafka.call import Call
 from raftlog.kafka.framing import answer_head, parse_head
-from raftlog.kafka.handlers import fetch, metadata, offsets, produce, transactions
-from raftlog.kafka.messages.add_offsets_to_txn import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-)
-from raftlog.kafka.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
+from raftlog.kafka.handlers import (
+    classic,
+    fetch,
+    group_offsets,
+    groups,
+    metadata,
+    offsets,
+    produce,
+    transactions,
 )
 from raftlog.kafka.messages.api_versions import (
     ApiVersion,
@@ -31,24 +34,6 @@ from raftlog.kafka.messages.api_versions import (
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
-from raftlog.kafka.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-)
-from raftlog.kafka.messages.end_txn import EndTxnRequest, EndTxnResponse
-from raftlog.kafka.messages.fetch import FetchRequest, FetchResponse
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from raftlog.kafka.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
-from raftlog.kafka.messages.list_transactions import (
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-)
-from raftlog.kafka.messages.metadata import MetadataRequest, MetadataResponse
-from raftlog.kafka.messages.produce import ProduceRequest, ProduceResponse
-from raftlog.kafka.messages.txn_offset_commit import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
 from raftlog.record.types import Buffer
 from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.fields import Versions
@@ -56,8 +41,10 @@ from raftlog.schema.fields import Versions
 PRODUCE: Final = 0
 API_VERSIONS: Final = 18
 UNSUPPORTED_VERSION: Final = 35
+MESSAGES: Final = "raftlog.kafka.messages"
 
 Handler = Callable[[Call, Any], Awaitable[msgspec.Struct | None]]
+"""None: the request has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +53,11 @@ class Api:
 
     key: int
     name: str
-    request_type: type[msgspec.Struct]
-    response_type: type[msgspec.Struct]
     handler: Handler
-    """None: the request has no answer."""
     last: int
     """The newest version."""
+    request_type: type[msgspec.Struct]
+    response_type: type[msgspec.Struct]
     takes_records: bool = False
     """Whether a request may be as large as a Produce request."""
     is_held: bool = False
@@ -111,6 +97,13 @@ class Api:
         return self.key != API_VERSIONS and self._versions.is_flexible(version)
 
 
+def _api(key: int, name: str, handler: Handler, last: int, **options: bool) -> Api:
+    """An API with the messages of its name."""
+    module = import_module(f"{MESSAGES}.{re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}")
+    request, response = getattr(module, f"{name}Request"), getattr(module, f"{name}Response")
+    return Api(key, name, handler, last, request, response, **options)
+
+
 async def api_versions(_call: Call, _request: ApiVersionsRequest) -> ApiVersionsResponse:
     """18: what this listener serves."""
     return OFFERED
@@ -125,87 +118,43 @@ def unsupported_version(frame: Buffer) -> list[Buffer]:
     return [answer_head(head.correlation_id, len(answer), is_flexible=False), answer]
 
 
+HELD: Final = {"is_held": True, "ends_with_connection": True}
+
 APIS: Final = {
     api.key: api
     for api in (
-        Api(
-            PRODUCE,
-            "Produce",
-            ProduceRequest,
-            ProduceResponse,
-            produce.produce,
-            13,
-            takes_records=True,
-        ),
-        Api(
-            1,
-            "Fetch",
-            FetchRequest,
-            FetchResponse,
-            fetch.fetch,
-            18,
-            is_held=True,
-            ends_with_connection=True,
-        ),
-        Api(2, "ListOffsets", ListOffsetsRequest, ListOffsetsResponse, offsets.list_offsets, 10),
-        Api(3, "Metadata", MetadataRequest, MetadataResponse, metadata.metadata, 13),
-        Api(API_VERSIONS, "ApiVersions", ApiVersionsRequest, ApiVersionsResponse, api_versions, 4),
-        Api(
-            22,
-            "InitProducerId",
-            InitProducerIdRequest,
-            InitProducerIdResponse,
-            transactions.init_producer_id,
-            5,
-        ),
+        _api(PRODUCE, "Produce", produce.produce, 13, takes_records=True),
+        _api(1, "Fetch", fetch.fetch, 18, **HELD),
+        _api(2, "ListOffsets", offsets.list_offsets, 10),
+        _api(3, "Metadata", metadata.metadata, 13),
+        _api(8, "OffsetCommit", group_offsets.commit, 10),
+        _api(9, "OffsetFetch", group_offsets.fetch, 10),
+        _api(10, "FindCoordinator", groups.find_coordinator, 6),
+        _api(11, "JoinGroup", classic.join, 9, **HELD),
+        _api(12, "Heartbeat", classic.heartbeat, 4),
+        _api(13, "LeaveGroup", classic.leave, 5),
+        _api(14, "SyncGroup", classic.sync, 5, **HELD),
+        _api(15, "DescribeGroups", groups.describe_groups, 6),
+        _api(16, "ListGroups", groups.list_groups, 5),
+        _api(API_VERSIONS, "ApiVersions", api_versions, 4),
+        _api(22, "InitProducerId", transactions.init_producer_id, 5),
         # From version 4 on it is for brokers only: ours ask by their own channel.
-        Api(
-            24,
-            "AddPartitionsToTxn",
-            AddPartitionsToTxnRequest,
-            AddPartitionsToTxnResponse,
-            transactions.add_partitions,
-            3,
-        ),
-        Api(
-            25,
-            "AddOffsetsToTxn",
-            AddOffsetsToTxnRequest,
-            AddOffsetsToTxnResponse,
-            transactions.add_offsets,
-            4,
-        ),
-        Api(26, "EndTxn", EndTxnRequest, EndTxnResponse, transactions.end, 5),
-        Api(
-            28,
-            "TxnOffsetCommit",
-            TxnOffsetCommitRequest,
-            TxnOffsetCommitResponse,
-            transactions.commit_offsets,
-            5,
-        ),
-        Api(
-            65,
-            "DescribeTransactions",
-            DescribeTransactionsRequest,
-            DescribeTransactionsResponse,
-            transactions.describe,
-            0,
-        ),
-        Api(
-            66,
-            "ListTransactions",
-            ListTransactionsRequest,
-            ListTransactionsResponse,
-            transactions.list_,
-            2,
-        ),
+        _api(24, "AddPartitionsToTxn", transactions.add_partitions, 3),
+        _api(25, "AddOffsetsToTxn", transactions.add_offsets, 4),
+        _api(26, "EndTxn", transactions.end, 5),
+        _api(28, "TxnOffsetCommit", transactions.commit_offsets, 5),
+        _api(42, "DeleteGroups", groups.delete_groups, 2),
+        _api(47, "OffsetDelete", group_offsets.delete, 0),
+        _api(65, "DescribeTransactions", transactions.describe, 0),
+        _api(66, "ListTransactions", transactions.list_, 2),
+        _api(68, "ConsumerGroupHeartbeat", groups.heartbeat, 1),
+        _api(69, "ConsumerGroupDescribe", groups.describe_consumer_groups, 1),
     )
 }
 """By key."""
 
-FEATURES: Final = {"transaction.version": 2}
-"""Feature levels (KIP-584): clients end transactions by EndTxn 5 with this one (KIP-890)."""
+FEATURES: Final = {"group.version": 1, "transaction.version": 2}
+"""Feature levels (KIP-584): groups of KIP-848; transactions that end by EndTxn 5 (KIP-890)."""
 
 OFFERED: Final = ApiVersionsResponse(
     api_keys=tuple(api.offered for api in APIS.values()),

@@ -17,7 +17,14 @@ from raftlog.record.codec import BatchBuilder, Record, decode
 from raftlog.record.compression import Compression
 from raftlog.record.errors import OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, LogError
 from raftlog.record.header import parse_header
-from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
+from raftlog.record.types import (
+    AbortedTransaction,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    PartitionId,
+    TopicId,
+)
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
@@ -139,6 +146,11 @@ class MemoryLog:
             size += len(data)
             next_offset = parse_header(data).next_offset
         return ReadResult(b"".join(taken), Offset(next_offset))
+
+    async def read_committed(
+        self, start: Offset, *, end: Offset, max_bytes: int
+    ) -> tuple[ReadResult, tuple[AbortedTransaction, ...]]:
+        return await self.read(start, end=end, max_bytes=max_bytes), ()
 
     async def delete_records_before(self, offset: Offset) -> Offset:
         self.log_start_offset = max(self.log_start_offset, offset)

@@ -13,7 +13,7 @@ from raftlog.broker.produce import ProduceOptions, StoredRecord
 from raftlog.broker.service import Broker
 from raftlog.coordinator.group_kind import group_kind
 from raftlog.coordinator.group_settings import GroupSettings
-from raftlog.coordinator.service import Coordinators
+from raftlog.coordinator.service import AnyKind, Coordinators
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import FORBIDDEN, LogError
@@ -84,11 +84,11 @@ class BrokerHarness:
 
 
 @asynccontextmanager
-async def coordinating_groups(node: DataNode) -> AsyncIterator[None]:
-    """The node coordinates groups."""
+async def coordinating_groups(node: DataNode, *others: AnyKind) -> AsyncIterator[None]:
+    """The node coordinates groups, and other kinds."""
     fatal: list[str] = []
     coordinators = Coordinators(
-        [group_kind(GroupSettings(), no_transactions)],
+        [group_kind(GroupSettings(), no_transactions), *others],
         replicas=node.replicas,  # type: ignore[arg-type]
         router=node.partitions,
         metadata=node.metadata,  # type: ignore[arg-type]

@@ -237,7 +237,7 @@ def test_a_group_changes_its_kind_while_it_is_empty_and_keeps_its_offsets() -> N
     assert raised.value.entry is INCONSISTENT_PROTOCOL
     leave(one)
     join_classic(one)
-    assert listed(one) == [GroupListing(GROUP, "classic", "Stable", 1)]
+    assert listed(one) == [GroupListing(GROUP, "classic", "Stable", 1, "", "consumer")]
     description = one.decide(DescribeGroupRequest(GROUP))
     assert isinstance(description, DescribedGroup)
     assert [member.member_id for member in description.members] == ["classic"]

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
+from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.service import Broker
+from raftlog.coordinator.transaction import TransactionSettings
+from raftlog.coordinator.transaction_kind import TransactionCoordinator, transaction_kind
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.kafka.apis import APIS, Api
 from raftlog.kafka.listener import KafkaListener
 from raftlog.kafka.settings import KafkaSettings
+from raftlog.metadata.commands import KAFKA_ADDRESS_VERSION, RegisterBroker
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.types import BrokerId
 from raftlog.schema.codec import ELEMENTS_MAX
 from tests.broker.data_fakes import DataNode
+from tests.broker.harness import coordinating_groups
 
 DEADLINE_S = 10.0
 
@@ -98,27 +102,75 @@ class KafkaNode:
         finally:
             writer.close()
 
+    def advertise(self, port: int | None) -> None:
+        """Register the address of the listener; None: there is none."""
+        broker = self.node.metadata.image.brokers[BrokerId(1)]
+        self.node.metadata.run(
+            RegisterBroker(
+                v=KAFKA_ADDRESS_VERSION,
+                broker_id=broker.broker_id,
+                directory_id=broker.directory_id,
+                incarnation=broker.incarnation,
+                host=broker.host,
+                port=broker.port,
+                software_version=broker.software_version,
+                kafka_host=None if port is None else "127.0.0.1",
+                kafka_port=port,
+            )
+        )
+
 
 @asynccontextmanager
 async def kafka_node(
-    settings: KafkaSettings | None = None, **limits: Any
+    settings: KafkaSettings | None = None, *, authorize: Authorize = allow_all, **limits: Any
 ) -> AsyncIterator[KafkaNode]:
     """A running node with topics `one` (1 partition) and `six` (6)."""
     node = DataNode()
+    async with _listening(node, settings, authorize, **limits) as one:
+        yield one
+
+
+@asynccontextmanager
+async def group_node(
+    cluster_settings: Mapping[str, str] | None = None, *, authorize: Authorize = allow_all
+) -> AsyncIterator[KafkaNode]:
+    """The same, with the coordinators of groups and transactions. Classic groups begin at once."""
+    node = DataNode()
+    node.metadata.image.cluster_settings = {
+        "group.initial.rebalance.delay.ms": "0",
+        **(cluster_settings or {}),
+    }
+    transactions = transaction_kind(
+        node.metadata.allocate_producer_id, _no_markers, TransactionSettings()
+    )
+    async with (
+        coordinating_groups(node, transactions),
+        _listening(node, None, authorize) as one,
+    ):
+        yield one
+
+
+async def _no_markers(_shard: TransactionCoordinator) -> None:
+    """There are no transactions."""
+
+
+@asynccontextmanager
+async def _listening(
+    node: DataNode, settings: KafkaSettings | None, authorize: Authorize, **limits: Any
+) -> AsyncIterator[KafkaNode]:
     await node.metadata.create_topic("one", partitions=1)
     await node.metadata.create_topic("six", partitions=6)
     server = ServerSettings(limits=ServerLimits(**limits))
-    broker = Broker(node.services, server.for_broker())
+    broker = Broker(node.services, server.for_broker(), authorize)
     failures: list[BaseException] = []
     listener = KafkaListener(broker, settings or KafkaSettings(shutdown_s=1.0), failures.append)
     await listener.start(socket.create_server(("127.0.0.1", 0)))
-    brokers = node.metadata.image.brokers
-    brokers[BrokerId(1)] = replace(
-        brokers[BrokerId(1)], kafka_host="127.0.0.1", kafka_port=listener.port
-    )
+    one = KafkaNode(node, broker, listener)
+    one.advertise(listener.port)
     try:
-        yield KafkaNode(node, broker, listener)
+        yield one
     finally:
+        broker.closing.set()
         await listener.close()
         await asyncio.sleep(0)
         broker.close()

@@ -23,7 +23,7 @@ from raftlog.broker.transactions import (
     TransactionDescription,
 )
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, code, code_of
+from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code
 from raftlog.kafka.messages.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -56,6 +56,7 @@ from raftlog.kafka.messages.txn_offset_commit import (
 from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 INVALID_PRODUCER_EPOCH: Final = 47
 """Of a fenced producer, for versions older than its own code (90)."""
 INVALID_REGULAR_EXPRESSION: Final = 128
@@ -76,7 +77,7 @@ def _code(error: LogError, call: Call, *, since: int) -> int:
     """The error's code; `since`: the first version that knows the code of a fenced producer."""
     if error.entry is PRODUCER_FENCED and call.version < since:
         return INVALID_PRODUCER_EPOCH
-    return code(error)
+    return coordinator_code(error, forbidden=TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
 def _producer(producer_id: int, epoch: int) -> Producer:

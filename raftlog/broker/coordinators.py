@@ -1,0 +1,43 @@
+"""Where the coordinator of a group or transactional id is, for clients that call it directly.
+
+A call to any other node works, too: it is forwarded.
+"""
+
+from __future__ import annotations
+
+from raftlog.broker.authorize import (
+    Authorize,
+    Operation,
+    Principal,
+    group_resource,
+    transactional_id_resource,
+)
+from raftlog.broker.node import NodeServices
+from raftlog.coordinator import group_kind, transaction_kind
+from raftlog.coordinator.group_checks import check_group_id
+from raftlog.coordinator.transaction_messages import shard_key
+from raftlog.metadata.image import BrokerImage
+
+
+class CoordinatorLookup:
+    """Finds coordinators; their internal topics are created with the first use."""
+
+    def __init__(self, services: NodeServices, authorize: Authorize) -> None:
+        self._services = services
+        self._authorize = authorize
+
+    async def of_group(self, principal: Principal, group_id: str) -> BrokerImage | None:
+        """The coordinator of a group; None: there is none at the moment. Raises LogError."""
+        self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
+        return await self._found(group_kind.NAME, check_group_id(group_id))
+
+    async def of_transactional_id(
+        self, principal: Principal, transactional_id: str
+    ) -> BrokerImage | None:
+        """The coordinator of a transactional id, as `of_group`. Raises LogError."""
+        self._authorize(principal, Operation.DESCRIBE, transactional_id_resource(transactional_id))
+        return await self._found(transaction_kind.NAME, shard_key(transactional_id))
+
+    async def _found(self, kind: str, key: str) -> BrokerImage | None:
+        broker_id = await self._services.coordinators.coordinator_of(kind, key)
+        return self._services.metadata.image.brokers.get(broker_id)

@@ -1,0 +1,134 @@
+"""Members of classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+The members' leader assigns; subscriptions and assignments are bytes that only clients understand.
+"""
+
+from __future__ import annotations
+
+from raftlog.broker.classic_groups import (
+    ClassicHeartbeat,
+    Joined,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    MemberAssignment,
+    MemberIdRequired,
+    Protocol,
+    SyncGroup,
+)
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import NONE, code_of, coordinator_code
+from raftlog.kafka.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from raftlog.kafka.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+)
+from raftlog.kafka.messages.leave_group import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberResponse,
+)
+from raftlog.kafka.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from raftlog.record.errors import MEMBER_ID_REQUIRED, LogError
+
+
+async def join(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
+    """11: answered when the group's next generation begins."""
+    wanted = JoinGroup(
+        request.group_id,
+        request.protocol_type,
+        tuple(Protocol(one.name, one.metadata) for one in request.protocols),
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        request.member_id,
+        request.group_instance_id,
+        call.client_id,
+        call.address,
+        requires_member_id=call.version >= 4,
+        can_skip_assignment=call.version >= 9,
+    )
+    try:
+        joined = await call.broker.classic_groups.join(call.principal, wanted)
+    except LogError as error:
+        return _not_joined(call, coordinator_code(error), request.member_id)
+    if isinstance(joined, MemberIdRequired):
+        return _not_joined(call, MEMBER_ID_REQUIRED.kafka_code, joined.member_id)
+    return _joined(joined)
+
+
+def _not_joined(call: Call, error_code: int, member_id: str) -> JoinGroupResponse:
+    return JoinGroupResponse(
+        error_code=error_code,
+        protocol_name=None if call.version >= 7 else "",
+        member_id=member_id,
+    )
+
+
+def _joined(joined: Joined) -> JoinGroupResponse:
+    return JoinGroupResponse(
+        0,
+        NONE,
+        joined.generation,
+        joined.protocol_type,
+        joined.protocol,
+        joined.leader,
+        joined.skip_assignment,
+        joined.member_id,
+        tuple(
+            JoinGroupResponseMember(one.member_id, one.instance_id, one.metadata)
+            for one in joined.members
+        ),
+    )
+
+
+async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
+    """14: answered when the leader has brought the assignments."""
+    wanted = SyncGroup(
+        request.group_id,
+        request.member_id,
+        request.generation_id,
+        request.group_instance_id,
+        request.protocol_type,
+        request.protocol_name,
+        tuple(MemberAssignment(one.member_id, one.assignment) for one in request.assignments),
+    )
+    try:
+        synced = await call.broker.classic_groups.sync(call.principal, wanted)
+    except LogError as error:
+        return SyncGroupResponse(error_code=coordinator_code(error))
+    return SyncGroupResponse(0, NONE, synced.protocol_type, synced.protocol, synced.assignment)
+
+
+async def heartbeat(call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
+    """12: keep the session, and hear of a rebalance."""
+    beat = ClassicHeartbeat(
+        request.group_id, request.member_id, request.generation_id, request.group_instance_id
+    )
+    try:
+        await call.broker.classic_groups.heartbeat(call.principal, beat)
+    except LogError as error:
+        return HeartbeatResponse(error_code=coordinator_code(error))
+    return HeartbeatResponse()
+
+
+async def leave(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    """13: end one membership, or from version 3 on several."""
+    is_one = call.version < 3
+    leaving = tuple(LeavingMember(one.member_id, one.group_instance_id) for one in request.members)
+    if is_one:
+        leaving = (LeavingMember(request.member_id),)
+    try:
+        outcomes = await call.broker.classic_groups.leave(
+            call.principal, LeaveGroup(request.group_id, leaving)
+        )
+    except LogError as error:
+        return LeaveGroupResponse(error_code=coordinator_code(error))
+    if is_one:
+        return LeaveGroupResponse(error_code=code_of(outcomes[0].error_code))
+    return LeaveGroupResponse(
+        members=tuple(
+            MemberResponse(one.member_id, one.instance_id, code_of(one.error_code))
+            for one in outcomes
+        )
+    )

@@ -1,0 +1,291 @@
+"""Committed offsets of groups: OffsetCommit, OffsetFetch, OffsetDelete.
+
+Newer versions name topics by their ids alone, and several groups in one fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from raftlog.broker.groups import Committer, FetchedOffset, OffsetToCommit
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code, topic_name
+from raftlog.kafka.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from raftlog.kafka.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from raftlog.kafka.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from raftlog.record.errors import (
+    FORBIDDEN,
+    GROUP_NOT_EMPTY,
+    ILLEGAL_GENERATION,
+    STALE_MEMBER_EPOCH,
+    LogError,
+)
+from raftlog.record.types import TopicId
+
+NO_OFFSET: Final = -1
+EPOCHS_SINCE: Final = 9
+"""The first version of OffsetCommit that knows member epochs (KIP-848)."""
+IDS_SINCE: Final = 10
+"""The first version of OffsetFetch that names topics by their ids."""
+GROUPS_SINCE: Final = 8
+"""The first version of OffsetFetch that names several groups."""
+GROUP_ERROR_SINCE: Final = 2
+"""The first version of OffsetFetch with an error beside those of the partitions."""
+GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
+
+
+async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """8: commit offsets as a member, or of a group without members."""
+    codes: list[int] = []
+    offsets: list[OffsetToCommit] = []
+    places: list[int] = []
+    for topic in request.topics:
+        refusal, name = NONE, topic.name
+        try:
+            name = topic_name(call.broker, topic.name, topic.topic_id)
+        except LogError as error:
+            refusal = code(error)
+        for one in topic.partitions:
+            if refusal == NONE:
+                places.append(len(codes))
+                offsets.append(
+                    OffsetToCommit(
+                        name,
+                        one.partition_index,
+                        one.committed_offset,
+                        one.committed_leader_epoch,
+                        one.committed_metadata or "",
+                        topic.topic_id,
+                    )
+                )
+            codes.append(refusal)
+    for place, error_code in zip(places, await _committed(call, request, offsets), strict=True):
+        codes[place] = error_code
+    following = iter(codes)
+    return OffsetCommitResponse(
+        topics=tuple(
+            OffsetCommitResponseTopic(
+                topic.name,
+                topic.topic_id,
+                tuple(
+                    OffsetCommitResponsePartition(one.partition_index, next(following))
+                    for one in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
+
+
+async def _committed(
+    call: Call, request: OffsetCommitRequest, offsets: Sequence[OffsetToCommit]
+) -> list[int]:
+    """Kafka's code of each offset."""
+    committer = Committer(
+        request.member_id, request.generation_id_or_member_epoch, request.group_instance_id
+    )
+    try:
+        outcomes = await call.broker.groups.commit(
+            call.principal,
+            request.group_id,
+            offsets,
+            committer,
+            retention_ms=request.retention_time_ms,
+        )
+    except LogError as error:
+        error_code = coordinator_code(error)
+        if error.entry is STALE_MEMBER_EPOCH and call.version < EPOCHS_SINCE:
+            error_code = ILLEGAL_GENERATION.kafka_code
+        return [error_code] * len(offsets)
+    return [code_of(one.error_code) for one in outcomes]
+
+
+class _Wanted(NamedTuple):
+    """A topic of a fetch."""
+
+    name: str
+    topic_id: TopicId | None
+    """None: known by its name."""
+    numbers: tuple[int, ...]
+
+
+class _Row(NamedTuple):
+    """A partition of an answer, in the order of its fields."""
+
+    number: int
+    offset: int = NO_OFFSET
+    leader_epoch: int = -1
+    metadata: str = ""
+    error_code: int = NONE
+
+
+class _Found(NamedTuple):
+    """A topic of an answer."""
+
+    name: str
+    topic_id: TopicId | None
+    rows: list[_Row]
+
+
+async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """9: committed offsets of one group, or of several."""
+    is_stable = request.require_stable
+    if call.version >= GROUPS_SINCE:
+        groups = [await _of_group(call, one, is_stable=is_stable) for one in request.groups]
+        return OffsetFetchResponse(groups=tuple(groups))
+    wanted = None
+    if request.topics is not None:
+        wanted = [_Wanted(one.name, None, one.partition_indexes) for one in request.topics]
+    error_code = NONE
+    try:
+        found = await _found(call, request.group_id, wanted, None, is_stable=is_stable)
+    except LogError as error:
+        error_code, found = coordinator_code(error), []
+        if call.version < GROUP_ERROR_SINCE:
+            found = [_failed(one, error_code) for one in wanted or ()]
+    topics = (
+        OffsetFetchResponseTopic(
+            one.name, tuple(OffsetFetchResponsePartition(*row) for row in one.rows)
+        )
+        for one in found
+    )
+    return OffsetFetchResponse(topics=tuple(topics), error_code=error_code)
+
+
+async def _of_group(
+    call: Call, group: OffsetFetchRequestGroup, *, is_stable: bool
+) -> OffsetFetchResponseGroup:
+    wanted = None
+    if group.topics is not None:
+        wanted = [_Wanted(one.name, one.topic_id, one.partition_indexes) for one in group.topics]
+    reader = Committer(group.member_id or "", group.member_epoch)
+    try:
+        found = await _found(call, group.group_id, wanted, reader, is_stable=is_stable)
+    except LogError as error:
+        return OffsetFetchResponseGroup(group.group_id, (), coordinator_code(error))
+    topics = (
+        OffsetFetchResponseTopics(
+            one.name,
+            one.topic_id,
+            tuple(OffsetFetchResponsePartitions(*row) for row in one.rows),
+        )
+        for one in found
+    )
+    return OffsetFetchResponseGroup(group.group_id, tuple(topics))
+
+
+async def _found(
+    call: Call,
+    group_id: str,
+    wanted: Sequence[_Wanted] | None,
+    reader: Committer | None,
+    *,
+    is_stable: bool,
+) -> list[_Found]:
+    """The topics of the answer, in the request's order; None: all. Raises LogError."""
+    topics: list[tuple[_Wanted, str | None, int]] = []
+    numbers: dict[str, dict[int, None]] = {}
+    for one in wanted or ():
+        try:
+            name = topic_name(call.broker, one.name, one.topic_id)
+        except LogError as error:
+            topics.append((one, None, code(error)))
+        else:
+            # Offsets of topics without the right to describe them are missing in the answer.
+            topics.append((one, name, code(LogError(FORBIDDEN))))
+            numbers.setdefault(name, {}).update(dict.fromkeys(one.numbers))
+    committed = await call.broker.groups.committed(
+        call.principal,
+        group_id,
+        None if wanted is None else numbers,
+        require_stable=is_stable,
+        reader=reader,
+    )
+    if wanted is None:
+        return _of_all(call, committed)
+    rows = {(one.topic, one.partition): _row(one) for one in committed}
+    return [
+        _Found(
+            one.name,
+            one.topic_id,
+            [rows.get((name or "", n), _Row(n, error_code=missing)) for n in one.numbers],
+        )
+        for one, name, missing in topics
+    ]
+
+
+def _of_all(call: Call, committed: Iterable[FetchedOffset]) -> list[_Found]:
+    """All offsets by topic, without those of topics that have been deleted."""
+    by_name = call.broker.services.metadata.image.topics_by_name
+    found: dict[str, _Found] = {}
+    for one in committed:
+        topic = by_name.get(one.topic)
+        topic_id = None if topic is None else topic.topic_id
+        if topic_id is None and call.version >= IDS_SINCE:
+            continue
+        if None not in (topic_id, one.topic_id) and topic_id != one.topic_id:
+            continue
+        found.setdefault(one.topic, _Found(one.topic, topic_id, [])).rows.append(_row(one))
+    return list(found.values())
+
+
+def _row(one: FetchedOffset) -> _Row:
+    return _Row(one.partition, one.offset, one.leader_epoch, one.metadata, code_of(one.error_code))
+
+
+def _failed(wanted: _Wanted, error_code: int) -> _Found:
+    return _Found(
+        wanted.name, wanted.topic_id, [_Row(n, error_code=error_code) for n in wanted.numbers]
+    )
+
+
+async def delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    """47: forget committed offsets, of topics that no member subscribes to."""
+    groups = call.broker.groups
+    try:
+        # The right to the group, and its existence: errors of the whole request.
+        await groups.delete_offsets(call.principal, request.group_id, {})
+    except LogError as error:
+        return OffsetDeleteResponse(error_code=coordinator_code(error))
+    return OffsetDeleteResponse(
+        topics=tuple([await _deleted(call, request.group_id, topic) for topic in request.topics])
+    )
+
+
+async def _deleted(
+    call: Call, group_id: str, topic: OffsetDeleteRequestTopic
+) -> OffsetDeleteResponseTopic:
+    numbers = [one.partition_index for one in topic.partitions]
+    error_code = NONE
+    try:
+        # Unknown topics have no offsets; clients expect to hear of them.
+        call.broker.services.metadata.image.topic(topic.name)
+        await call.broker.groups.delete_offsets(call.principal, group_id, {topic.name: numbers})
+    except LogError as error:
+        error_code = coordinator_code(error, forbidden=code(error))
+        if error.entry is GROUP_NOT_EMPTY:
+            error_code = GROUP_SUBSCRIBED_TO_TOPIC
+    return OffsetDeleteResponseTopic(
+        topic.name, tuple(OffsetDeleteResponsePartition(n, error_code) for n in numbers)
+    )
