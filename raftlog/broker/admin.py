@@ -21,6 +21,8 @@ from raftlog.broker.authorize import (
     Authorize,
     Operation,
     Principal,
+    Resource,
+    is_allowed,
     may_describe,
     topic_resource,
 )
@@ -154,6 +156,12 @@ class AdminService:
         find = self._services.replicas.replica
         return [_progress(row, find(topic.topic_id, row.partition)) for row in topic.partitions]
 
+    def permitted(
+        self, principal: Principal, resource: Resource, operations: Iterable[Operation]
+    ) -> list[Operation]:
+        """Those of the operations that the principal may perform on the resource."""
+        return [one for one in operations if is_allowed(self._authorize, principal, one, resource)]
+
     # Topics
 
     async def create_topic(
@@ -200,10 +208,29 @@ class AdminService:
         self._authorize(principal, Operation.DELETE, topic_resource(name))
         await self._metadata.delete_topic(name)
 
-    async def add_partitions(self, principal: Principal, name: str, total: int) -> TopicImage:
-        """Grow a topic to `total` partitions."""
+    async def add_partitions(
+        self,
+        principal: Principal,
+        name: str,
+        total: int,
+        *,
+        assignments: Assignments | None = None,
+        validate_only: bool = False,
+    ) -> TopicImage:
+        """Grow a topic to `total` partitions; with `validate_only`, return it unchanged.
+
+        `assignments` are the brokers of each new partition. Raises LogError as
+        `ClusterMetadata.add_partitions`.
+        """
         self._authorize(principal, Operation.ALTER, topic_resource(name))
-        return await self._metadata.add_partitions(name, total)
+        metadata = self._metadata
+        if not validate_only:
+            return await metadata.add_partitions(name, total, assignments)
+        plan = admin_plans.plan_partitions(
+            metadata.image, name=name, partitions=total, assignments=assignments
+        )
+        await in_steps(plan)
+        return metadata.image.topic(name)
 
     async def delete_records(
         self, principal: Principal, targets: Sequence[tuple[str, int, Offset]]
@@ -235,14 +262,29 @@ class AdminService:
     ) -> tuple[TopicImage, list[ConfigDescription]]:
         """A topic, and every config of it with value and source."""
         self._authorize(principal, Operation.DESCRIBE_CONFIGS, topic_resource(name))
-        metadata = self._metadata
-        topic = metadata.image.topic(name)
-        return topic, configs.describe(
+        topic = self._metadata.image.topic(name)
+        return topic, self._configs_of(topic)
+
+    def describe_configs_of(
+        self, principal: Principal, topic: TopicImage
+    ) -> list[ConfigDescription]:
+        """Every config of a topic, which need not exist: it may be one only validated."""
+        self._authorize(principal, Operation.DESCRIBE_CONFIGS, topic_resource(topic.name))
+        return self._configs_of(topic)
+
+    def _configs_of(self, topic: TopicImage) -> list[ConfigDescription]:
+        return configs.describe(
             topic.configs,
-            metadata.settings.defaults,
+            self._metadata.settings.defaults,
             replication_factor=topic.replication_factor,
-            cluster=metadata.image.cluster_settings,
+            cluster=self._metadata.image.cluster_settings,
         )
+
+    def config_resources(self, principal: Principal) -> tuple[list[str], list[BrokerId]]:
+        """All topics and all brokers, in order: the resources with configs."""
+        self._authorize(principal, Operation.DESCRIBE_CONFIGS, CLUSTER)
+        image = self._metadata.image
+        return sorted(image.topics_by_name), sorted(image.brokers)
 
     async def alter_configs(
         self,
@@ -251,11 +293,17 @@ class AdminService:
         values: Mapping[str, str],
         removals: Sequence[str] = (),
         *,
+        replaces: bool = False,
         validate_only: bool = False,
     ) -> None:
-        """Set some configs of a topic and return others to their defaults: all or none."""
+        """Set some configs of a topic and return others to their defaults: all or none.
+
+        With `replaces`, all that `values` does not set return to their defaults.
+        """
         self._authorize(principal, Operation.ALTER_CONFIGS, topic_resource(name))
         metadata = self._metadata
+        if replaces:
+            removals = [one for one in metadata.image.topic(name).configs if one not in values]
         if validate_only:
             admin_plans.plan_configs(metadata.image, name=name, values=values, removals=removals)
         else:
@@ -281,13 +329,18 @@ class AdminService:
         values: Mapping[str, str],
         removals: Sequence[str],
         *,
+        replaces: bool = False,
         validate_only: bool = False,
     ) -> tuple[int, Mapping[str, str]]:
         """Set some broker configs, or topic configs for all topics, and remove others.
 
-        Returns index and settings after the change; with `validate_only` the present ones.
+        With `replaces`, all that `values` does not set are removed. Returns index and settings
+        after the change; with `validate_only` the present ones.
         """
         self._authorize(principal, Operation.ALTER_CONFIGS, CLUSTER)
+        if replaces:
+            present = operator_settings(self._metadata.image.cluster_settings)
+            removals = [one for one in present if one not in values]
         if validate_only:
             image = self._metadata.image
             admin_plans.plan_cluster_settings(image, values=values, removals=removals)
@@ -299,6 +352,17 @@ class AdminService:
         """Every cluster-wide broker config, as applied here."""
         self._authorize(principal, Operation.DESCRIBE_CONFIGS, CLUSTER)
         return describe_broker_configs(self._metadata.image.cluster_settings)
+
+    def topic_defaults(self, principal: Principal) -> list[ConfigDescription]:
+        """Every topic config with the value that topics get from this node and the cluster."""
+        self._authorize(principal, Operation.DESCRIBE_CONFIGS, CLUSTER)
+        metadata = self._metadata
+        return configs.describe(
+            {},
+            metadata.settings.defaults,
+            replication_factor=1,
+            cluster=metadata.image.cluster_settings,
+        )
 
     # Leaders and replicas
 

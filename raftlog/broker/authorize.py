@@ -108,8 +108,15 @@ def allow_all(_principal: Principal, _operation: Operation, _resource: Resource)
 
 def may_describe(authorize: Authorize, principal: Principal, resource: Resource) -> bool:
     """Whether the principal has DESCRIBE: resources without it are left out of lists."""
+    return is_allowed(authorize, principal, Operation.DESCRIBE, resource)
+
+
+def is_allowed(
+    authorize: Authorize, principal: Principal, operation: Operation, resource: Resource
+) -> bool:
+    """Whether the principal may perform the operation. Raises LogError UNAUTHORIZED."""
     try:
-        authorize(principal, Operation.DESCRIBE, resource)
+        authorize(principal, operation, resource)
     except LogError as error:
         if error.entry is not FORBIDDEN:
             raise

@@ -17,7 +17,7 @@ from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.node import NodeServices
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import LogError
-from raftlog.record.types import Offset, PartitionId
+from raftlog.record.types import LeaderEpoch, Offset, PartitionId
 from raftlog.replication.partition import Isolation
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
@@ -155,6 +155,18 @@ class OffsetService:
             name: (topics[name], {number: next(row) for number in timestamps})
             for name, timestamps in wanted.items()
         }
+
+    def epoch_end(
+        self, principal: Principal, topic: str, number: int, epoch: LeaderEpoch
+    ) -> tuple[LeaderEpoch, Offset] | None:
+        """The largest leader epoch not above `epoch` of a partition led here, and its end offset.
+
+        By it a client finds out that records it has read are gone (KIP-320). None: no such epoch is
+        known. Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER.
+        """
+        self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
+        found = self._replicas.partition(topic, number).epoch_end(epoch)
+        return None if found is None else (found.epoch, found.end_offset)
 
     def _topics(self, principal: Principal, names: Collection[str]) -> dict[str, TopicImage]:
         self._settings.check_partition_count(len(names))

@@ -26,6 +26,7 @@ from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import OffsetService
+from raftlog.broker.placement import PlacementService
 from raftlog.broker.produce import ProduceService
 from raftlog.broker.transactions import TransactionService
 from raftlog.record.errors import NOT_READY, LogError
@@ -66,6 +67,7 @@ class Broker:
             services, self.groups, self.fetch, self.offsets, authorize
         )
         self.admin = AdminService(services, settings, authorize)
+        self.placement = PlacementService(services, settings, authorize)
 
     @property
     def cluster_id(self) -> str:

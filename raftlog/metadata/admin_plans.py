@@ -80,7 +80,7 @@ def plan_topic(
         raise LogError(TOPIC_EXISTS, f"Topic {name!r} exists already.")
     if assignments is not None:
         _check_count(image, len(assignments), added=len(assignments))
-        _check_assignments(image, assignments)
+        _check_assignments(image, assignments, len(assignments[0]))
         return CreateTopic(
             topic_id=topic_id, name=name, configs=validate_all(configs), assignments=assignments
         )
@@ -101,11 +101,17 @@ def plan_topic(
 
 
 def plan_partitions(
-    image: MetadataImage, *, name: str, partitions: int, unwritable: Set[BrokerId] = frozenset()
+    image: MetadataImage,
+    *,
+    name: str,
+    partitions: int,
+    unwritable: Set[BrokerId] = frozenset(),
+    assignments: Assignments | None = None,
 ) -> Generator[None, None, AddPartitions]:
     """Raise a topic's partitions to `partitions`, in small steps; `unwritable`: see `place`.
 
-    Raises LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
+    `assignments` are the brokers of each new partition. Raises LogError: UNKNOWN_TOPIC,
+    INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
     """
     topic = image.topic(name)
     present = len(topic.partitions)
@@ -114,16 +120,21 @@ def plan_partitions(
             INVALID_PARTITIONS,
             f"Topic {name} has {present} partitions: their number can only grow.",
         )
-    _check_count(image, partitions, added=partitions - present)
-    return AddPartitions(
-        topic_id=topic.topic_id,
-        partition_count=present,
-        assignments=(
-            yield from place(
-                image, partitions - present, topic.replication_factor, unwritable=unwritable
-            )
-        ),
-    )
+    added = partitions - present
+    _check_count(image, partitions, added=added)
+    if assignments is None:
+        assignments = yield from place(
+            image, added, topic.replication_factor, unwritable=unwritable
+        )
+    elif len(assignments) != added:
+        raise LogError(
+            INVALID_PARTITIONS,
+            f"Topic {name} would have {added} new partitions, and {len(assignments)} have replicas "
+            "assigned.",
+        )
+    else:
+        _check_assignments(image, assignments, topic.replication_factor)
+    return AddPartitions(topic_id=topic.topic_id, partition_count=present, assignments=assignments)
 
 
 def plan_configs(
@@ -175,16 +186,15 @@ def _removals(
     return tuple(names)
 
 
-def _check_assignments(image: MetadataImage, assignments: Assignments) -> None:
+def _check_assignments(image: MetadataImage, assignments: Assignments, factor: int) -> None:
     """Raise LogError INVALID_PARTITIONS or NOT_ENOUGH_REPLICAS unless the brokers can begin."""
-    factor = len(assignments[0])
     needed = min_isr_default(factor)
     for number, replicas in enumerate(assignments):
         if not replicas or len(set(replicas)) != len(replicas) or len(replicas) != factor:
             raise LogError(
                 INVALID_PARTITIONS,
-                f"Partition {number} cannot have the replicas {list(replicas)}: every partition "
-                "needs as many as the first one, each once.",
+                f"No partition can have the replicas {list(replicas)}: each partition of the topic "
+                f"needs {factor}, each once.",
             )
         for broker_id in replicas:
             broker = image.brokers.get(broker_id)

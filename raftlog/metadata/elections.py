@@ -296,11 +296,15 @@ def plan_relief(
 
 
 def plan_preferred_leaders(
-    image: MetadataImage, *, excluding: Set[BrokerId] = frozenset()
+    image: MetadataImage,
+    *,
+    excluding: Set[BrokerId] = frozenset(),
+    keys: Collection[PartitionKey] | None = None,
 ) -> Iterator[ChangePartitions]:
-    """Return leaderships to preferred replicas that are in sync and available.
+    """Return leaderships to preferred replicas that are in sync and available; `keys`: these only.
 
-    Except to brokers in maintenance and to `excluding`: brokers that came back only recently.
+    Except to brokers in maintenance and to `excluding`: brokers that came back only recently, or
+    without a writable disk.
     """
     available = available_brokers(image) - brokers_in_maintenance(image) - excluding
 
@@ -315,7 +319,7 @@ def plan_preferred_leaders(
             return None
         return change_of(topic, row, leader=preferred)
 
-    return in_batches(image, choose)
+    return in_batches(image, choose, keys)
 
 
 def plan_leader_transfer(

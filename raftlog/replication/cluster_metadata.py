@@ -128,11 +128,20 @@ class ClusterMetadata:
         """Delete a topic and its records. Raises LogError(UNKNOWN_TOPIC)."""
         return (await self._apply(DeleteTopic(topic_id=self.image.topic(name).topic_id))).topic()
 
-    async def add_partitions(self, name: str, total: int) -> TopicImage:
-        """Grow a topic to `total` partitions. LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS."""
+    async def add_partitions(
+        self, name: str, total: int, assignments: Assignments | None = None
+    ) -> TopicImage:
+        """Grow a topic to `total` partitions; `assignments` are the brokers of each new one.
+
+        Raises LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
+        """
         command = await in_steps(
             admin_plans.plan_partitions(
-                self.image, name=name, partitions=total, unwritable=self._unwritable()
+                self.image,
+                name=name,
+                partitions=total,
+                unwritable=self._unwritable(),
+                assignments=assignments,
             )
         )
         return (await self._apply(command)).topic()
@@ -316,6 +325,14 @@ class Operations:
             return () if command is None else (command,)
 
         await self._carry_out(plan)
+
+    async def elect_preferred(self, keys: Collection[PartitionKey]) -> None:
+        """Return the lead of these partitions to their preferred replicas, where these may lead."""
+        await self._carry_out(
+            lambda: elections.plan_preferred_leaders(
+                self._image(), excluding=self._unwritable(), keys=keys
+            )
+        )
 
     async def reassign(self, moves: Sequence[reassignment.Move]) -> None:
         """Begin to move partitions to other brokers; all moves are checked before the first.

@@ -45,6 +45,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import (
     AbortedTransaction,
     Buffer,
+    LeaderEpoch,
     Offset,
     ProducerEpoch,
     ProducerId,
@@ -65,6 +66,7 @@ from raftlog.replication.replica import (
 )
 from raftlog.replication.verification import VerificationGuard
 from raftlog.replication.waiters import ReadWaiters
+from raftlog.storage.leader_epochs import EpochEndOffset
 from raftlog.storage.log import Log
 from raftlog.storage.types import AppendResult, ReadResult
 
@@ -425,6 +427,15 @@ class Partition(Replica):
         self.require_leader()
         end = self.readable_end(isolation)
         return await self.log.reader.offset_for_timestamp(timestamp_ms, end=end), end
+
+    def epoch_end(self, epoch: LeaderEpoch) -> EpochEndOffset | None:
+        """End of the largest leader epoch not above `epoch`, in this leader's log (KIP-320).
+
+        None: the log has no epoch that old, or `epoch` is newer than all. Raises LogError
+        NO_LEADER.
+        """
+        self.require_leader()
+        return self.log.leader_epochs.end_offset_for(epoch, self.log.log_end_offset)
 
     def _check_range(self, offset: Offset) -> None:
         if not self.log.log_start_offset <= offset <= self.log.log_end_offset:

@@ -150,6 +150,11 @@ class LogManager:
         return self._shared.room_bytes
 
     @property
+    def free_bytes(self) -> int:
+        """Free room on the disk, when last measured."""
+        return self._maintenance.free_bytes
+
+    @property
     def oldest_sync_at(self) -> float | None:
         """Monotonic start time of the oldest running sync; None without a sync."""
         return self._shared.flusher.oldest_sync_at

@@ -30,6 +30,7 @@ from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.compaction_rewrite import refuse_keyless
+from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import Listeners
 from raftlog.storage.producer_state import ProducerStates
@@ -62,7 +63,7 @@ class MemoryLog:
         self.flushed_offset = self.high_watermark = Offset(0)
         self.flush_mode = self.config.flush
         self.possible_loss = None
-        self.leader_epochs = SimpleNamespace(truncate_from_end=lambda _: None)
+        self.leader_epochs = LeaderEpochs()
         self._bases: list[int] = []
         self._producers: dict[tuple[int, int], tuple[int, int, AppendResult]] = {}
         self.producers = ProducerStates()
@@ -71,7 +72,7 @@ class MemoryLog:
         self.appender = self.reader = self.operations = self
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """There is no history of epochs."""
+        self.leader_epochs.assign(leader_epoch, self.log_end_offset)
 
     async def append(
         self,

@@ -51,7 +51,13 @@ class FakeMetadata:
             self.register(number)
             self.unfence(number)
 
-    def register(self, number: int, port: int | None = None, host: str = "127.0.0.1") -> None:
+    def register(
+        self,
+        number: int,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        kafka_port: int | None = None,
+    ) -> None:
         """Register a start of a broker, which stays fenced until `unfence`."""
         self.run(
             RegisterBroker(
@@ -61,6 +67,8 @@ class FakeMetadata:
                 host=host,
                 port=8080 + number if port is None else port,
                 software_version="0",
+                kafka_host=None if kafka_port is None else host,
+                kafka_port=kafka_port,
             )
         )
 
@@ -102,9 +110,13 @@ class FakeMetadata:
     async def delete_topic(self, name: str) -> TopicImage:
         return cast(TopicImage, self.run(DeleteTopic(topic_id=self.image.topic(name).topic_id)))
 
-    async def add_partitions(self, name: str, total: int) -> TopicImage:
+    async def add_partitions(
+        self, name: str, total: int, assignments: Assignments | None = None
+    ) -> TopicImage:
         command = admin_plans.complete(
-            admin_plans.plan_partitions(self.image, name=name, partitions=total)
+            admin_plans.plan_partitions(
+                self.image, name=name, partitions=total, assignments=assignments
+            )
         )
         return cast(TopicImage, self.run(command))
 
@@ -262,6 +274,7 @@ class FakeLogs:
         return {key: FakeLog(size) for key, size in self.sizes.items()}
 
     clock_skew_ms: int | None = -1_500
+    free_bytes: int = 1 << 30
 
     def totals(self) -> Any:
         return SimpleNamespace(
