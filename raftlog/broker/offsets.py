@@ -156,6 +156,17 @@ class OffsetService:
             for name, timestamps in wanted.items()
         }
 
+    async def newest_record(
+        self, principal: Principal, topic: str, number: int, isolation: Isolation
+    ) -> FoundRecord | None:
+        """The first readable record with the largest timestamp, of a partition led here.
+
+        None without a record that has one. Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION,
+        NO_LEADER.
+        """
+        self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
+        return await self._replicas.partition(topic, number).newest_record(isolation)
+
     def epoch_end(
         self, principal: Principal, topic: str, number: int, epoch: LeaderEpoch
     ) -> tuple[LeaderEpoch, Offset] | None:

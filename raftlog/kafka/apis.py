@@ -19,12 +19,15 @@ from raftlog.kafka.call import Call
 from raftlog.kafka.framing import answer_head, parse_head
 from raftlog.kafka.handlers import (
     classic,
+    cluster,
+    configs,
     fetch,
     group_offsets,
     groups,
     metadata,
     offsets,
     produce,
+    topics,
     transactions,
 )
 from raftlog.kafka.messages.api_versions import (
@@ -137,18 +140,34 @@ APIS: Final = {
         _api(15, "DescribeGroups", groups.describe_groups, 6),
         _api(16, "ListGroups", groups.list_groups, 5),
         _api(API_VERSIONS, "ApiVersions", api_versions, 4),
+        _api(19, "CreateTopics", topics.create_topics, 7),
+        _api(20, "DeleteTopics", topics.delete_topics, 6),
+        _api(21, "DeleteRecords", offsets.delete_records, 2),
         _api(22, "InitProducerId", transactions.init_producer_id, 5),
+        _api(23, "OffsetForLeaderEpoch", offsets.offset_for_leader_epoch, 4),
         # From version 4 on it is for brokers only: ours ask by their own channel.
         _api(24, "AddPartitionsToTxn", transactions.add_partitions, 3),
         _api(25, "AddOffsetsToTxn", transactions.add_offsets, 4),
         _api(26, "EndTxn", transactions.end, 5),
         _api(28, "TxnOffsetCommit", transactions.commit_offsets, 5),
+        _api(32, "DescribeConfigs", configs.describe_configs, 4),
+        _api(33, "AlterConfigs", configs.alter_configs, 2),
+        _api(35, "DescribeLogDirs", cluster.describe_log_dirs, 5),
+        _api(37, "CreatePartitions", topics.create_partitions, 3),
         _api(42, "DeleteGroups", groups.delete_groups, 2),
+        _api(43, "ElectLeaders", cluster.elect_leaders, 2),
+        _api(44, "IncrementalAlterConfigs", configs.incremental_alter_configs, 1),
+        _api(45, "AlterPartitionReassignments", cluster.alter_partition_reassignments, 1),
+        _api(46, "ListPartitionReassignments", cluster.list_partition_reassignments, 0),
         _api(47, "OffsetDelete", group_offsets.delete, 0),
+        _api(55, "DescribeQuorum", cluster.describe_quorum, 2),
+        _api(60, "DescribeCluster", cluster.describe_cluster, 2),
         _api(65, "DescribeTransactions", transactions.describe, 0),
         _api(66, "ListTransactions", transactions.list_, 2),
         _api(68, "ConsumerGroupHeartbeat", groups.heartbeat, 1),
         _api(69, "ConsumerGroupDescribe", groups.describe_consumer_groups, 1),
+        _api(74, "ListConfigResources", configs.list_config_resources, 1),
+        _api(75, "DescribeTopicPartitions", topics.describe_topic_partitions, 0),
     )
 }
 """By key."""

@@ -428,6 +428,14 @@ class Partition(Replica):
         end = self.readable_end(isolation)
         return await self.log.reader.offset_for_timestamp(timestamp_ms, end=end), end
 
+    async def newest_record(self, isolation: Isolation) -> tuple[Offset, int] | None:
+        """Offset and timestamp of the first readable record with the largest timestamp.
+
+        None without a record that has one. Raises LogError as `end_offset`.
+        """
+        end = await self.end_offset(isolation)
+        return await self.log.reader.offset_of_newest_timestamp(end=end)
+
     def epoch_end(self, epoch: LeaderEpoch) -> EpochEndOffset | None:
         """End of the largest leader epoch not above `epoch`, in this leader's log (KIP-320).
 

@@ -164,6 +164,33 @@ class LogReader:
         except DiskError as error:
             raise self._unreadable(None, error) from error
 
+    async def offset_of_newest_timestamp(self, *, end: Offset) -> tuple[Offset, int] | None:
+        """Offset and timestamp of the first record below `end` with the largest timestamp.
+
+        None without a record that has one. Raises LogError(STORAGE_FAILED).
+        """
+        segments = self._segments.all
+        # Markers and records from `end` on count, too: the largest may be none of a record below.
+        newest = max(
+            (one.max_timestamp_ms for one in segments if one.base_offset < end), default=-1
+        )
+        found: tuple[Offset, int] | None = None
+        oldest, wanted, step = 0, newest, 1
+        while oldest <= newest:
+            hit = await self.offset_for_timestamp(wanted, end=end)
+            if hit is None:
+                newest = wanted - 1
+            else:
+                found = hit
+                oldest = hit[1] + 1
+            if found is None:
+                # Most often the record is just before: markers follow their records at once.
+                wanted = max(0, newest - step)
+                step *= 4
+            else:
+                wanted = (oldest + newest + 1) // 2
+        return found
+
     def _check_range(self, offset: Offset) -> None:
         segments = self._segments
         if not segments.log_start_offset <= offset <= segments.end_offset:

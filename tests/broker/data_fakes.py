@@ -169,6 +169,20 @@ class MemoryLog:
                     return Offset(record.offset), stamp
         return None
 
+    async def offset_of_newest_timestamp(self, *, end: Offset) -> tuple[Offset, int] | None:
+        records = [
+            (-(record.timestamp or 0), record.offset)
+            for data in self.batches
+            for record in decode(
+                RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 20
+            )
+            if record.offset < end
+        ]
+        if not records:
+            return None
+        timestamp, offset = min(records)
+        return Offset(offset), -timestamp
+
 
 class MemoryReplicas:
     """A ReplicaManager over logs in memory."""

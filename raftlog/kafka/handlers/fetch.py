@@ -6,7 +6,13 @@ from typing import Final
 
 from raftlog.broker.fetch import Fetched, Isolation, PartitionFetch
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import code, endpoint, topic_name
+from raftlog.kafka.handlers.names import (
+    FENCED_LEADER_EPOCH,
+    code,
+    endpoint,
+    epoch_error,
+    topic_name,
+)
 from raftlog.kafka.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
@@ -23,8 +29,6 @@ from raftlog.record.types import Buffer, Offset, PartitionId
 
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 INVALID_FETCH_SESSION_EPOCH: Final = 71
-FENCED_LEADER_EPOCH: Final = 74
-UNKNOWN_LEADER_EPOCH: Final = 75
 FIRST_EPOCHS: Final = (-1, 0)
 """Session epochs of a full fetch: without a session, and to begin one, which we never do."""
 PARTITIONS_PER_TURN: Final = 256
@@ -71,7 +75,9 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
                 await broker.turns.wait()
             part = _Part(wanted)
             rows.append(part)
-            part.error_code = error_code or _epoch_error(call, name, wanted)
+            part.error_code = error_code or epoch_error(
+                broker, name, wanted.partition, wanted.current_leader_epoch
+            )
             if not part.error_code and (name, wanted.partition) not in parts:
                 parts[name, wanted.partition] = part
                 plan.add(
@@ -106,19 +112,6 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
 
 
 _UNCOMMITTED: Final = Isolation.READ_UNCOMMITTED
-
-
-def _epoch_error(call: Call, name: str, wanted: FetchPartition) -> int:
-    """The code for a client with another leader epoch (KIP-320)."""
-    if wanted.current_leader_epoch < 0:
-        return 0
-    try:
-        known = call.broker.services.metadata.image.partition(name, wanted.partition).leader_epoch
-    except LogError as error:
-        return code(error)
-    if wanted.current_leader_epoch < known:
-        return FENCED_LEADER_EPOCH
-    return UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch > known else 0
 
 
 def _merged(first: Fetched, later: Fetched) -> Fetched:

@@ -1,10 +1,14 @@
-"""What the handlers share: topics by name or id, addresses of brokers, error codes."""
+"""What the handlers share: topics by name or id, addresses of brokers, error codes, deadlines."""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeVar
 
+from raftlog.broker.authorize import CLUSTER, Operation, Resource, topic_resource
 from raftlog.broker.service import Broker
+from raftlog.kafka.call import Call
 from raftlog.metadata.image import BrokerImage
 from raftlog.record.errors import (
     DISK_FULL,
@@ -14,6 +18,7 @@ from raftlog.record.errors import (
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
+    REQUEST_TIMEOUT,
     RETRIABLE,
     STORAGE_FAILED,
     UNKNOWN_TOPIC_ID,
@@ -21,10 +26,55 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import TopicId
 
+T = TypeVar("T")
+
 NONE: Final = 0
 COORDINATOR_NOT_AVAILABLE: Final = 15
 GROUP_AUTHORIZATION_FAILED: Final = 30
+REQUEST_TIMED_OUT: Final = 7
+CLUSTER_AUTHORIZATION_FAILED: Final = 31
+UNSUPPORTED_VERSION: Final = 35
+INVALID_REPLICATION_FACTOR: Final = 38
+INVALID_REPLICA_ASSIGNMENT: Final = 39
+INVALID_REQUEST: Final = 42
 LISTENER_NOT_FOUND: Final = 72
+FENCED_LEADER_EPOCH: Final = 74
+UNKNOWN_LEADER_EPOCH: Final = 75
+
+REQUEST_MS_MAX: Final = 300_000
+"""Longest timeout of a request; a longer one counts as this."""
+
+_CODES: Final = {
+    Operation.READ: 3,
+    Operation.WRITE: 4,
+    Operation.CREATE: 5,
+    Operation.DELETE: 6,
+    Operation.ALTER: 7,
+    Operation.DESCRIBE: 8,
+    Operation.CLUSTER_ACTION: 9,
+    Operation.DESCRIBE_CONFIGS: 10,
+    Operation.ALTER_CONFIGS: 11,
+    Operation.IDEMPOTENT_WRITE: 12,
+}
+_OF_TOPICS: Final = (
+    Operation.READ,
+    Operation.WRITE,
+    Operation.CREATE,
+    Operation.DELETE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+)
+_OF_CLUSTER: Final = (
+    Operation.CREATE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+    Operation.CLUSTER_ACTION,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+    Operation.IDEMPOTENT_WRITE,
+)
 
 _ABSENT: Final = frozenset(
     entry.code
@@ -57,6 +107,62 @@ def coordinator_code(error: LogError, *, forbidden: int = GROUP_AUTHORIZATION_FA
     if error.entry is FORBIDDEN:
         return forbidden
     return COORDINATOR_NOT_AVAILABLE if error.entry.code in _ABSENT else code(error)
+
+
+def cluster_code(error: LogError) -> int:
+    """Kafka's code of an error of an operation on the cluster."""
+    return CLUSTER_AUTHORIZATION_FAILED if error.entry is FORBIDDEN else code(error)
+
+
+def epoch_error(broker: Broker, name: str, number: int, current_epoch: int) -> int:
+    """The code for a client with another leader epoch than this node's; -1: it has none (KIP-320).
+
+    NONE for a fitting epoch; that of the LogError for an unknown partition.
+    """
+    if current_epoch < 0:
+        return NONE
+    try:
+        known = broker.services.metadata.image.partition(name, number).leader_epoch
+    except LogError as error:
+        return code(error)
+    if current_epoch < known:
+        return FENCED_LEADER_EPOCH
+    return UNKNOWN_LEADER_EPOCH if current_epoch > known else NONE
+
+
+def deadline_of(timeout_ms: int) -> float:
+    """The event loop's time at which a request with this timeout, received now, ends."""
+    timeout_s = min(max(timeout_ms, 1), REQUEST_MS_MAX) / 1000
+    return asyncio.get_running_loop().time() + timeout_s
+
+
+async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of a part of a request. Raises LogError REQUEST_TIMEOUT at the deadline."""
+    if asyncio.get_running_loop().time() >= deadline:
+        raise LogError(REQUEST_TIMEOUT, "The request's time was over before this was begun.")
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await work()
+    except TimeoutError:
+        raise LogError(
+            REQUEST_TIMEOUT,
+            "The request's time was over before this was known to be done: it may be, or not.",
+        ) from None
+
+
+def topic_operations(call: Call, name: str) -> int:
+    """The operations on a topic that the client may perform: a bit for each, of its code."""
+    return _permitted(call, topic_resource(name), _OF_TOPICS)
+
+
+def cluster_operations(call: Call) -> int:
+    """The same of the cluster."""
+    return _permitted(call, CLUSTER, _OF_CLUSTER)
+
+
+def _permitted(call: Call, resource: Resource, operations: Iterable[Operation]) -> int:
+    permitted = call.broker.admin.permitted(call.principal, resource, operations)
+    return sum(1 << _CODES[operation] for operation in permitted)
 
 
 def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:

@@ -1,0 +1,420 @@
+"""The cluster: brokers, leaders, reassignments, log directories, the metadata quorum.
+
+The node that receives a request answers it: changes go through the metadata quorum from any node,
+and descriptions are this node's view. DescribeLogDirs is about this node's disk alone, and clients
+send it to each broker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Final, TypeVar
+
+from raftlog.broker.admin import ClusterMembership
+from raftlog.broker.placement import ElectionOutcome
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import (
+    INVALID_REPLICA_ASSIGNMENT,
+    INVALID_REPLICATION_FACTOR,
+    INVALID_REQUEST,
+    NONE,
+    by,
+    cluster_code,
+    cluster_operations,
+    deadline_of,
+    endpoint,
+)
+from raftlog.kafka.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from raftlog.kafka.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+from raftlog.kafka.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from raftlog.kafka.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    Listener,
+    Node,
+    ReplicaState,
+    ResponsePartitionData,
+    ResponseTopicData,
+)
+from raftlog.kafka.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+from raftlog.kafka.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+from raftlog.metadata.image import PartitionImage, TopicImage
+from raftlog.metadata.reassignment import Move, target_of
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    ILLEGAL_STATE,
+    INVALID_PARTITIONS,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    LogError,
+)
+from raftlog.record.types import BrokerId, TopicId
+
+NO_CONTROLLER: Final = -1
+BROKERS: Final = 1
+"""The endpoint type of brokers; the other one is that of controllers."""
+MISMATCHED_ENDPOINT_TYPE: Final = 114
+PREFERRED: Final = 0
+UNCLEAN: Final = 1
+PREFERRED_LEADER_NOT_AVAILABLE: Final = 80
+ELIGIBLE_LEADERS_NOT_AVAILABLE: Final = 83
+ELECTION_NOT_NEEDED: Final = 84
+NO_REASSIGNMENT_IN_PROGRESS: Final = 85
+LOG_DIRECTORY: Final = "data"
+"""The name of a node's one log directory; its path is no concern of clients."""
+METADATA_TOPIC: Final = "__cluster_metadata"
+CONTROLLER_LISTENER: Final = "CONTROLLER"
+UNKNOWN: Final = -1
+ROWS_PER_TURN: Final = 5_000
+"""Partitions compared in one turn of the event loop."""
+
+T = TypeVar("T")
+
+
+async def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    """60: the brokers with a Kafka listener, and which of them is the active controller."""
+    if request.endpoint_type != BROKERS:
+        return DescribeClusterResponse(
+            error_code=MISMATCHED_ENDPOINT_TYPE,
+            error_message="This is the listener of a broker: describe the brokers.",
+            endpoint_type=request.endpoint_type,
+        )
+    broker = call.broker
+    brokers = {
+        broker_id: DescribeClusterBroker(broker_id, *address, image.rack, is_fenced=image.fenced)
+        for broker_id, image in sorted(broker.admin.brokers().items())
+        if (address := endpoint(image)) is not None
+        and (request.include_fenced_brokers or not image.fenced)
+    }
+    controller = broker.admin.controller_id()
+    wants_operations = request.include_cluster_authorized_operations
+    answer = DescribeClusterResponse(
+        cluster_id=broker.cluster_id,
+        controller_id=controller if controller in brokers else NO_CONTROLLER,
+        brokers=tuple(brokers.values()),
+    )
+    if not wants_operations:
+        return answer
+    return DescribeClusterResponse(
+        cluster_id=answer.cluster_id,
+        controller_id=answer.controller_id,
+        brokers=answer.brokers,
+        cluster_authorized_operations=cluster_operations(call),
+    )
+
+
+async def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    """43: leaders where the preferred replica does not lead, or, unclean, where no replica does."""
+    wanted: list[tuple[str, int]] | None = None
+    if request.topic_partitions is not None:
+        named = [(one.topic, n) for one in request.topic_partitions for n in one.partitions]
+        wanted = list(dict.fromkeys(named))
+    is_unclean = request.election_type == UNCLEAN
+    error_code, message = NONE, ""
+    outcomes: list[ElectionOutcome] = []
+    if request.election_type not in {PREFERRED, UNCLEAN}:
+        error_code, message = INVALID_REQUEST, "There is no such type of election."
+    else:
+        try:
+            outcomes = await by(
+                deadline_of(request.timeout_ms),
+                lambda: call.broker.placement.elect_leaders(
+                    call.principal, wanted, unclean=is_unclean
+                ),
+            )
+        except LogError as error:
+            error_code, message = cluster_code(error), error.message
+    results = [(one.topic, _elected(one, is_unclean=is_unclean)) for one in outcomes]
+    if error_code and wanted is not None:
+        # Version 0 has errors of partitions only.
+        results = [(topic, PartitionResult(n, error_code, message)) for topic, n in wanted]
+    return ElectLeadersResponse(
+        error_code=error_code if call.version else NONE,
+        replica_election_results=tuple(
+            ReplicaElectionResult(topic, tuple(rows)) for topic, rows in _by_topic(results)
+        ),
+    )
+
+
+def _elected(one: ElectionOutcome, *, is_unclean: bool) -> PartitionResult:
+    if one.error is None:
+        error_code = NONE if one.is_needed else ELECTION_NOT_NEEDED
+        return PartitionResult(one.partition, error_code, None)
+    error_code = cluster_code(one.error)
+    if one.error.entry is ILLEGAL_STATE:
+        error_code = (
+            ELIGIBLE_LEADERS_NOT_AVAILABLE if is_unclean else PREFERRED_LEADER_NOT_AVAILABLE
+        )
+    return PartitionResult(one.partition, error_code, one.error.message)
+
+
+def _by_topic(rows: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
+    """The rows of each topic, in order."""
+    topics: dict[str, list[T]] = {}
+    for topic, row in rows:
+        topics.setdefault(topic, []).append(row)
+    return list(topics.items())
+
+
+async def alter_partition_reassignments(
+    call: Call, request: AlterPartitionReassignmentsRequest
+) -> AlterPartitionReassignmentsResponse:
+    """45: begin to move partitions to other brokers, or cancel that: null replicas."""
+    deadline = deadline_of(request.timeout_ms)
+    rows = [(topic.name, one) for topic in request.topics for one in topic.partitions]
+    counts = Counter((name, one.partition_index) for name, one in rows)
+    errors: dict[tuple[str, int], LogError] = {
+        key: LogError(BAD_REQUEST, "The request names this partition twice.")
+        for key, count in counts.items()
+        if count > 1
+    }
+    codes: dict[tuple[str, int], int] = {}
+    moves: list[Move] = []
+    cancelled: list[tuple[str, int]] = []
+    for name, one in rows:
+        key = name, one.partition_index
+        if key in errors:
+            continue
+        if one.replicas is None:
+            cancelled.append(key)
+            continue
+        move = Move(*key, tuple(map(BrokerId, one.replicas)))
+        if not request.allow_replication_factor_change and _changes_factor(call, move):
+            errors[key] = LogError(
+                INVALID_PARTITIONS, f"{name}-{one.partition_index} has another number of replicas."
+            )
+            codes[key] = INVALID_REPLICATION_FACTOR
+            continue
+        moves.append(move)
+    placement = call.broker.placement
+    try:
+        errors |= await by(deadline, lambda: placement.reassign_each(call.principal, moves))
+        errors |= await by(deadline, lambda: placement.cancel_each(call.principal, cancelled))
+    except LogError as error:
+        return AlterPartitionReassignmentsResponse(
+            allow_replication_factor_change=request.allow_replication_factor_change,
+            error_code=cluster_code(error),
+            error_message=error.message,
+        )
+    results = [
+        (name, _reassigned(call, name, number, errors.get((name, number)), codes))
+        for name, number in counts
+    ]
+    return AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        error_message=None,
+        responses=tuple(
+            ReassignableTopicResponse(name, tuple(some)) for name, some in _by_topic(results)
+        ),
+    )
+
+
+def _changes_factor(call: Call, move: Move) -> bool:
+    try:
+        row = _image_row(call, move.topic, move.partition)
+    except LogError:
+        # The reassignment itself reports the unknown partition.
+        return False
+    return len(move.replicas) != len(target_of(row))
+
+
+def _is_moving(call: Call, topic: str, number: int) -> bool:
+    try:
+        row = _image_row(call, topic, number)
+    except LogError:
+        return False
+    return bool(row.adding or row.removing)
+
+
+def _image_row(call: Call, topic: str, number: int) -> PartitionImage:
+    return call.broker.services.metadata.image.partition(topic, number)
+
+
+def _reassigned(
+    call: Call,
+    name: str,
+    number: int,
+    error: LogError | None,
+    codes: Mapping[tuple[str, int], int],
+) -> ReassignablePartitionResponse:
+    if error is None:
+        return ReassignablePartitionResponse(number, NONE, None)
+    error_code = codes.get((name, number), cluster_code(error))
+    if error.entry is INVALID_PARTITIONS and (name, number) not in codes:
+        error_code = INVALID_REPLICA_ASSIGNMENT
+    elif error.entry is ILLEGAL_STATE and not _is_moving(call, name, number):
+        error_code = NO_REASSIGNMENT_IN_PROGRESS
+    return ReassignablePartitionResponse(number, error_code, error.message)
+
+
+async def list_partition_reassignments(
+    call: Call, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    """46: the partitions that are being moved."""
+    wanted: dict[str, set[int]] | None = None
+    if request.topics is not None:
+        wanted = {}
+        for one in request.topics:
+            wanted.setdefault(one.name, set()).update(one.partition_indexes)
+    found: list[tuple[TopicImage, PartitionImage]] = []
+    try:
+        moving = call.broker.admin.reassignments(call.principal, None)
+    except LogError as error:
+        return ListPartitionReassignmentsResponse(
+            error_code=cluster_code(error), error_message=error.message
+        )
+    for count, (topic, row) in enumerate(moving, 1):
+        if count % ROWS_PER_TURN == 0:
+            await call.broker.turns.wait()
+        if wanted is None or row.partition in wanted.get(topic.name, ()):
+            found.append((topic, row))
+    return ListPartitionReassignmentsResponse(
+        error_message=None,
+        topics=tuple(
+            OngoingTopicReassignment(
+                name,
+                tuple(
+                    OngoingPartitionReassignment(
+                        row.partition, row.replicas, row.adding, row.removing
+                    )
+                    for _, row in rows
+                ),
+            )
+            for name, rows in groupby(found, key=lambda one: one[0].name)
+        ),
+    )
+
+
+async def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    """35: this node's replicas and their sizes; the size of the whole disk is not known."""
+    try:
+        sizes, free_bytes = call.broker.placement.replica_sizes(call.principal)
+    except LogError as error:
+        return DescribeLogDirsResponse(error_code=cluster_code(error))
+    if request.topics is not None:
+        wanted = {(one.topic, number) for one in request.topics for number in one.partitions}
+        sizes = [one for one in sizes if one[:2] in wanted]
+    topics = _by_topic(
+        (one.topic, DescribeLogDirsPartition(one.partition, one.size_bytes)) for one in sizes
+    )
+    result = DescribeLogDirsResult(
+        NONE,
+        LOG_DIRECTORY,
+        tuple(DescribeLogDirsTopic(name, tuple(rows)) for name, rows in topics),
+        total_bytes=UNKNOWN,
+        usable_bytes=free_bytes,
+    )
+    return DescribeLogDirsResponse(results=(result,))
+
+
+async def describe_quorum(call: Call, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    """55: the metadata quorum as this node knows it. Only its leader knows the others' offsets."""
+    try:
+        membership = call.broker.admin.membership(call.principal)
+    except LogError as error:
+        return DescribeQuorumResponse(cluster_code(error), error.message)
+    topics = [
+        ResponseTopicData(
+            topic.topic_name,
+            tuple(
+                _quorum(call, membership, topic.topic_name, one.partition_index)
+                for one in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    ]
+    nodes: tuple[Node, ...] = ()
+    if call.version >= 2:
+        nodes = tuple(
+            Node(voter.node_id, (Listener(CONTROLLER_LISTENER, voter.host, voter.port),))
+            for voter in membership.voters.voters
+        )
+    return DescribeQuorumResponse(NONE, None, tuple(topics), nodes)
+
+
+def _quorum(
+    call: Call, membership: ClusterMembership, topic: str, number: int
+) -> ResponsePartitionData:
+    if topic != METADATA_TOPIC or number != 0:
+        entry = UNKNOWN_TOPIC if topic != METADATA_TOPIC else UNKNOWN_PARTITION
+        return ResponsePartitionData(
+            number, entry.kafka_code, f"The metadata log is {METADATA_TOPIC}-0.", UNKNOWN
+        )
+    status, voters = membership.status, membership.voters.ids
+    observers = (membership.peers.keys() | {int(membership.node_id)}) - voters
+    now_ms = call.broker.clock.time_ms()
+    return ResponsePartitionData(
+        number,
+        NONE,
+        None,
+        UNKNOWN if status.leader_id is None else status.leader_id,
+        status.term,
+        # The offset after the last committed entry, as of a log.
+        status.commit_index + 1,
+        _states(call, membership, sorted(voters), now_ms),
+        _states(call, membership, sorted(observers), now_ms),
+    )
+
+
+def _states(
+    call: Call, membership: ClusterMembership, node_ids: Sequence[int], now_ms: int
+) -> tuple[ReplicaState, ...]:
+    return tuple(_state(call, membership, node_id, now_ms) for node_id in node_ids)
+
+
+def _state(call: Call, membership: ClusterMembership, node_id: int, now_ms: int) -> ReplicaState:
+    status, peer = membership.status, membership.peers.get(node_id)
+    last_index: int | None = None
+    heard_ms = UNKNOWN
+    if node_id == membership.node_id:
+        last_index, heard_ms = status.last_index, now_ms
+    elif peer is not None:
+        last_index = peer.match_index
+        heard_ms = now_ms - round(peer.last_heard_s * 1000)
+    has_caught_up = last_index is not None and last_index >= status.commit_index
+    return ReplicaState(
+        node_id,
+        _directory_id(membership, node_id) if call.version >= 2 else None,
+        UNKNOWN if last_index is None else last_index + 1,
+        heard_ms,
+        heard_ms if has_caught_up else UNKNOWN,
+    )
+
+
+def _directory_id(membership: ClusterMembership, node_id: int) -> TopicId | None:
+    """The identity of a node's data directory, as a uuid; None unless it has the form of one."""
+    broker = membership.image.brokers.get(BrokerId(node_id))
+    if broker is None:
+        return None
+    try:
+        is_uuid = len(bytes.fromhex(broker.directory_id)) == 16
+    except ValueError:
+        is_uuid = False
+    return TopicId(broker.directory_id) if is_uuid else None

@@ -1,0 +1,357 @@
+"""Configs of topics and brokers.
+
+Broker configs hold for all brokers, so any node describes those of any broker, and they are changed
+for all of them only: by the resource `BROKER` without a name, Kafka's cluster-wide default. Topic
+configs set there are the defaults of all topics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import NONE, UNSUPPORTED_VERSION, cluster_code, code
+from raftlog.kafka.messages.alter_configs import AlterableConfig as WholeConfig
+from raftlog.kafka.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+)
+from raftlog.kafka.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from raftlog.kafka.messages.incremental_alter_configs import (
+    AlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from raftlog.kafka.messages.incremental_alter_configs import (
+    AlterConfigsResourceResponse as IncrementalResourceResponse,
+)
+from raftlog.kafka.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+from raftlog.metadata.broker_configs import find_cluster_setting
+from raftlog.metadata.configs import (
+    ConfigDescription,
+    ConfigEntry,
+    ConfigSource,
+    ConfigType,
+    find_entry,
+)
+from raftlog.record.errors import BAD_REQUEST, INVALID_CONFIG, LogError
+from raftlog.record.types import BrokerId
+
+TOPIC: Final = 2
+BROKER: Final = 4
+BROKER_LOGGER: Final = 8
+CLIENT_METRICS: Final = 16
+GROUP: Final = 32
+LISTED: Final = frozenset([TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP])
+"""Resource types that ListConfigResources knows; only topics and brokers have configs here."""
+
+DYNAMIC_TOPIC: Final = 1
+DYNAMIC_DEFAULT_BROKER: Final = 3
+STATIC_BROKER: Final = 4
+DEFAULT: Final = 5
+SOURCES: Final = {
+    ConfigSource.TOPIC: DYNAMIC_TOPIC,
+    ConfigSource.CLUSTER: DYNAMIC_DEFAULT_BROKER,
+    ConfigSource.NODE: STATIC_BROKER,
+    ConfigSource.DEFAULT: DEFAULT,
+}
+TYPES: Final = {
+    ConfigType.BOOLEAN: 1,
+    ConfigType.STRING: 2,
+    ConfigType.INT: 3,
+    ConfigType.LONG: 5,
+    ConfigType.DOUBLE: 6,
+    ConfigType.LIST: 7,
+}
+
+SET: Final = 0
+DELETE: Final = 1
+APPEND: Final = 2
+SUBTRACT: Final = 3
+
+DESCRIBED_MAX: Final = 100_000
+"""Configs of one answer, with up to 300 bytes each; further resources get an error."""
+CONFIGS_PER_TURN: Final = 2_000
+
+
+class _Change(NamedTuple):
+    """The configs of one resource to be set, and those to return to their defaults."""
+
+    values: dict[str, str]
+    removals: list[str]
+
+
+async def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    """32: values in force, with their sources."""
+    results: list[DescribeConfigsResult] = []
+    count = 0
+    turn_ends = CONFIGS_PER_TURN
+    for resource in request.resources:
+        if count > turn_ends:
+            turn_ends = count + CONFIGS_PER_TURN
+            await call.broker.turns.wait()
+        try:
+            described = _chosen(resource, _describe(call, resource, count))
+        except LogError as error:
+            results.append(
+                DescribeConfigsResult(
+                    _error_code(resource.resource_type, error),
+                    error.message,
+                    resource.resource_type,
+                    resource.resource_name,
+                )
+            )
+            continue
+        count += len(described)
+        results.append(
+            DescribeConfigsResult(
+                NONE,
+                None,
+                resource.resource_type,
+                resource.resource_name,
+                tuple(_described(request, one) for one in described),
+            )
+        )
+    return DescribeConfigsResponse(results=tuple(results))
+
+
+def _describe(
+    call: Call, resource: DescribeConfigsResource, before: int
+) -> list[ConfigDescription]:
+    """All configs of a resource, after `before` others of the answer. Raises LogError."""
+    if before >= DESCRIBED_MAX:
+        raise LogError(BAD_REQUEST, "These are too many configs: describe fewer at once.")
+    admin, name = call.broker.admin, resource.resource_name
+    if resource.resource_type == TOPIC:
+        _, described = admin.describe_configs(call.principal, name)
+        return described
+    if resource.resource_type != BROKER:
+        raise _unknown_type(resource.resource_type)
+    if name:
+        _check_broker(call, name)
+        own = admin.broker_configs(call.principal)
+        return own + _set_for_all(admin.topic_defaults(call.principal))
+    # Without a broker: what is set for all of them.
+    return _set_for_all(admin.broker_configs(call.principal) + admin.topic_defaults(call.principal))
+
+
+def _chosen(
+    resource: DescribeConfigsResource, described: list[ConfigDescription]
+) -> list[ConfigDescription]:
+    """Those of the wanted names; without names, all."""
+    if not resource.configuration_keys:
+        return described
+    names = frozenset(resource.configuration_keys)
+    return [one for one in described if one.entry.name in names]
+
+
+def _set_for_all(described: Iterable[ConfigDescription]) -> list[ConfigDescription]:
+    return [one for one in described if one.source is ConfigSource.CLUSTER]
+
+
+def _described(
+    request: DescribeConfigsRequest, one: ConfigDescription
+) -> DescribeConfigsResourceResult:
+    synonyms: tuple[DescribeConfigsSynonym, ...] = ()
+    if request.include_synonyms:
+        synonyms = tuple(
+            DescribeConfigsSynonym(one.entry.name, value, SOURCES[source])
+            for source, value in one.synonyms
+        )
+    return DescribeConfigsResourceResult(
+        one.entry.name,
+        one.value,
+        config_source=SOURCES[one.source],
+        synonyms=synonyms,
+        config_type=TYPES[one.entry.type],
+        documentation=one.entry.doc if request.include_documentation else None,
+    )
+
+
+async def incremental_alter_configs(
+    call: Call, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    """44: set, unset, or change lists; all configs of a resource or none."""
+    counts = Counter((one.resource_type, one.resource_name) for one in request.resources)
+    responses: dict[tuple[int, str], IncrementalResourceResponse] = {}
+    for one in request.resources:
+        kind, name = key = one.resource_type, one.resource_name
+        try:
+            _check_changeable(call, kind, name, counts[key])
+            change = _change_of(call, kind, name, one.configs)
+            await _alter(call, kind, name, change, validate_only=request.validate_only)
+        except LogError as error:
+            responses[key] = IncrementalResourceResponse(
+                _error_code(kind, error), error.message, kind, name
+            )
+        else:
+            responses[key] = IncrementalResourceResponse(NONE, None, kind, name)
+    return IncrementalAlterConfigsResponse(responses=tuple(responses.values()))
+
+
+def _change_of(call: Call, kind: int, name: str, configs: Iterable[AlterableConfig]) -> _Change:
+    """The change that the operations amount to. Raises LogError."""
+    change = _Change({}, [])
+    present: Mapping[str, str] | None = None
+    for one in configs:
+        if one.name in change.values or one.name in change.removals:
+            raise LogError(BAD_REQUEST, f"The request changes {one.name} twice.")
+        if one.config_operation == DELETE:
+            change.removals.append(one.name)
+        elif one.config_operation not in {SET, APPEND, SUBTRACT}:
+            raise LogError(BAD_REQUEST, f"There is no operation {one.config_operation}.")
+        elif one.value is None:
+            raise LogError(BAD_REQUEST, f"Config {one.name} has no value.")
+        elif one.config_operation == SET:
+            change.values[one.name] = one.value
+        else:
+            entry = find_entry(one.name) if kind == TOPIC else find_cluster_setting(one.name)
+            if present is None:
+                present = _values(call, kind, name)
+            words = _changed_list(entry, present.get(one.name, ""), one.config_operation, one.value)
+            change.values[one.name] = words
+    return change
+
+
+def _values(call: Call, kind: int, name: str) -> Mapping[str, str]:
+    """The values in force. Another change may come in between: the later one wins."""
+    admin = call.broker.admin
+    if kind == TOPIC:
+        _, described = admin.describe_configs(call.principal, name)
+    else:
+        described = admin.broker_configs(call.principal) + admin.topic_defaults(call.principal)
+    return {one.entry.name: one.value for one in described}
+
+
+def _changed_list(entry: ConfigEntry, present: str, operation: int, value: str) -> str:
+    """The list with more words, or fewer. Raises LogError INVALID_CONFIG for another type."""
+    if entry.type is not ConfigType.LIST:
+        raise LogError(
+            INVALID_CONFIG, f"{entry.name} is no list: it can be set, but not appended to or cut."
+        )
+    words = _words(present)
+    changes = _words(value)
+    if operation == SUBTRACT:
+        return ",".join(word for word in words if word not in changes)
+    return ",".join(dict.fromkeys([*words, *changes]))
+
+
+def _words(value: str) -> list[str]:
+    return [word for part in value.split(",") if (word := part.strip())]
+
+
+async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    """33: replace all configs of a resource."""
+    counts = Counter((one.resource_type, one.resource_name) for one in request.resources)
+    responses: dict[tuple[int, str], AlterConfigsResourceResponse] = {}
+    for one in request.resources:
+        kind, name = key = one.resource_type, one.resource_name
+        try:
+            _check_changeable(call, kind, name, counts[key])
+            change = _Change(_whole(one.configs), [])
+            await _alter(
+                call, kind, name, change, replaces=True, validate_only=request.validate_only
+            )
+        except LogError as error:
+            responses[key] = AlterConfigsResourceResponse(
+                _error_code(kind, error), error.message, kind, name
+            )
+        else:
+            responses[key] = AlterConfigsResourceResponse(NONE, None, kind, name)
+    return AlterConfigsResponse(responses=tuple(responses.values()))
+
+
+def _whole(configs: Iterable[WholeConfig]) -> dict[str, str]:
+    """All configs of a resource to be. Raises LogError."""
+    values: dict[str, str] = {}
+    for one in configs:
+        if one.value is None or one.name in values:
+            raise LogError(BAD_REQUEST, f"Config {one.name} needs one value.")
+        values[one.name] = one.value
+    return values
+
+
+async def _alter(
+    call: Call,
+    kind: int,
+    name: str,
+    change: _Change,
+    *,
+    replaces: bool = False,
+    validate_only: bool,
+) -> None:
+    """Carry out the change of a resource that may be changed. Raises LogError."""
+    admin, (values, removals) = call.broker.admin, change
+    if kind == TOPIC:
+        await admin.alter_configs(
+            call.principal, name, values, removals, replaces=replaces, validate_only=validate_only
+        )
+    else:
+        await admin.alter_cluster_settings(
+            call.principal, values, removals, replaces=replaces, validate_only=validate_only
+        )
+
+
+def _check_changeable(call: Call, kind: int, name: str, count: int) -> None:
+    """Raise LogError BAD_REQUEST unless the resource, named `count` times, can be changed."""
+    if count > 1:
+        raise LogError(BAD_REQUEST, "The request names this resource twice.")
+    if kind not in {TOPIC, BROKER}:
+        raise _unknown_type(kind)
+    if kind == BROKER and name:
+        _check_broker(call, name)
+        raise LogError(
+            BAD_REQUEST,
+            "Broker configs hold for all brokers: change them without a broker id, as the default "
+            "of all brokers.",
+        )
+
+
+def _check_broker(call: Call, name: str) -> None:
+    """Raise LogError BAD_REQUEST unless there is a broker of that id."""
+    known = name.isascii() and name.isdigit() and len(name) <= 10
+    if not known or BrokerId(int(name)) not in call.broker.admin.brokers():
+        raise LogError(BAD_REQUEST, f"There is no broker {name[:80]!r}.")
+
+
+def _unknown_type(kind: int) -> LogError:
+    return LogError(BAD_REQUEST, f"Resources of type {kind} have no configs here.")
+
+
+def _error_code(kind: int, error: LogError) -> int:
+    return code(error) if kind == TOPIC else cluster_code(error)
+
+
+async def list_config_resources(
+    call: Call, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    """74: all topics and brokers. Version 0 lists client metrics, of which there are none."""
+    wanted = frozenset(request.resource_types) or LISTED
+    if call.version == 0:
+        wanted = frozenset([CLIENT_METRICS])
+    if not wanted <= LISTED:
+        return ListConfigResourcesResponse(error_code=UNSUPPORTED_VERSION)
+    try:
+        topics, brokers = call.broker.admin.config_resources(call.principal)
+    except LogError as error:
+        return ListConfigResourcesResponse(error_code=cluster_code(error))
+    found: list[ConfigResource] = []
+    if TOPIC in wanted:
+        found += [ConfigResource(name, TOPIC) for name in topics]
+    if BROKER in wanted:
+        found += [ConfigResource(str(broker_id), BROKER) for broker_id in brokers]
+    return ListConfigResourcesResponse(config_resources=tuple(found))

@@ -1,0 +1,341 @@
+"""Topics and partitions: creation, deletion, growth, description page by page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator
+from itertools import islice
+from typing import Final
+
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.configs import SOURCES
+from raftlog.kafka.handlers.metadata import LEADER_NOT_AVAILABLE, PARTITIONS_PER_TURN
+from raftlog.kafka.handlers.names import (
+    INVALID_REPLICA_ASSIGNMENT,
+    INVALID_REPLICATION_FACTOR,
+    INVALID_REQUEST,
+    LISTENER_NOT_FOUND,
+    NONE,
+    by,
+    code,
+    deadline_of,
+    endpoint,
+    topic_name,
+    topic_operations,
+)
+from raftlog.kafka.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+from raftlog.kafka.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from raftlog.kafka.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from raftlog.kafka.messages.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    RequestCursor,
+    ResponseCursor,
+)
+from raftlog.metadata.commands import Assignments
+from raftlog.metadata.image import (
+    NO_LEADER_ID,
+    PartitionImage,
+    TopicImage,
+    is_internal_topic,
+    topic_name_fault,
+)
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    INVALID_CONFIG,
+    INVALID_PARTITIONS,
+    INVALID_TOPIC,
+    NOT_ENOUGH_REPLICAS,
+    UNKNOWN_TOPIC,
+    LogError,
+)
+from raftlog.record.types import BrokerId
+
+DEFAULT: Final = -1
+"""A number of partitions or replicas that the cluster is to choose."""
+DELETIONS_AT_ONCE: Final = 16
+DESCRIBED_PARTITIONS_MAX: Final = 2_000
+"""Partitions of one page; Kafka's own bound."""
+
+
+async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    """19: create topics one after the other; each placement counts the ones before."""
+    deadline = deadline_of(request.timeout_ms)
+    counts = Counter(topic.name for topic in request.topics)
+    results: dict[str, CreatableTopicResult] = {}
+    for topic in request.topics:
+        if counts[topic.name] > 1:
+            results[topic.name] = CreatableTopicResult(
+                topic.name, None, INVALID_REQUEST, "The request names this topic twice."
+            )
+        else:
+            results[topic.name] = await _create(call, topic, request.validate_only, deadline)
+    return CreateTopicsResponse(topics=tuple(results.values()))
+
+
+async def _create(
+    call: Call, wanted: CreatableTopic, validate_only: bool, deadline: float
+) -> CreatableTopicResult:
+    partitions, factor = wanted.num_partitions, wanted.replication_factor
+    try:
+        assignments = _assignments(wanted)
+        configs = _configs(wanted)
+        topic = await by(
+            deadline,
+            lambda: call.broker.admin.create_topic(
+                call.principal,
+                wanted.name,
+                partitions=None if partitions == DEFAULT else partitions,
+                replication_factor=None if factor == DEFAULT else factor,
+                configs=configs,
+                assignments=assignments,
+                validate_only=validate_only,
+            ),
+        )
+    except LogError as error:
+        error_code = _creation_code(call, wanted, error)
+        return CreatableTopicResult(wanted.name, None, error_code, error.message, configs=None)
+    try:
+        described = call.broker.admin.describe_configs_of(call.principal, topic)
+    except LogError as error:
+        # The topic is there; its configs are not for this client.
+        return CreatableTopicResult(
+            topic.name, topic.topic_id, NONE, None, topic_config_error_code=code(error)
+        )
+    return CreatableTopicResult(
+        topic.name,
+        topic.topic_id,
+        NONE,
+        None,
+        num_partitions=len(topic.partitions),
+        replication_factor=topic.replication_factor,
+        configs=tuple(
+            CreatableTopicConfigs(
+                one.entry.name, one.value, config_source=SOURCES[one.source], is_sensitive=False
+            )
+            for one in described
+        ),
+    )
+
+
+def _assignments(wanted: CreatableTopic) -> Assignments | None:
+    """The replicas chosen by the client, by partition. Raises LogError."""
+    if not wanted.assignments:
+        return None
+    if wanted.num_partitions != DEFAULT or wanted.replication_factor != DEFAULT:
+        raise LogError(
+            BAD_REQUEST, "With assignments, the numbers of partitions and replicas must be -1."
+        )
+    replicas = {one.partition_index: one.broker_ids for one in wanted.assignments}
+    if sorted(replicas) != list(range(len(wanted.assignments))):
+        raise LogError(INVALID_PARTITIONS, "Assigned partitions must be 0, 1, 2 …, each once.")
+    return tuple(tuple(map(BrokerId, replicas[number])) for number in range(len(replicas)))
+
+
+def _configs(wanted: CreatableTopic) -> dict[str, str]:
+    """The configs of a topic to be. Raises LogError INVALID_CONFIG for one without a value."""
+    configs: dict[str, str] = {}
+    for one in wanted.configs:
+        if one.value is None:
+            raise LogError(INVALID_CONFIG, f"Config {one.name} has no value.")
+        configs[one.name] = one.value
+    return configs
+
+
+def _creation_code(call: Call, wanted: CreatableTopic, error: LogError) -> int:
+    """Kafka's code: it tells numbers of partitions, numbers of replicas and assignments apart."""
+    if error.entry is NOT_ENOUGH_REPLICAS:
+        # The code of that name is one of Produce.
+        return INVALID_REPLICATION_FACTOR
+    if error.entry is not INVALID_PARTITIONS:
+        return code(error)
+    if wanted.assignments:
+        return INVALID_REPLICA_ASSIGNMENT
+    has_partitions = wanted.num_partitions == DEFAULT or wanted.num_partitions > 0
+    brokers = call.broker.admin.brokers().values()
+    staying = sum(not broker.decommissioning for broker in brokers)
+    factor = 1 if wanted.replication_factor == DEFAULT else wanted.replication_factor
+    is_factor = has_partitions and not 1 <= factor <= staying
+    return INVALID_REPLICATION_FACTOR if is_factor else code(error)
+
+
+async def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    """20: delete topics by name, or by id."""
+    deadline = deadline_of(request.timeout_ms)
+    wanted = request.topics or tuple(DeleteTopicState(name) for name in request.topic_names)
+    counts = Counter((one.name, one.topic_id) for one in wanted)
+    distinct = [DeleteTopicState(*key) for key in counts]
+    results: list[DeletableTopicResult] = []
+    for start in range(0, len(distinct), DELETIONS_AT_ONCE):
+        some = distinct[start : start + DELETIONS_AT_ONCE]
+        results += await asyncio.gather(
+            *(_delete(call, one, counts[one.name, one.topic_id], deadline) for one in some)
+        )
+    return DeleteTopicsResponse(responses=tuple(results))
+
+
+async def _delete(
+    call: Call, wanted: DeleteTopicState, count: int, deadline: float
+) -> DeletableTopicResult:
+    name, topic_id = wanted.name, wanted.topic_id
+    try:
+        found = _named(call, wanted, count)
+        await by(deadline, lambda: call.broker.admin.delete_topic(call.principal, found))
+    except LogError as error:
+        # The name of a topic known by its id alone stays hidden.
+        return DeletableTopicResult(name, topic_id, code(error), error.message)
+    return DeletableTopicResult(found, topic_id, NONE, None)
+
+
+def _named(call: Call, wanted: DeleteTopicState, count: int) -> str:
+    """The name of a topic that the request has `count` times. Raises LogError."""
+    if (wanted.name is None) == (wanted.topic_id is None) or count > 1:
+        raise LogError(BAD_REQUEST, "Name each topic once, and by name or id.")
+    return topic_name(call.broker, wanted.name or "", wanted.topic_id)
+
+
+async def create_partitions(
+    call: Call, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    """37: grow topics."""
+    deadline = deadline_of(request.timeout_ms)
+    counts = Counter(topic.name for topic in request.topics)
+    results: dict[str, CreatePartitionsTopicResult] = {}
+    for topic in request.topics:
+        error_code, message = INVALID_REQUEST, "The request names this topic twice."
+        if counts[topic.name] == 1:
+            error_code, message = await _grow(call, topic, request.validate_only, deadline)
+        results[topic.name] = CreatePartitionsTopicResult(topic.name, error_code, message or None)
+    return CreatePartitionsResponse(results=tuple(results.values()))
+
+
+async def _grow(
+    call: Call, wanted: CreatePartitionsTopic, validate_only: bool, deadline: float
+) -> tuple[int, str]:
+    assignments = None
+    if wanted.assignments:
+        assignments = tuple(tuple(map(BrokerId, one.broker_ids)) for one in wanted.assignments)
+    try:
+        await by(
+            deadline,
+            lambda: call.broker.admin.add_partitions(
+                call.principal,
+                wanted.name,
+                wanted.count,
+                assignments=assignments,
+                validate_only=validate_only,
+            ),
+        )
+    except LogError as error:
+        if error.entry is NOT_ENOUGH_REPLICAS:
+            return INVALID_REPLICATION_FACTOR, error.message
+        if error.entry is INVALID_PARTITIONS and assignments and _grows(call, wanted):
+            return INVALID_REPLICA_ASSIGNMENT, error.message
+        return code(error), error.message
+    return NONE, ""
+
+
+def _grows(call: Call, wanted: CreatePartitionsTopic) -> bool:
+    """Whether the topic would get more partitions."""
+    topic = call.broker.services.metadata.image.topics_by_name.get(wanted.name)
+    return topic is not None and wanted.count > len(topic.partitions)
+
+
+async def describe_topic_partitions(
+    call: Call, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """75: partitions in the order of names and numbers, a page at a time."""
+    admin, cursor = call.broker.admin, request.cursor
+    if request.topics:
+        known = admin.topics_of(call.principal, sorted({topic.name for topic in request.topics}))
+    else:
+        known = {topic.name: topic for topic in admin.topics(call.principal)}
+    brokers = admin.brokers().items()
+    listening = {n for n, broker in brokers if endpoint(broker) is not None and not broker.fenced}
+    room = min(max(request.response_partition_limit, 1), DESCRIBED_PARTITIONS_MAX)
+    topics: list[DescribeTopicPartitionsResponseTopic] = []
+    following: ResponseCursor | None = None
+    turn = 0
+    for name, topic in _from(known, cursor):
+        if room <= 0 or len(topics) == DESCRIBED_PARTITIONS_MAX:
+            following = ResponseCursor(name, 0)
+            break
+        if topic is None:
+            topics.append(_unknown(name))
+            continue
+        first = 0
+        if cursor is not None and cursor.topic_name == name:
+            first = max(cursor.partition_index, 0)
+        rows = tuple(islice(topic.partitions, first, first + room))
+        topics.append(
+            DescribeTopicPartitionsResponseTopic(
+                NONE,
+                name,
+                topic.topic_id,
+                is_internal_topic(name),
+                tuple(_described(row, listening) for row in rows),
+                topic_operations(call, name),
+            )
+        )
+        room -= len(rows)
+        turn += 1 + len(rows)
+        if turn > PARTITIONS_PER_TURN:
+            turn = 0
+            await call.broker.turns.wait()
+        if first + len(rows) < len(topic.partitions):
+            following = ResponseCursor(name, first + len(rows))
+            break
+    return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=following)
+
+
+def _from(
+    topics: dict[str, TopicImage | None] | dict[str, TopicImage], cursor: RequestCursor | None
+) -> Iterator[tuple[str, TopicImage | None]]:
+    """The topics from the cursor's on."""
+    first = "" if cursor is None else cursor.topic_name
+    return ((name, topic) for name, topic in topics.items() if name >= first)
+
+
+def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
+    entry = UNKNOWN_TOPIC if topic_name_fault(name) is None else INVALID_TOPIC
+    return DescribeTopicPartitionsResponseTopic(entry.kafka_code, name)
+
+
+def _described(
+    row: PartitionImage, listening: Collection[BrokerId]
+) -> DescribeTopicPartitionsResponsePartition:
+    error_code = NONE
+    if row.leader == NO_LEADER_ID:
+        error_code = LEADER_NOT_AVAILABLE
+    elif row.leader not in listening:
+        error_code = LISTENER_NOT_FOUND
+    return DescribeTopicPartitionsResponsePartition(
+        error_code,
+        row.partition,
+        row.leader,
+        row.leader_epoch,
+        row.replicas,
+        row.isr,
+        row.elr,
+        (),
+        tuple(one for one in row.replicas if one not in listening),
+    )
