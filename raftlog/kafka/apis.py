@@ -38,7 +38,7 @@ from raftlog.kafka.messages.api_versions import (
     SupportedFeatureKey,
 )
 from raftlog.record.types import Buffer
-from raftlog.schema.codec import Codec, codec_of
+from raftlog.schema.codec import ELEMENTS_MAX, Codec, codec_of
 from raftlog.schema.fields import Versions
 
 PRODUCE: Final = 0
@@ -63,6 +63,8 @@ class Api:
     response_type: type[msgspec.Struct]
     takes_records: bool = False
     """Whether a request may be as large as a Produce request."""
+    has_trailing_bytes: bool = False
+    """Whether a client of this API is known to send bytes after its message; they are ignored."""
     is_held: bool = False
     """Whether its answer may be held back: no later request of the connection begins before."""
     ends_with_connection: bool = False
@@ -86,6 +88,14 @@ class Api:
     def request_codec(self, version: int) -> Codec[Any]:
         """Of requests."""
         return codec_of(self.request_type, version)
+
+    def decode(self, frame: Buffer, start: int, version: int) -> Any:
+        """The request in a frame, after its head. Raises DecodeError."""
+        codec = self.request_codec(version)
+        if self.has_trailing_bytes:
+            request, _ = codec.decode_prefix(frame, start, ELEMENTS_MAX)
+            return request
+        return codec.decode(frame, start, ELEMENTS_MAX)
 
     def response_codec(self, version: int) -> Codec[Any]:
         """Of answers."""
@@ -129,7 +139,9 @@ APIS: Final = {
         _api(PRODUCE, "Produce", produce.produce, 13, takes_records=True),
         _api(1, "Fetch", fetch.fetch, 18, **HELD),
         _api(2, "ListOffsets", offsets.list_offsets, 10),
-        _api(3, "Metadata", metadata.metadata, 13),
+        # librdkafka writes the count of no topics with four bytes in place of one (its issue 5049).
+        # The first of them says all topics, and Kafka does not look at the rest.
+        _api(3, "Metadata", metadata.metadata, 13, has_trailing_bytes=True),
         _api(8, "OffsetCommit", group_offsets.commit, 10),
         _api(9, "OffsetFetch", group_offsets.fetch, 10),
         _api(10, "FindCoordinator", groups.find_coordinator, 6),

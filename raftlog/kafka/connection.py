@@ -31,7 +31,6 @@ from raftlog.kafka.framing import (
 )
 from raftlog.record.errors import LogError
 from raftlog.record.types import Buffer
-from raftlog.schema.codec import ELEMENTS_MAX
 from raftlog.schema.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -285,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _answer(self, api: Api, version: int, frame: Buffer) -> Sequence[Buffer]:
         """The answer's pieces. Raises DecodeError, LogError."""
         head = parse_head(frame, is_flexible=api.is_request_flexible(version))
-        request = api.request_codec(version).decode(frame, head.end, ELEMENTS_MAX)
+        request = api.decode(frame, head.end, version)
         if api.key != API_VERSIONS:
             self._broker.check_ready()
         call = Call(self._broker, version, self.address, head.client_id)

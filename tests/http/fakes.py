@@ -16,6 +16,7 @@ from raftlog.metadata import admin_plans
 from raftlog.metadata.apply import apply
 from raftlog.metadata.apply_cluster import ClusterSettings
 from raftlog.metadata.commands import (
+    KAFKA_ADDRESS_VERSION,
     Assignments,
     ClusterCreated,
     Command,
@@ -61,6 +62,7 @@ class FakeMetadata:
         """Register a start of a broker, which stays fenced until `unfence`."""
         self.run(
             RegisterBroker(
+                v=1 if kafka_port is None else KAFKA_ADDRESS_VERSION,
                 broker_id=BrokerId(number),
                 directory_id=f"d{number}",
                 incarnation=f"i{self._next_id()}",

@@ -21,12 +21,14 @@ from raftlog.kafka.apis import APIS, Api
 from raftlog.kafka.listener import KafkaListener
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.metadata.commands import KAFKA_ADDRESS_VERSION, RegisterBroker
+from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.types import BrokerId
 from raftlog.schema.codec import ELEMENTS_MAX
 from tests.broker.data_fakes import DataNode
 from tests.broker.harness import coordinating_groups
+from tests.http.fakes import FakeLogs, FakeMetadata, FakeQuorum
 
 DEADLINE_S = 10.0
 
@@ -122,10 +124,22 @@ class KafkaNode:
 
 @asynccontextmanager
 async def kafka_node(
-    settings: KafkaSettings | None = None, *, authorize: Authorize = allow_all, **limits: Any
+    settings: KafkaSettings | None = None,
+    *,
+    brokers: int = 1,
+    authorize: Authorize = allow_all,
+    **limits: Any,
 ) -> AsyncIterator[KafkaNode]:
-    """A running node with topics `one` (1 partition) and `six` (6)."""
-    node = DataNode()
+    """Broker 1, with topics `one` (1 partition) and `six` (6). The other brokers do not run."""
+    metadata = FakeMetadata(brokers=1)
+    for number in range(2, brokers + 1):
+        metadata.register(number, kafka_port=number)
+        metadata.unfence(number)
+    node = DataNode(metadata)
+    node.services.quorum = FakeQuorum(
+        1, VoterSet(tuple(Voter(n, f"10.0.0.{n}", 8082) for n in range(1, brokers + 1)))
+    )
+    node.services.logs = FakeLogs()
     async with _listening(node, settings, authorize, **limits) as one:
         yield one
 
@@ -158,8 +172,8 @@ async def _no_markers(_shard: TransactionCoordinator) -> None:
 async def _listening(
     node: DataNode, settings: KafkaSettings | None, authorize: Authorize, **limits: Any
 ) -> AsyncIterator[KafkaNode]:
-    await node.metadata.create_topic("one", partitions=1)
-    await node.metadata.create_topic("six", partitions=6)
+    await node.metadata.create_topic("one", partitions=1, replication_factor=1)
+    await node.metadata.create_topic("six", partitions=6, replication_factor=1)
     server = ServerSettings(limits=ServerLimits(**limits))
     broker = Broker(node.services, server.for_broker(), authorize)
     failures: list[BaseException] = []

@@ -41,13 +41,8 @@ from raftlog.kafka.messages.list_config_resources import (
     ListConfigResourcesResponse,
 )
 from raftlog.metadata.broker_configs import find_cluster_setting
-from raftlog.metadata.configs import (
-    ConfigDescription,
-    ConfigEntry,
-    ConfigSource,
-    ConfigType,
-    find_entry,
-)
+from raftlog.metadata.config_values import ConfigEntry, ConfigType
+from raftlog.metadata.configs import ConfigDescription, ConfigSource, find_entry
 from raftlog.record.errors import BAD_REQUEST, INVALID_CONFIG, LogError
 from raftlog.record.types import BrokerId
 
