@@ -24,6 +24,14 @@ OPERATIONS: list[tuple[Callable[[AdminService], Any], Operation, str]] = [
     (lambda admin: admin.add_partitions(ALICE, "t", 2), Operation.ALTER, "t"),
     (lambda admin: admin.describe_configs(ALICE, "t"), Operation.DESCRIBE_CONFIGS, "t"),
     (
+        lambda admin: admin.add_partitions(ALICE, "t", 2, validate_only=True),
+        Operation.ALTER,
+        "t",
+    ),
+    (lambda admin: admin.config_resources(ALICE), Operation.DESCRIBE_CONFIGS, KAFKA_CLUSTER),
+    (lambda admin: admin.broker_configs(ALICE), Operation.DESCRIBE_CONFIGS, KAFKA_CLUSTER),
+    (lambda admin: admin.topic_defaults(ALICE), Operation.DESCRIBE_CONFIGS, KAFKA_CLUSTER),
+    (
         lambda admin: admin.alter_configs(ALICE, "t", {"retention.ms": "1"}),
         Operation.ALTER_CONFIGS,
         "t",

@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import ElectionType
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+)
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from bench.node import LoneNode
@@ -165,3 +175,46 @@ async def test_a_running_producer_survives_a_topic_made_anew(node: tuple[LoneNod
     produce(10)
     assert not failures
     assert len(read_by_kafka(address, "anew", 10)) == 10
+
+
+def offsets_of(admin: AdminClient, topic: str, spec: OffsetSpec) -> tuple[int, int]:
+    """Offset and timestamp of partition 0."""
+    partition = KafkaPartition(topic, 0)
+    found = admin.list_offsets({partition: spec})[partition].result(DEADLINE_S)
+    return found.offset, found.timestamp
+
+
+async def test_kafka_admin_clients_manage_a_node(node: tuple[LoneNode, str]) -> None:
+    _, address = node
+    admin = AdminClient({"bootstrap.servers": address})
+    topic = "by-kafka-admin"
+    configs = {"retention.ms": "100000000000000", "cleanup.policy": "compact"}
+    admin.create_topics([NewTopic(topic, 1, 1, config=configs)])[topic].result(DEADLINE_S)
+    admin.create_partitions([NewPartitions(topic, PARTITIONS)])[topic].result(DEADLINE_S)
+    write_by_kafka(address, topic, **{"linger.ms": 5})
+    in_partition = RECORDS // PARTITIONS
+    newest = 1_700_000_000_000 + RECORDS - PARTITIONS
+    assert offsets_of(admin, topic, OffsetSpec.max_timestamp()) == (in_partition - 1, newest)
+    assert offsets_of(admin, topic, OffsetSpec.latest())[0] == in_partition
+    end = KafkaPartition(topic, 0, 40)
+    assert admin.delete_records([end])[end].result(DEADLINE_S).low_watermark == 40
+    assert offsets_of(admin, topic, OffsetSpec.earliest())[0] == 40
+
+    resource = ConfigResource(
+        ConfigResource.Type.TOPIC,
+        topic,
+        incremental_configs=[
+            ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.APPEND),
+            ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE),
+        ],
+    )
+    admin.incremental_alter_configs([resource])[resource].result(DEADLINE_S)
+    described = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)])
+    [configs_now] = [one.result(DEADLINE_S) for one in described.values()]
+    assert configs_now["cleanup.policy"].value == "compact,delete"
+    assert configs_now["retention.ms"].is_default
+    assert not admin.elect_leaders(ElectionType.PREFERRED, None).result(DEADLINE_S)
+    cluster = admin.describe_cluster().result(DEADLINE_S)
+    assert [one.id for one in cluster.nodes] == [cluster.controller.id]
+    admin.delete_topics([topic])[topic].result(DEADLINE_S)
+    assert topic not in admin.list_topics(timeout=DEADLINE_S).topics

@@ -12,7 +12,7 @@ from raftlog.metadata.admin_plans import (
 )
 from raftlog.metadata.apply import apply
 from raftlog.metadata.broker_configs import DISK_RESERVE, LEASE_BOUND, SESSION_TIMEOUT
-from raftlog.metadata.commands import AlterClusterSettings, Command, CreateTopic
+from raftlog.metadata.commands import AddPartitions, AlterClusterSettings, Command, CreateTopic
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import (
     INVALID_CONFIG,
@@ -118,6 +118,22 @@ def test_partitions_of_the_cluster_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     complete(plan_partitions(image, name="known", partitions=5))
     with pytest.raises(LogError):
         complete(plan_partitions(image, name="known", partitions=6))
+
+
+def test_new_partitions_may_name_their_brokers() -> None:
+    image = cluster(None, None, None)
+    create(image, "known", 1, (1, 2))
+
+    def grow(*replicas: tuple[int, ...]) -> AddPartitions:
+        assignments = tuple(tuple(map(BrokerId, each)) for each in replicas)
+        return complete(plan_partitions(image, name="known", partitions=3, assignments=assignments))
+
+    for wrong in ((2, 3),), ((2, 3), (3,)), ((2, 3), (3, 3)), ((2, 3), (3, 9)):
+        with pytest.raises(LogError) as raised:
+            grow(*wrong)
+        assert raised.value.entry is INVALID_PARTITIONS
+    carry_out(image, grow((2, 3), (3, 1)))
+    assert [row.replicas for row in image.topic("known").partitions] == [(1, 2), (2, 3), (3, 1)]
 
 
 def test_partitions_can_only_grow() -> None:

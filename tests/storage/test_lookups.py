@@ -76,3 +76,30 @@ async def test_a_lookup_finds_the_first_young_record_whatever_headers_claim(
                 await log.appender.append([garbage(1, claims_ms=NOW + time)], EPOCH)
         found = await log.reader.offset_for_timestamp(NOW + wanted, end=log.log_end_offset)
         assert found == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["good", "lying", "garbage"]), st.integers(0, 9)), max_size=40
+    ),
+    st.integers(0, 80),
+)
+async def test_the_newest_record_is_found_whatever_headers_claim(
+    content: list[tuple[str, int]], end: int
+) -> None:
+    log = new_log(config=SMALL)
+    records: list[tuple[int, int]] = []
+    for kind, time in content:
+        offset = log.log_end_offset
+        if kind == "good":
+            await log.appender.append([batch([b"a", b"b"], timestamp_ms=NOW + time)], EPOCH)
+            records += [(offset + number, NOW + time + number) for number in range(2)]
+        elif kind == "lying":
+            await log.appender.append([lying(1, claims_ms=2**62, timestamp_ms=1)], EPOCH)
+            records.append((offset, 1))
+        else:
+            await log.appender.append([garbage(1, claims_ms=NOW + 100)], EPOCH)
+    readable = [one for one in records if one[0] < end]
+    expected = min(readable, key=lambda one: (-one[1], one[0]), default=None)
+    assert await log.reader.offset_of_newest_timestamp(end=Offset(end)) == expected
