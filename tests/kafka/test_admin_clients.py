@@ -15,7 +15,9 @@ from tests.kafka.peers import KafkaNode, kafka_node
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    from kafka.admin import KafkaAdminClient
+    from kafka import TopicPartition
+    from kafka.admin import ConfigResource as Resource
+    from kafka.admin import KafkaAdminClient, OffsetSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -28,7 +30,7 @@ async def one() -> AsyncIterator[KafkaNode]:
 
 async def test_kafka_python_administers_topics(one: KafkaNode) -> None:
     def work() -> None:
-        admin = KafkaAdminClient(bootstrap_servers=f"127.0.0.1:{one.listener.port}")
+        admin = KafkaAdminClient(bootstrap_servers=one.address)
         try:
             admin.create_topics({"new": {"num_partitions": 2, "replication_factor": 1}})
             assert "new" in admin.list_topics()
@@ -43,9 +45,36 @@ async def test_kafka_python_administers_topics(one: KafkaNode) -> None:
     await asyncio.to_thread(work)
 
 
+async def test_kafka_python_administers_configs_and_the_cluster(one: KafkaNode) -> None:
+    one.node.services.replicas.opening_count = one.node.services.replicas.open_count = 0
+
+    def work() -> None:
+        admin = KafkaAdminClient(bootstrap_servers=one.address)
+        try:
+            admin.alter_configs([Resource("TOPIC", "one", {"retention.ms": "5"})])
+            [described] = admin.describe_configs([Resource("TOPIC", "one")]).values()
+            assert described["one"]["retention.ms"]["value"] == "5"
+            assert admin.list_config_resources()
+            [page] = admin.describe_topic_partitions(["six"])["topics"]
+            assert len(page["partitions"]) == 6
+            assert admin.describe_metadata_quorum()["topics"][0]["partitions"][0]["leader_id"] == 1
+            assert admin.describe_log_dirs()
+            assert not admin.list_partition_reassignments()
+            partition = TopicPartition("one", 0)
+            admin.alter_partition_reassignments({partition: [1]})
+            admin.elect_leaders(0, {"one": [0]}, raise_errors=False)
+            assert admin.delete_records({partition: -1})[partition]["low_watermark"] == 0
+            spec = {partition: OffsetSpec.MAX_TIMESTAMP}
+            assert admin.list_partition_offsets(spec)[partition].offset == -1
+        finally:
+            admin.close()
+
+    await asyncio.to_thread(work)
+
+
 async def test_confluent_kafka_administers_topics(one: KafkaNode) -> None:
     def work() -> None:
-        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{one.listener.port}"})
+        admin = AdminClient({"bootstrap.servers": one.address})
         admin.create_topics([NewTopic("new", 2, 1, config={"retention.ms": "5"})])["new"].result(30)
         admin.create_partitions([NewPartitions("new", 4)])["new"].result(30)
         assert len(admin.list_topics(timeout=30).topics["new"].partitions) == 4
@@ -60,7 +89,7 @@ async def test_confluent_kafka_administers_topics(one: KafkaNode) -> None:
 
 
 async def test_aiokafka_administers_topics(one: KafkaNode) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=f"127.0.0.1:{one.listener.port}")
+    admin = AIOKafkaAdminClient(bootstrap_servers=one.address)
     await admin.start()
     try:
         await admin.create_topics([AioTopic("new", 2, 1)])
