@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from raftlog.broker.authorize import Authorize, allow_all
+from raftlog.broker.authorize import Authorize, Operation, Principal, Resource, allow_all
 from raftlog.broker.service import Broker
 from raftlog.coordinator.transaction import TransactionSettings
 from raftlog.coordinator.transaction_kind import TransactionCoordinator, transaction_kind
@@ -24,6 +24,7 @@ from raftlog.metadata.commands import KAFKA_ADDRESS_VERSION, RegisterBroker
 from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
+from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import BrokerId
 from raftlog.schema.codec import ELEMENTS_MAX
 from tests.broker.data_fakes import DataNode
@@ -190,6 +191,16 @@ async def _listening(
         broker.close()
     assert not failures
     assert broker.bytes_in_flight.used == 0, "bytes in flight leaked"
+
+
+def refusing(*refused: Operation) -> Authorize:
+    """Refuses these operations on everything."""
+
+    def authorize(_principal: Principal, operation: Operation, _resource: Resource) -> None:
+        if operation in refused:
+            raise LogError(FORBIDDEN)
+
+    return authorize
 
 
 def batch(*values: bytes) -> bytes:

@@ -1,0 +1,241 @@
+"""Admin APIs of configs, and rights: oldest and newest versions, an error for each item."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from raftlog.broker.authorize import Operation
+from raftlog.kafka.handlers import configs
+from raftlog.kafka.messages import (
+    alter_configs,
+    alter_partition_reassignments,
+    describe_configs,
+    describe_log_dirs,
+    describe_quorum,
+    elect_leaders,
+    incremental_alter_configs,
+    list_config_resources,
+    list_partition_reassignments,
+)
+from tests.kafka.peers import KafkaNode, RawClient, kafka_node, refusing
+
+TIMEOUT_MS = 30_000
+TOPIC, BROKER = 2, 4
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[KafkaNode]:
+    async with kafka_node() as node:
+        yield node
+
+
+@pytest.fixture
+async def client(one: KafkaNode) -> AsyncIterator[RawClient]:
+    async with one.client() as client:
+        yield client
+
+
+@pytest.fixture
+async def three() -> AsyncIterator[KafkaNode]:
+    async with kafka_node(brokers=3) as node:
+        yield node
+
+
+def described(*resources: tuple[int, str], keys: Any = None, **options: bool) -> Any:
+    return describe_configs.DescribeConfigsRequest(
+        tuple(
+            describe_configs.DescribeConfigsResource(kind, name, keys) for kind, name in resources
+        ),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("version", [1, 4])
+async def test_configs_are_described(one: KafkaNode, client: RawClient, version: int) -> None:
+    await one.node.metadata.alter_configs("one", {"retention.ms": "5"})
+    await one.node.metadata.alter_cluster_settings({"retention.ms": "6", "segment.ms": "7"})
+    details = {"include_documentation": True} if version >= 3 else {}
+    request = described((TOPIC, "one"), include_synonyms=True, **details)
+    [topic] = (await client.ask(request, version)).results
+    by_name = {config.name: config for config in topic.configs}
+    retention = by_name["retention.ms"]
+    assert (retention.value, retention.config_source) == ("5", configs.DYNAMIC_TOPIC)
+    assert [(one.value, one.source) for one in retention.synonyms][:2] == [
+        ("5", configs.DYNAMIC_TOPIC),
+        ("6", configs.DYNAMIC_DEFAULT_BROKER),
+    ]
+    assert by_name["segment.ms"].config_source == configs.DYNAMIC_DEFAULT_BROKER
+    assert not retention.read_only and not retention.is_sensitive
+    if version >= 3:
+        assert (retention.config_type, by_name["cleanup.policy"].config_type) == (5, 7)
+        assert retention.documentation
+
+
+@pytest.mark.parametrize("version", [1, 4])
+async def test_each_resource_has_an_outcome(
+    one: KafkaNode, client: RawClient, version: int
+) -> None:
+    await one.node.metadata.alter_cluster_settings({"retention.ms": "6", "group.max.size": "7"})
+    request = described(
+        (TOPIC, "one"),
+        (TOPIC, "missing"),
+        (BROKER, "1"),
+        (BROKER, ""),
+        (BROKER, "x"),
+        (8, "1"),
+        keys=("retention.ms", "group.max.size", "no.such"),
+    )
+    results = (await client.ask(request, version)).results
+    assert [row.error_code for row in results] == [0, 3, 0, 0, 42, 42]
+    found = [{config.name: config.value for config in row.configs} for row in results]
+    both = {"group.max.size": "7", "retention.ms": "6"}
+    assert found == [{"retention.ms": "6"}, {}, both, both, {}, {}]
+    assert not results[0].configs[0].synonyms
+
+
+async def test_an_answer_of_configs_is_bounded(
+    client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configs, "DESCRIBED_MAX", 1)
+    monkeypatch.setattr(configs, "CONFIGS_PER_TURN", 1)
+    results = (await client.ask(described((TOPIC, "one"), (TOPIC, "six")), 4)).results
+    assert [row.error_code for row in results] == [0, 42]
+
+
+def changed(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Any:
+    return incremental_alter_configs.AlterConfigsResource(
+        kind,
+        name,
+        tuple(incremental_alter_configs.AlterableConfig(*change) for change in changes),
+    )
+
+
+def incremental(*resources: Any, validate_only: bool = False) -> Any:
+    return incremental_alter_configs.IncrementalAlterConfigsRequest(resources, validate_only)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_configs_are_changed_one_by_one(
+    one: KafkaNode, client: RawClient, version: int
+) -> None:
+    async def change(*changes: tuple[str, int, str | None], **options: bool) -> int:
+        answer = await client.ask(incremental(changed(TOPIC, "one", *changes), **options), version)
+        code: int = answer.responses[0].error_code
+        return code
+
+    def own() -> dict[str, str]:
+        return dict(one.node.metadata.image.topic("one").configs)
+
+    assert await change(("retention.ms", 0, "5"), ("segment.ms", 0, "6")) == 0
+    assert await change(("retention.ms", 1, None), ("cleanup.policy", 2, "compact")) == 0
+    assert own() == {"segment.ms": "6", "cleanup.policy": "compact,delete"}
+    assert await change(("cleanup.policy", 3, "delete")) == 0
+    assert own() == {"segment.ms": "6", "cleanup.policy": "compact"}
+    assert await change(("segment.ms", 0, "7"), validate_only=True) == 0
+    assert await change(("segment.ms", 0, "x"), validate_only=True) == 40
+    assert await change(("segment.ms", 2, "7")) == 40
+    assert await change(("segment.ms", 0, None)) == 42
+    assert await change(("segment.ms", 9, "7")) == 42
+    assert await change(("segment.ms", 0, "7"), ("segment.ms", 1, None)) == 42
+    assert await change(("cleanup.policy", 3, "compact")) == 40
+    assert own() == {"segment.ms": "6", "cleanup.policy": "compact"}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_broker_configs_are_changed_for_all_brokers(
+    one: KafkaNode, client: RawClient, version: int
+) -> None:
+    setting = ("group.max.size", 0, "7")
+    request = incremental(
+        changed(BROKER, "", setting, ("cleanup.policy", 2, "compact")),
+        changed(BROKER, "1", setting),
+        changed(BROKER, "9", setting),
+        changed(8, "1", setting),
+        changed(TOPIC, "missing", ("retention.ms", 0, "5")),
+        changed(TOPIC, "six", ("retention.ms", 0, "5")),
+        changed(TOPIC, "six", ("retention.ms", 0, "6")),
+    )
+    responses = (await client.ask(request, version)).responses
+    assert [row.error_code for row in responses] == [0, 42, 42, 42, 3, 42]
+    assert one.node.metadata.image.cluster_settings == {
+        "group.max.size": "7",
+        "cleanup.policy": "compact,delete",
+    }
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_configs_are_replaced_as_a_whole(
+    one: KafkaNode, client: RawClient, version: int
+) -> None:
+    def whole(kind: int, name: str, *values: tuple[str, str | None]) -> Any:
+        return alter_configs.AlterConfigsResource(
+            kind, name, tuple(alter_configs.AlterableConfig(*value) for value in values)
+        )
+
+    metadata = one.node.metadata
+    await metadata.alter_configs("one", {"retention.ms": "5", "segment.ms": "6"})
+    await metadata.alter_cluster_settings({"retention.ms": "6", "group.max.size": "7"})
+    request = alter_configs.AlterConfigsRequest(
+        (
+            whole(TOPIC, "one", ("segment.ms", "7"), ("flush", "async")),
+            whole(TOPIC, "six", ("segment.ms", None)),
+            whole(TOPIC, "missing"),
+            whole(BROKER, "", ("group.max.size", "8")),
+            whole(BROKER, "1"),
+        )
+    )
+    for validate_only in (True, False):
+        asked = msgspec.structs.replace(request, validate_only=validate_only)
+        responses = (await client.ask(asked, version)).responses
+        assert [row.error_code for row in responses] == [0, 42, 3, 0, 42]
+        is_done = "flush" in metadata.image.topic("one").configs
+        assert is_done is not validate_only
+    assert metadata.image.topic("one").configs == {"segment.ms": "7", "flush": "async"}
+    assert metadata.image.cluster_settings == {"group.max.size": "8"}
+
+
+async def test_config_resources_are_listed(client: RawClient) -> None:
+    request = list_config_resources.ListConfigResourcesRequest()
+    assert (await client.ask(request, 0)).config_resources == ()
+    found = (await client.ask(request, 1)).config_resources
+    assert [(row.resource_type, row.resource_name) for row in found] == [
+        (TOPIC, "one"),
+        (TOPIC, "six"),
+        (BROKER, "1"),
+    ]
+    of_brokers = list_config_resources.ListConfigResourcesRequest((BROKER,))
+    assert len((await client.ask(of_brokers, 1)).config_resources) == 1
+    unknown = list_config_resources.ListConfigResourcesRequest((99,))
+    assert (await client.ask(unknown, 1)).error_code == 35
+
+
+async def test_what_needs_a_right_of_the_cluster_is_refused_with_its_code() -> None:
+    refused = refusing(
+        Operation.ALTER, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS
+    )
+    wanted = (elect_leaders.TopicPartitions("one", (0,)),)
+    async with kafka_node(authorize=refused) as one, one.client() as client:
+        answer = await client.ask(elect_leaders.ElectLeadersRequest(0, wanted), 0)
+        assert answer.replica_election_results[0].partition_result[0].error_code == 31
+        for request, version in (
+            (elect_leaders.ElectLeadersRequest(0, None), 2),
+            (alter_partition_reassignments.AlterPartitionReassignmentsRequest(), 1),
+            (list_partition_reassignments.ListPartitionReassignmentsRequest(), 0),
+            (describe_log_dirs.DescribeLogDirsRequest(), 3),
+            (describe_quorum.DescribeQuorumRequest(), 2),
+            (list_config_resources.ListConfigResourcesRequest(), 1),
+        ):
+            assert (await client.ask(request, version)).error_code == 31, request
+        changes = incremental(
+            changed(TOPIC, "one", ("segment.ms", 0, "5")),
+            changed(BROKER, "", ("segment.ms", 0, "5")),
+        )
+        assert [row.error_code for row in (await client.ask(changes, 1)).responses] == [29, 31]
+        assert [
+            row.error_code
+            for row in (await client.ask(described((TOPIC, "one"), (BROKER, "1")), 4)).results
+        ] == [29, 31]
