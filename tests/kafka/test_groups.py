@@ -22,7 +22,17 @@ from raftlog.kafka.messages.list_groups import ListGroupsRequest
 from raftlog.kafka.messages.offset_delete import OffsetDeleteRequest
 from raftlog.kafka.messages.offset_fetch import OffsetFetchRequest
 from raftlog.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from raftlog.record.errors import FORBIDDEN, LogError
+from raftlog.record.errors import (
+    DISK_FULL,
+    FORBIDDEN,
+    NO_CONTROLLER,
+    NO_LEADER,
+    NOT_ENOUGH_REPLICAS,
+    NOT_READY,
+    RETRIABLE,
+    ErrorEntry,
+    LogError,
+)
 from raftlog.record.types import TopicId
 from tests.kafka.offsets import commit_request, committed_codes
 from tests.kafka.peers import KafkaNode, RawClient, group_node
@@ -105,6 +115,25 @@ async def test_a_coordinator_without_a_listener_is_not_available() -> None:
         one.advertise(None)
         found = await client.ask(FindCoordinatorRequest("g"), 2)
         assert (found.error_code, found.node_id, found.port) == (15, -1, -1)
+
+
+@pytest.mark.parametrize(
+    "entry", [DISK_FULL, NO_CONTROLLER, NO_LEADER, NOT_ENOUGH_REPLICAS, NOT_READY, RETRIABLE]
+)
+async def test_clients_look_again_for_a_coordinator_that_is_away(entry: ErrorEntry) -> None:
+    async def away(*_: Any, **__: Any) -> bytes:
+        raise LogError(entry)
+
+    async with group_node() as one, one.client() as client:
+        one.node.services.coordinators.call = away
+        assert (await client.ask(beat(), 1)).error_code == 15
+        assert (await client.ask(JoinGroupRequest(GROUP, 60_000), 9)).error_code == 15
+        assert (await client.ask(SyncGroupRequest(GROUP), 5)).error_code == 15
+        assert (await client.ask(HeartbeatRequest(GROUP), 4)).error_code == 15
+        assert (await client.ask(LeaveGroupRequest(GROUP), 5)).error_code == 15
+        committed = await client.ask(commit_request(GROUP, {("one", 0): 3}), 9)
+        assert committed_codes(committed) == [15]
+        assert (await client.ask(OffsetFetchRequest(GROUP, None), 7)).error_code == 15
 
 
 # Modern members
