@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import ElectionType
+from confluent_kafka import ElectionType, KafkaException
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (
@@ -218,3 +218,99 @@ async def test_kafka_admin_clients_manage_a_node(node: tuple[LoneNode, str]) -> 
     assert [one.id for one in cluster.nodes] == [cluster.controller.id]
     admin.delete_topics([topic])[topic].result(DEADLINE_S)
     assert topic not in admin.list_topics(timeout=DEADLINE_S).topics
+
+
+def transactional(address: str, name: str) -> KafkaProducer:
+    producer = KafkaProducer({"bootstrap.servers": address, "transactional.id": name})
+    producer.init_transactions(DEADLINE_S)
+    return producer
+
+
+def write_transaction(producer: KafkaProducer, topic: str, word: bytes, *, is_commit: bool) -> None:
+    """One record to each partition."""
+    producer.begin_transaction()
+    for number in range(PARTITIONS):
+        producer.produce(topic, word, partition=number)
+    assert producer.flush(DEADLINE_S) == 0
+    end = producer.commit_transaction if is_commit else producer.abort_transaction
+    end(DEADLINE_S)
+
+
+async def test_transactions_of_kafka_clients_are_whole_for_every_reader(
+    node: tuple[LoneNode, str],
+) -> None:
+    process, address = node
+    await create(process, "whole")
+    producer = transactional(address, "whole")
+    for word, is_commit in ((b"a", True), (b"b", False), (b"c", True)):
+        write_transaction(producer, "whole", word, is_commit=is_commit)
+    # Fenced by a second one of the same id, in the middle of its transaction.
+    producer.begin_transaction()
+    producer.produce("whole", b"d", partition=0)
+    assert producer.flush(DEADLINE_S) == 0
+    other = transactional(address, "whole")
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(DEADLINE_S)
+    write_transaction(other, "whole", b"e", is_commit=True)
+    wanted = sorted([b"a", b"c", b"e"] * PARTITIONS)
+    rows = read_by_kafka(address, "whole", len(wanted))
+    assert sorted(row.value() for row in rows) == wanted
+    async with Consumer(bootstrap_servers=process.address, isolation="read_committed") as consumer:
+        consumer.assign([TopicPartition("whole", number) for number in range(PARTITIONS)])
+        await consumer.seek_to_beginning()
+        found: list[bytes] = []
+        while len(found) < len(wanted):
+            for some in (await consumer.getmany(timeout_ms=1_000)).values():
+                found += (row.value for row in some)
+    assert sorted(found) == wanted
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_group_reads_processes_and_writes_exactly_once(
+    node: tuple[LoneNode, str], protocol: str
+) -> None:
+    process, address = node
+    source, target, group = f"source-{protocol}", f"target-{protocol}", f"group-{protocol}"
+    for topic in (source, target):
+        await create(process, topic)
+    write_by_kafka(address, source)
+    producer = transactional(address, f"copy-{protocol}")
+    seen = 0
+    while seen < RECORDS:
+        # A member for each hundred records: the next one begins where the offsets say.
+        consumer = KafkaConsumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": group,
+                "group.protocol": protocol,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "fetch.queue.backoff.ms": 10,
+            }
+        )
+        consumer.subscribe([source])
+        copied = 0
+        deadline = time.monotonic() + DEADLINE_S
+        while copied < 100 and seen + copied < RECORDS:
+            assert time.monotonic() < deadline
+            rows = consumer.consume(50, timeout=1.0)
+            if not rows:
+                continue
+            producer.begin_transaction()
+            for row in rows:
+                assert row.error() is None, row.error()
+                producer.produce(target, row.value(), key=row.key(), partition=row.partition())
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()),
+                consumer.consumer_group_metadata(),
+                DEADLINE_S,
+            )
+            producer.commit_transaction(DEADLINE_S)
+            copied += len(rows)
+        seen += copied
+        consumer.close()
+    rows = read_by_kafka(address, target, RECORDS)
+    assert sorted(row.value() for row in rows) == sorted(b"v%d" % n for n in range(RECORDS))
+    async with Admin(bootstrap_servers=process.address) as admin:
+        groups = {one.group for one in (await admin.list_groups()).groups}
+    assert group in groups
