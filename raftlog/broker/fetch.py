@@ -121,13 +121,21 @@ class FetchService:
         *,
         any_replica: bool,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        chunk_bytes: int = FETCH_CHUNK_BYTES,
     ) -> MultiFetch:
         """Begin a fetch of `count` partitions, from replicas of this node.
 
-        Raises LogError INVALID_BODY for too many.
+        `chunk_bytes`: a listener that holds its whole answer takes larger chunks. Raises LogError
+        INVALID_BODY for too many.
         """
         self.settings.check_partition_count(count)
-        return MultiFetch(self, principal, any_replica=any_replica, isolation=isolation)
+        return MultiFetch(
+            self,
+            principal,
+            any_replica=any_replica,
+            isolation=isolation,
+            chunk_bytes=chunk_bytes,
+        )
 
     def partition(
         self, principal: Principal, topic: str, number: int, *, any_replica: bool = False
@@ -226,9 +234,11 @@ class MultiFetch:
         *,
         any_replica: bool,
         isolation: Isolation,
+        chunk_bytes: int,
     ) -> None:
         self._service = service
         self._isolation = isolation
+        self._chunk_bytes = chunk_bytes
         self._principal = principal
         self._any_replica = any_replica
         self._refusals: dict[str, LogError | None] = {}
@@ -307,7 +317,7 @@ class MultiFetch:
             for one in turns:
                 if one.chunks and min(bytes_left, one.bytes_left) <= 0:
                     continue
-                limit = min(FETCH_CHUNK_BYTES, bytes_left, one.bytes_left)
+                limit = min(self._chunk_bytes, bytes_left, one.bytes_left)
                 fetched = await self._next(one, limit)
                 size = len(fetched.data)
                 if size == 0 and one.chunks and one.error is None:
@@ -318,7 +328,7 @@ class MultiFetch:
                     bytes_left -= size
                     one.bytes_left -= size
                     # A read gives one batch at least: only a full chunk may be followed by another.
-                    if limit == FETCH_CHUNK_BYTES and one.offset < self._end(fetched):
+                    if limit == self._chunk_bytes and one.offset < self._end(fetched):
                         unfinished.append(one)
             turns = unfinished
 

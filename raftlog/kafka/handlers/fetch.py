@@ -32,6 +32,8 @@ INVALID_FETCH_SESSION_EPOCH: Final = 71
 FIRST_EPOCHS: Final = (-1, 0)
 """Session epochs of a full fetch: without a session, and to begin one, which we never do."""
 PARTITIONS_PER_TURN: Final = 256
+CHUNK_BYTES: Final = 1 << 20
+"""Clients ask for as much of a partition by default: one read, and no join."""
 
 
 class _Part:
@@ -58,7 +60,9 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
     broker = call.broker
     isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else _UNCOMMITTED
     count = sum(len(topic.partitions) for topic in request.topics)
-    plan = broker.fetch.fetch(call.principal, count, any_replica=False, isolation=isolation)
+    plan = broker.fetch.fetch(
+        call.principal, count, any_replica=False, isolation=isolation, chunk_bytes=CHUNK_BYTES
+    )
     topics: list[tuple[FetchTopic, str, list[_Part]]] = []
     parts: dict[tuple[str, int], _Part] = {}
     seen = 0
