@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from raftlog.broker.authorize import (
+    CLUSTER,
     Authorize,
     Operation,
     Principal,
@@ -48,21 +49,26 @@ from raftlog.coordinator.transaction_messages import (
     sink_shard_key,
 )
 from raftlog.metadata.image import TopicImage
+from raftlog.record.control import Marker
 from raftlog.record.coordinators import OFFSETS_TOPIC, partition_of
 from raftlog.record.errors import LogError
 from raftlog.record.types import NO_PRODUCER_ID, BrokerId, PartitionId
+from raftlog.storage.producer_state import ProducerDescription
 
 __all__ = [
     "VERSION_1",
     "VERSION_2",
     "Ended",
     "Initialized",
+    "Marker",
     "Producer",
     "TopicPartition",
     "TransactionDescription",
     "TransactionService",
 ]
 
+PRODUCERS_MAX: Final = 10_000
+"""Producers of one description."""
 CALL_S: Final = 10.0
 """Timeout of one call."""
 
@@ -148,6 +154,35 @@ class TransactionService:
     ) -> None:
         request = AddPartitions(transactional_id, producer, tuple(partitions))
         await self._call(request, shard_key(transactional_id), Done)
+
+    def producers(
+        self, principal: Principal, topic: str, partition: int
+    ) -> list[ProducerDescription]:
+        """The producers of a partition led here; those of open transactions first (KIP-664).
+
+        Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER.
+        """
+        self._authorize(principal, Operation.READ, topic_resource(topic))
+        return self._services.replicas.partition(topic, partition).producers(PRODUCERS_MAX)
+
+    async def write_marker(
+        self,
+        principal: Principal,
+        topic: str,
+        partition: int,
+        producer: Producer,
+        marker: Marker,
+    ) -> None:
+        """End a transaction in one partition led here, whatever its coordinator says.
+
+        For an operator who has found a transaction that its coordinator does not know (KIP-664).
+        Raises LogError.
+        """
+        self._authorize(principal, Operation.CLUSTER_ACTION, CLUSTER)
+        found = self._services.replicas.partition(topic, partition)
+        await self._services.partitions.transactions.write_marker(
+            found, producer.producer_id, producer.producer_epoch, marker, timeout_s=CALL_S
+        )
 
     async def end(
         self,

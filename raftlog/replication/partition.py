@@ -68,6 +68,7 @@ from raftlog.replication.verification import VerificationGuard
 from raftlog.replication.waiters import ReadWaiters
 from raftlog.storage.leader_epochs import EpochEndOffset
 from raftlog.storage.log import Log
+from raftlog.storage.producer_state import ProducerDescription
 from raftlog.storage.types import AppendResult, ReadResult
 
 __all__ = [
@@ -444,6 +445,11 @@ class Partition(Replica):
         """
         self.require_leader()
         return self.log.leader_epochs.end_offset_for(epoch, self.log.log_end_offset)
+
+    def producers(self, count_max: int) -> list[ProducerDescription]:
+        """The producers of this leader's log, of open transactions first. LogError NO_LEADER."""
+        self.require_leader()
+        return self.log.producers.described(count_max, self.log.shared.monotonic_ms())
 
     def _check_range(self, offset: Offset) -> None:
         if not self.log.log_start_offset <= offset <= self.log.log_end_offset:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -33,11 +33,12 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.header import TRANSACTIONAL_BIT, BatchHeader
-from raftlog.record.types import NO_PRODUCER_ID, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import NO_PRODUCER_ID, NO_SEQUENCE, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checksummed import Damaged, unwrap, wrap
 from raftlog.storage.producer_entry import (
     APPEND,
     NO_TIME,
+    SEQUENCES,
     Duplicate,
     MayBegin,
     Outcome,
@@ -98,6 +99,21 @@ class Truncation(StrEnum):
     """No remembered batch was truncated."""
     REBUILD = "rebuild"
     """Read the newest snapshot at or below the new end, then `update` for each later batch."""
+
+
+class ProducerDescription(NamedTuple):
+    """A producer of a partition, for operators."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    """-1: none in this epoch."""
+    idle_ms: int
+    """Since its newest batch."""
+    coordinator_epoch: int
+    """Of its newest marker; -1: none."""
+    transaction_start: int | None
+    """First offset of its open transaction; None: none is open."""
 
 
 class ProducerStates:
@@ -371,6 +387,23 @@ class ProducerStates:
         a truncation between.
         """
         return self._transactions.first_unstable(high_watermark)
+
+    def described(self, count_max: int, now_ms: int) -> list[ProducerDescription]:
+        """The producers, those with an open transaction first, then the newest; so many at most."""
+        now_ms += self._time_shift_ms
+        newest = reversed(self._producers.values())
+        ordered = sorted(newest, key=lambda one: not one.is_in_transaction)
+        return [
+            ProducerDescription(
+                one.producer_id,
+                one.epoch,
+                (one.next_sequence - 1) % SEQUENCES if one.batches else NO_SEQUENCE,
+                max(now_ms - one.seen_ms, 0),
+                one.coordinator_epoch,
+                one.transaction_start,
+            )
+            for one in ordered[:count_max]
+        ]
 
     def is_in_transaction(self, producer_id: ProducerId, epoch: ProducerEpoch) -> bool:
         """Whether the producer has an open transaction here, in this epoch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -25,6 +26,13 @@ from confluent_kafka.admin import (
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from bench.node import LoneNode
+from raftlog.kafka.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from raftlog.kafka.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+from tests.kafka.peers import RawClient
 
 DEADLINE_S = 60.0
 RECORDS = 300
@@ -314,3 +322,43 @@ async def test_a_group_reads_processes_and_writes_exactly_once(
     async with Admin(bootstrap_servers=process.address) as admin:
         groups = {one.group for one in (await admin.list_groups()).groups}
     assert group in groups
+
+
+async def ask(address: str, request: Any, version: int) -> Any:
+    """One request as raw frames, for APIs that no Python client has."""
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        return await RawClient(reader, writer).ask(request, version)
+    finally:
+        writer.close()
+
+
+async def test_an_open_transaction_is_found_and_ended_in_its_partition(
+    node: tuple[LoneNode, str],
+) -> None:
+    """As `kafka-transactions.sh` does it: describe producers, then write a marker."""
+    process, address = node
+    await create(process, "hanging")
+    producer = transactional(address, "hanging")
+    producer.begin_transaction()
+    producer.produce("hanging", b"x", partition=0)
+    assert producer.flush(DEADLINE_S) == 0
+    described = DescribeProducersRequest((TopicRequest("hanging", (0, 1, 9)),))
+    rows = (await ask(address, described, 0)).topics[0].partitions
+    assert [row.error_code for row in rows] == [0, 0, 3]
+    [state] = rows[0].active_producers
+    assert (state.last_sequence, state.current_txn_start_offset) == (0, 0)
+    assert abs(state.last_timestamp / 1000 - time.time()) < DEADLINE_S
+    assert not rows[1].active_producers
+    marker = WritableTxnMarker(
+        state.producer_id,
+        state.producer_epoch,
+        transaction_result=False,
+        topics=(WritableTxnMarkerTopic("hanging", (0,)),),
+        coordinator_epoch=max(state.coordinator_epoch, 0),
+    )
+    [result] = (await ask(address, WriteTxnMarkersRequest((marker,)), 1)).markers
+    assert result.topics[0].partitions[0].error_code == 0
+    rows = (await ask(address, described, 0)).topics[0].partitions
+    assert rows[0].active_producers[0].current_txn_start_offset == -1

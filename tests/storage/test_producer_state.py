@@ -417,3 +417,14 @@ def test_any_change_of_a_snapshot_is_noticed(data: st.DataObject) -> None:
     assert isinstance(ProducerStates.from_bytes(bytes(flipped), Offset(3), now_ms=0), Damaged)
     cut = data.draw(st.integers(0, len(encoded) - 1))
     assert isinstance(ProducerStates.from_bytes(encoded[:cut], Offset(3), now_ms=0), Damaged)
+
+
+def test_descriptions_begin_with_the_newest_and_are_bounded(partition: Partition) -> None:
+    partition.send(header(1, 0, 3))
+    partition.now_ms = 10
+    partition.send(header(2, 0))
+    partition.now_ms = 15
+    newest, oldest = partition.states.described(5, partition.now_ms)
+    assert newest == (2, 0, 0, 5, -1, None)
+    assert oldest == (1, 0, 2, 15, -1, None)
+    assert partition.states.described(1, partition.now_ms) == [newest]

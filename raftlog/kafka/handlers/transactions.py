@@ -18,12 +18,13 @@ from raftlog.broker.groups import Committer, OffsetToCommit, OpenTransaction
 from raftlog.broker.transactions import (
     VERSION_1,
     VERSION_2,
+    Marker,
     Producer,
     TopicPartition,
     TransactionDescription,
 )
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code
+from raftlog.kafka.handlers.names import NONE, cluster_code, code, code_of, coordinator_code
 from raftlog.kafka.messages.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -33,6 +34,13 @@ from raftlog.kafka.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopicResult,
+)
+from raftlog.kafka.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
 )
 from raftlog.kafka.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -52,6 +60,14 @@ from raftlog.kafka.messages.txn_offset_commit import (
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
+)
+from raftlog.kafka.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
 )
 from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
@@ -206,6 +222,71 @@ async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffs
             for topic in request.topics
         )
     )
+
+
+async def describe_producers(
+    call: Call, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    """61: the producers of partitions led here; `kafka-transactions` finds hanging ones by it."""
+    return DescribeProducersResponse(
+        topics=tuple(
+            TopicResponse(
+                topic.name,
+                tuple(_producers(call, topic.name, number) for number in topic.partition_indexes),
+            )
+            for topic in request.topics
+        )
+    )
+
+
+def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
+    try:
+        found = call.broker.transactions.producers(call.principal, topic, number)
+    except LogError as error:
+        return PartitionResponse(number, code(error), error.message)
+    now_ms = call.broker.clock.time_ms()
+    return PartitionResponse(
+        number,
+        NONE,
+        None,
+        tuple(
+            ProducerState(
+                one.producer_id,
+                one.producer_epoch,
+                one.last_sequence,
+                now_ms - one.idle_ms,
+                one.coordinator_epoch,
+                -1 if one.transaction_start is None else one.transaction_start,
+            )
+            for one in found
+        ),
+    )
+
+
+async def write_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    """27: an operator's abort of a transaction in single partitions (KIP-664)."""
+    return WriteTxnMarkersResponse(
+        tuple([await _marked(call, marker) for marker in request.markers])
+    )
+
+
+async def _marked(call: Call, wanted: WritableTxnMarker) -> WritableTxnMarkerResult:
+    producer = _producer(wanted.producer_id, wanted.producer_epoch)
+    marker = Marker(wanted.transaction_result, wanted.coordinator_epoch)
+    topics = []
+    for topic in wanted.topics:
+        rows = []
+        for number in topic.partition_indexes:
+            error_code = NONE
+            try:
+                await call.broker.transactions.write_marker(
+                    call.principal, topic.name, number, producer, marker
+                )
+            except LogError as error:
+                error_code = cluster_code(error)
+            rows.append(WritableTxnMarkerPartitionResult(number, error_code))
+        topics.append(WritableTxnMarkerTopicResult(topic.name, tuple(rows)))
+    return WritableTxnMarkerResult(wanted.producer_id, tuple(topics))
 
 
 async def describe(
