@@ -92,6 +92,24 @@ async def test_metadata_of_some_topics_by_name_and_id(one: KafkaNode, client: Ra
     assert (await client.ask(MetadataRequest(()), 12)).topics == ()
 
 
+async def test_metadata_tells_the_authorized_operations_on_request(client: RawClient) -> None:
+    plain = await client.ask(MetadataRequest(None), 8)
+    unknown = plain.topics[0].topic_authorized_operations
+    assert unknown == plain.cluster_authorized_operations == -(2**31)
+    answer = await client.ask(
+        MetadataRequest(
+            None,
+            include_cluster_authorized_operations=True,
+            include_topic_authorized_operations=True,
+        ),
+        8,
+    )
+    read, write, describe = 1 << 3, 1 << 4, 1 << 8
+    wanted = read | write | describe
+    assert all(topic.topic_authorized_operations & wanted == wanted for topic in answer.topics)
+    assert answer.cluster_authorized_operations & describe
+
+
 async def test_a_leader_without_kafka_listener_is_not_there_for_kafka_clients(
     one: KafkaNode, client: RawClient
 ) -> None:

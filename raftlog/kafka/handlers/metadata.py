@@ -6,7 +6,14 @@ from collections.abc import Collection
 from typing import Final
 
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import LISTENER_NOT_FOUND, NONE, code, endpoint
+from raftlog.kafka.handlers.names import (
+    LISTENER_NOT_FOUND,
+    NONE,
+    cluster_operations,
+    code,
+    endpoint,
+    topic_operations,
+)
 from raftlog.kafka.messages.metadata import (
     MetadataRequest,
     MetadataResponse,
@@ -26,6 +33,8 @@ from raftlog.record.types import BrokerId
 LEADER_NOT_AVAILABLE: Final = 5
 UNKNOWN_TOPIC_ID: Final = 100
 NO_CONTROLLER: Final = -1
+UNKNOWN_OPERATIONS: Final = -(2**31)
+"""Of a request that does not want to know the authorized operations."""
 PARTITIONS_PER_TURN: Final = 1_000
 """Partitions described in one turn of the event loop: 5 ms with their encoding."""
 
@@ -49,13 +58,20 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
         if count > PARTITIONS_PER_TURN:
             count = 0
             await broker.turns.wait()
-        described.append(_described(topic, brokers.keys()))
+        operations = UNKNOWN_OPERATIONS
+        if request.include_topic_authorized_operations:
+            operations = topic_operations(call, topic.name)
+        described.append(_described(topic, brokers.keys(), operations))
+    wants_operations = request.include_cluster_authorized_operations
     controller = broker.admin.controller_id()
     return MetadataResponse(
         brokers=tuple(brokers.values()),
         cluster_id=broker.cluster_id,
         controller_id=controller if controller in brokers else NO_CONTROLLER,
         topics=tuple(described),
+        cluster_authorized_operations=(
+            cluster_operations(call) if wants_operations else UNKNOWN_OPERATIONS
+        ),
     )
 
 
@@ -95,13 +111,16 @@ async def _missing(call: Call, name: str, may_create: bool) -> TopicImage | Meta
         return MetadataResponseTopic(code(error), name)
 
 
-def _described(topic: TopicImage, listening: Collection[BrokerId]) -> MetadataResponseTopic:
+def _described(
+    topic: TopicImage, listening: Collection[BrokerId], operations: int
+) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         NONE,
         topic.name,
         topic.topic_id,
         is_internal_topic(topic.name),
         tuple(_partition(row, listening) for row in topic.partitions),
+        operations,
     )
 
 
