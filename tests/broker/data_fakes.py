@@ -101,7 +101,7 @@ class MemoryLog:
     def _append(self, batch: RecordBatch, leader_epoch: LeaderEpoch) -> AppendResult:
         header = batch.header
         identity = (header.producer_id, header.producer_epoch)
-        if header.producer_id >= 0:
+        if header.producer_id >= 0 and header.base_sequence >= 0:
             nothing = AppendResult(Offset(0), Offset(0))
             base, count, result = self._producers.get(identity, (0, 0, nothing))
             if count and (header.base_sequence, header.record_count) == (base, count):
@@ -117,7 +117,7 @@ class MemoryLog:
         for callback in self.listeners.appended:
             callback(offset, self.log_end_offset, [data], len(data))
         result = AppendResult(offset, Offset(self.log_end_offset - 1), self.now_ms)
-        if header.producer_id >= 0:
+        if header.producer_id >= 0 and header.base_sequence >= 0:
             self._producers[identity] = (header.base_sequence, header.record_count, result)
         return result
 
