@@ -412,7 +412,7 @@ BLIND_SPOTS: Final = (
         "truncates-where-told",
         "A follower truncates where the leader says, whatever its own epochs are (KIP-279).",
         ((divergence, "truncation_point", _cut_where_told),),
-        1,
+        2,
         "failovers",
     ),
     BlindSpot(

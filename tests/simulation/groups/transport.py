@@ -272,8 +272,12 @@ class ClientTransport:
         ledger = self.face.ledger
         if isinstance(answer, LogError):
             # A lost answer may cost a member its epoch (FENCED_MEMBER_EPOCH), never its session.
-            # The refusal of a late copy reaches no client.
-            is_fenced = answer.entry in {UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH}
+            # The refusal of a late copy reaches no client. A mere heartbeat may meet an epoch that
+            # a late copy of an earlier one moved on: the member repeats all its state, and has lost
+            # nothing unless that report is refused, too.
+            is_fenced = answer.entry is UNKNOWN_MEMBER or (
+                answer.entry is FENCED_MEMBER_EPOCH and body.sequence > 0
+            )
             if is_fenced and is_newest and body.member_epoch > 0:
                 now_s = self.face.nodes.world.loop.now
                 ledger.fenced(group, body.member_id, now_s, answer.message)
