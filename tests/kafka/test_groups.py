@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from raftlog.broker.authorize import Operation, Principal, Resource, ResourceType
+from raftlog.kafka.handlers.names import UNKNOWN_OPERATIONS
 from raftlog.kafka.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from raftlog.kafka.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -38,6 +39,8 @@ from tests.kafka.offsets import commit_request, committed_codes
 from tests.kafka.peers import KafkaNode, RawClient, group_node
 
 GROUP: Final = "g"
+READ, DELETE, DESCRIBE = 1 << 3, 1 << 6, 1 << 8
+"""Bits of authorized operations: the codes are AclOperation's."""
 
 
 def beat(epoch: int = 0, member_id: str = "m", **fields: Any) -> ConsumerGroupHeartbeatRequest:
@@ -228,6 +231,10 @@ async def test_a_modern_group_is_described_to_those_that_ask_for_one(version: in
         described = await client.ask(DescribeGroupsRequest((GROUP,)), 6)
         assert described.groups[0].error_code == 69
 
+        assert found.authorized_operations == UNKNOWN_OPERATIONS
+        answer = await client.ask(ConsumerGroupDescribeRequest((GROUP,), True), version)
+        assert answer.groups[0].authorized_operations == READ | DELETE | DESCRIBE
+
 
 # All groups
 
@@ -249,6 +256,12 @@ async def test_classic_groups_are_described(version: int) -> None:
         assert (simple.error_code, simple.group_state, simple.members) == (0, "Empty", ())
         assert missing.group_state == "Dead"
         assert missing.error_code == (69 if version == 6 else 0)
+
+        assert classic.authorized_operations == UNKNOWN_OPERATIONS
+        wanting = DescribeGroupsRequest(names, include_authorized_operations=version >= 3)
+        classic, simple, _ = (await client.ask(wanting, version)).groups
+        expected = READ | DELETE | DESCRIBE if version >= 3 else UNKNOWN_OPERATIONS
+        assert classic.authorized_operations == simple.authorized_operations == expected
 
 
 @pytest.mark.parametrize("version", [0, 3])

@@ -20,6 +20,7 @@ from raftlog.kafka.handlers.names import (
     INVALID_REPLICATION_FACTOR,
     INVALID_REQUEST,
     NONE,
+    UNKNOWN_OPERATIONS,
     by,
     cluster_code,
     cluster_operations,
@@ -115,18 +116,13 @@ async def describe_cluster(call: Call, request: DescribeClusterRequest) -> Descr
     }
     controller = broker.admin.controller_id()
     wants_operations = request.include_cluster_authorized_operations
-    answer = DescribeClusterResponse(
+    return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
         controller_id=controller if controller in brokers else NO_CONTROLLER,
         brokers=tuple(brokers.values()),
-    )
-    if not wants_operations:
-        return answer
-    return DescribeClusterResponse(
-        cluster_id=answer.cluster_id,
-        controller_id=answer.controller_id,
-        brokers=answer.brokers,
-        cluster_authorized_operations=cluster_operations(call),
+        cluster_authorized_operations=(
+            cluster_operations(call) if wants_operations else UNKNOWN_OPERATIONS
+        ),
     )
 
 

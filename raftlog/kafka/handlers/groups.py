@@ -22,9 +22,11 @@ from raftlog.kafka.handlers.names import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_AUTHORIZATION_FAILED,
     NONE,
+    UNKNOWN_OPERATIONS,
     code,
     coordinator_code,
     endpoint,
+    group_operations,
 )
 from raftlog.kafka.messages.consumer_group_describe import (
     Assignment as DescribedAssignment,
@@ -199,11 +201,14 @@ async def describe_consumer_groups(
     call: Call, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     """69: modern groups with their members."""
-    found = [await _described_consumer(call, group_id) for group_id in request.group_ids]
+    wants = request.include_authorized_operations
+    found = [await _described_consumer(call, group_id, wants) for group_id in request.group_ids]
     return ConsumerGroupDescribeResponse(groups=tuple(found))
 
 
-async def _described_consumer(call: Call, group_id: str) -> DescribedConsumerGroup:
+async def _described_consumer(
+    call: Call, group_id: str, wants_operations: bool
+) -> DescribedConsumerGroup:
     try:
         found = await _consumer_group(call, group_id)
     except LogError as error:
@@ -217,7 +222,12 @@ async def _described_consumer(call: Call, group_id: str) -> DescribedConsumerGro
         found.assignment_epoch,
         found.assignor,
         tuple(_member(call, one) for one in found.members),
+        _operations(call, group_id, wants_operations),
     )
+
+
+def _operations(call: Call, group_id: str, wants_operations: bool) -> int:
+    return group_operations(call, group_id) if wants_operations else UNKNOWN_OPERATIONS
 
 
 async def _consumer_group(call: Call, group_id: str) -> ConsumerGroupDescription:
@@ -260,11 +270,14 @@ def _named(call: Call, topics: Iterable[TopicPartitions]) -> DescribedAssignment
 
 async def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
     """15: classic groups with their members. Others are missing here."""
-    found = [await _described_classic(call, group_id) for group_id in request.groups]
+    wants = request.include_authorized_operations
+    found = [await _described_classic(call, group_id, wants) for group_id in request.groups]
     return DescribeGroupsResponse(groups=tuple(found))
 
 
-async def _described_classic(call: Call, group_id: str) -> DescribedClassicGroup:
+async def _described_classic(
+    call: Call, group_id: str, wants_operations: bool
+) -> DescribedClassicGroup:
     try:
         found = await _classic_group(call, group_id)
     except LogError as error:
@@ -274,8 +287,11 @@ async def _described_classic(call: Call, group_id: str) -> DescribedClassicGroup
             )
         error_code = NONE if error.entry is UNKNOWN_GROUP else coordinator_code(error)
         return DescribedClassicGroup(error_code, group_id=group_id, group_state=DEAD)
+    operations = _operations(call, group_id, wants_operations)
     if found is None:
-        return DescribedClassicGroup(group_id=group_id, group_state=EMPTY)
+        return DescribedClassicGroup(
+            group_id=group_id, group_state=EMPTY, authorized_operations=operations
+        )
     return DescribedClassicGroup(
         group_id=group_id,
         group_state=found.state,
@@ -292,6 +308,7 @@ async def _described_classic(call: Call, group_id: str) -> DescribedClassicGroup
             )
             for one in found.members
         ),
+        authorized_operations=operations,
     )
 
 

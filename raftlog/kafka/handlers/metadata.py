@@ -9,6 +9,7 @@ from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import (
     LISTENER_NOT_FOUND,
     NONE,
+    UNKNOWN_OPERATIONS,
     cluster_operations,
     code,
     endpoint,
@@ -33,8 +34,6 @@ from raftlog.record.types import BrokerId
 LEADER_NOT_AVAILABLE: Final = 5
 UNKNOWN_TOPIC_ID: Final = 100
 NO_CONTROLLER: Final = -1
-UNKNOWN_OPERATIONS: Final = -(2**31)
-"""Of a request that does not want to know the authorized operations."""
 PARTITIONS_PER_TURN: Final = 1_000
 """Partitions described in one turn of the event loop: 5 ms with their encoding."""
 

@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from raftlog.broker.authorize import CLUSTER, Operation, Resource, topic_resource
+from raftlog.broker.authorize import (
+    CLUSTER,
+    Operation,
+    Resource,
+    group_resource,
+    topic_resource,
+)
 from raftlog.broker.service import Broker
 from raftlog.kafka.call import Call
 from raftlog.metadata.image import BrokerImage
@@ -75,6 +81,9 @@ _OF_CLUSTER: Final = (
     Operation.ALTER_CONFIGS,
     Operation.IDEMPOTENT_WRITE,
 )
+_OF_GROUPS: Final = (Operation.READ, Operation.DELETE, Operation.DESCRIBE)
+UNKNOWN_OPERATIONS: Final = -(1 << 31)
+"""Of a request that does not want to know the authorized operations."""
 
 _ABSENT: Final = frozenset(
     entry.code
@@ -158,6 +167,11 @@ def topic_operations(call: Call, name: str) -> int:
 def cluster_operations(call: Call) -> int:
     """The same of the cluster."""
     return _permitted(call, CLUSTER, _OF_CLUSTER)
+
+
+def group_operations(call: Call, group_id: str) -> int:
+    """The same of a group."""
+    return _permitted(call, group_resource(group_id), _OF_GROUPS)
 
 
 def _permitted(call: Call, resource: Resource, operations: Iterable[Operation]) -> int:
