@@ -72,10 +72,10 @@ class _PlacedCluster(LocalCluster):
         nodes: int,
         flush: Flush,
         arguments: Sequence[str],
+        kafka: bool,
     ) -> None:
-        # No Kafka listeners: the program may be an older release, without their flag.
         super().__init__(
-            directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments, kafka=False
+            directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments, kafka=kafka
         )
         self._program = tuple(program)
         self._places = dict(enumerate(places, start=1))
@@ -204,7 +204,9 @@ class ClusterProcesses:
         program: Sequence[str] = SERVE,
         arguments: Sequence[str] = (),
         places: Sequence[Place] = (),
+        kafka: bool = False,
     ) -> None:
+        # Kafka listeners only where they are wanted: `program` may be a release without them.
         self.local = _PlacedCluster(
             directory,
             program=program,
@@ -212,10 +214,18 @@ class ClusterProcesses:
             nodes=count,
             flush=flush,
             arguments=arguments,
+            kafka=kafka,
         )
         self.nodes: dict[int, ClusterNode] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster manager")
+
+    @property
+    def kafka_servers(self) -> str:
+        """The Kafka listeners of all nodes, as `bootstrap.servers`."""
+        manifest = self.local.manifest
+        addresses = (manifest.kafka_address(entry) for entry in manifest.nodes)
+        return ",".join(address for address in addresses if address is not None)
 
     @property
     def secret(self) -> str:

@@ -19,9 +19,9 @@ from raftlog.cluster.manifest import Flush
 
 SUITES = (
     *("limits", "throughput", "latency", "rest", "footprint", "quorum"),
-    *("cluster", "groups", "transactions", "spark"),
+    *("cluster", "groups", "transactions", "kafka", "spark"),
 )
-NOT_QUICK = {"groups", "transactions", "spark"}
+NOT_QUICK = {"groups", "transactions", "kafka", "spark"}
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 1
 """Enough to compare two trees."""
@@ -52,10 +52,16 @@ QUICK_TRIALS = 1
     "--perf", is_flag=True, help="Show processor time by function (`cluster --only produce`)."
 )
 @click.option(
+    "--kafka-classpath",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with the classpath of Apache Kafka (kafka_2.13 and kafka-tools, as "
+    "`mvn dependency:build-classpath` writes it): `kafka` measures it beside.",
+)
+@click.option(
     "--quick",
     is_flag=True,
     help="One short run, in four minutes, to compare two trees; of all suites but groups, "
-    "transactions and spark, unless they are named.",
+    "transactions, kafka and spark, unless they are named.",
 )
 @click.option(
     "--output", default="bench/results", show_default=True, type=click.Path(path_type=Path)
@@ -69,6 +75,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     trials: int,
     gb: float,
     perf: bool,
+    kafka_classpath: Path | None,
     quick: bool,
     output: Path,
 ) -> None:
@@ -82,7 +89,9 @@ def main(  # noqa: PLR0917 - click passes them by name
         parts = choose_parts(only, [part for each in own for part in each])
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from None
-    options = Options(flush, runs, scale, trials, gb, with_perf=perf)
+    options = Options(
+        flush, runs, scale, trials, gb, with_perf=perf, kafka_classpath=kafka_classpath
+    )
     facts = machine()
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, flush={flush}")
     results: list[Result] = []

@@ -12,6 +12,9 @@ from types import FrameType
 from typing import Final
 
 from bench.coordination import groups, takeover, transactions
+from bench.kafka import faults
+from bench.kafka import lone as kafka_lone
+from bench.kafka import suite as kafka_clients
 from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
@@ -49,6 +52,13 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "idempotence": transactions.idempotence,
         "exactly-once": transactions.exactly_once,
         "txn-coordinator-kill": takeover.transactions_killed,
+    },
+    "kafka": {
+        "clients-produce": kafka_clients.produce,
+        "clients-consume": kafka_clients.consume,
+        "kafka-lone": kafka_lone.lone_requests,
+        "kafka-leader-kill": faults.leader_kill,
+        "kafka-idle": kafka_lone.idle,
     },
     "spark": {
         "start": starting.start,

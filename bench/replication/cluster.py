@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -48,6 +49,8 @@ class Options:
     trials: int = 30
     gigabytes: float = 1.0
     with_perf: bool = False
+    kafka_classpath: Path | None = None
+    """A file with the classpath of Apache Kafka, to be measured beside."""
 
 
 class Row(NamedTuple):

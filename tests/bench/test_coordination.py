@@ -38,7 +38,9 @@ async def test_operations_that_began_before_the_moment_do_not_count() -> None:
 
 def test_parts_of_both_suites_have_names_of_their_own() -> None:
     names = [
-        part for suite in ("cluster", "groups", "transactions", "spark") for part in PARTS[suite]
+        part
+        for suite in ("cluster", "groups", "transactions", "kafka", "spark")
+        for part in PARTS[suite]
     ]
     assert len(names) == len(set(names))
     own = [*PARTS["groups"], *PARTS["transactions"]]

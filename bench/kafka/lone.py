@@ -1,0 +1,201 @@
+"""`scripts/bench kafka`, of one node: lone acknowledged Produce requests, and the idle listener."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from typing import Final, cast
+
+from bench.node import LoneNode, data_directory, free_port
+from bench.replication.cluster import Options, run_workload
+from bench.report import Result
+from raftlog.kafka.apis import APIS
+from raftlog.kafka.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from raftlog.record.codec import BatchBuilder
+from raftlog.schema.codec import ELEMENTS_MAX
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.load import payload
+
+TOPIC: Final = "lone"
+PARTITIONS: Final = 16
+CONNECTIONS: Final = 32
+SECONDS: Final = 5.0
+PRODUCE_KEY: Final = 0
+VERSION: Final = 9
+IDLE_CONNECTIONS: Final = 1_000
+SETTLE_S: Final = 3.0
+MIB: Final = 1 << 20
+KIB: Final = 1 << 10
+
+
+class _Connection(asyncio.Protocol):
+    """Sends one request again as soon as it is answered, until the end."""
+
+    def __init__(self, request: bytes, end_s: float) -> None:
+        self._request = request
+        self._end_s = end_s
+        self._received = bytearray()
+        self._sent_s = 0.0
+        self.seconds: list[float] = []
+        self.answer = b""
+        """The last one."""
+        self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) < 4:
+            return
+        (size,) = struct.unpack_from(">i", self._received)
+        if len(self._received) < 4 + size:
+            return
+        self.seconds.append(time.perf_counter() - self._sent_s)
+        self.answer = bytes(self._received[4:])
+        self._received.clear()
+        if time.perf_counter() < self._end_s:
+            self._send()
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None and self.answer:
+            self.is_over.set_result(None)
+        else:
+            self.is_over.set_exception(exc or ConnectionError("closed without an answer"))
+
+    def _send(self) -> None:
+        self._sent_s = time.perf_counter()
+        self._transport.write(self._request)
+
+
+async def load(port: int, connections: int, seconds: float) -> tuple[float, Latencies]:
+    """Requests a second, and how long each took. Raises RuntimeError for an error answer."""
+    loop = asyncio.get_running_loop()
+    started = time.perf_counter()
+    opened = [
+        await loop.create_connection(
+            lambda partition=number % PARTITIONS: _Connection(
+                _request(partition), started + seconds
+            ),
+            "127.0.0.1",
+            port,
+        )
+        for number in range(connections)
+    ]
+    clients = [protocol for _, protocol in opened]
+    await asyncio.gather(*(one.is_over for one in clients))
+    elapsed = time.perf_counter() - started
+    for one in clients:
+        answer = APIS[PRODUCE_KEY].response_codec(VERSION).decode(one.answer, 5, ELEMENTS_MAX)
+        assert isinstance(answer, ProduceResponse)
+        code = answer.responses[0].partition_responses[0].error_code
+        if code:
+            raise RuntimeError(f"a record was refused with Kafka's code {code}")
+    samples = [value for one in clients for value in one.seconds]
+    return len(samples) / elapsed, Latencies.from_seconds(samples)
+
+
+def _request(partition: int) -> bytes:
+    """The frame of one record of 100 B, `acks=all`."""
+    builder = BatchBuilder()
+    builder.append(None, None, payload(100))
+    data = (PartitionProduceData(partition, builder.build()),)
+    message = ProduceRequest(None, -1, 30_000, (TopicProduceData(TOPIC, None, data),))
+    body = APIS[PRODUCE_KEY].request_codec(VERSION).encode(message)
+    head = struct.pack(">hhih", PRODUCE_KEY, VERSION, 1, 5) + b"bench" + b"\0"
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def lone_requests(options: Options) -> list[Result]:
+    """One node; each connection waits for its acknowledgement."""
+    seconds = max(1.0, SECONDS * options.scale)
+    given = {"connections": CONNECTIONS}
+    rate = Result("Kafka listener: lone records, acks=all", "/s", [], 10_000, False, given)
+    latency = Result("Kafka listener: lone record, one connection, p50", "ms", [], 0.35, True)
+    with data_directory() as directory:
+        port = free_port()
+        node = LoneNode(directory, options.flush, arguments=("--kafka-listen", f"127.0.0.1:{port}"))
+        node.start()
+        try:
+            node.create_topic(TOPIC, PARTITIONS)
+            run_workload(load(port, CONNECTIONS, seconds))  # to warm up
+            for _ in range(options.runs):
+                before = node.cpu_seconds()
+                found, latencies = run_workload(load(port, CONNECTIONS, seconds))
+                used = node.cpu_seconds() - before
+                rate.runs.append(found)
+                rate.details["node, us each"] = used / latencies.count * 1e6
+                rate.details.update(latencies.as_fields("latency"))
+                _, alone = run_workload(load(port, 1, seconds))
+                latency.runs.append(alone.percentiles["50pct"])
+                latency.details.update(alone.as_fields("latency"))
+        finally:
+            node.stop()
+    return [rate, latency]
+
+
+def idle(options: Options) -> list[Result]:
+    """Memory of an idle node: without a listener, with it, and with idle connections."""
+    listener = Result("Kafka listener: idle memory", "MiB", [], 2.0, True)
+    each = Result("Kafka listener: idle connection", "KiB", [], 30.0, True)
+    for _ in range(options.runs):
+        without = _idle_bytes(options, None)[0]
+        port = free_port()
+        idle_bytes, connected_bytes = _idle_bytes(options, port)
+        listener.runs.append((idle_bytes - without) / MIB)
+        each.runs.append((connected_bytes - idle_bytes) / KIB / IDLE_CONNECTIONS)
+        listener.details["MiB without"] = without / MIB
+    return [listener, each]
+
+
+def _idle_bytes(options: Options, port: int | None) -> tuple[int, int]:
+    """Resident bytes of a fresh node: idle, and with connections of one request each."""
+    arguments = () if port is None else ("--kafka-listen", f"127.0.0.1:{port}")
+    with data_directory() as directory:
+        node = LoneNode(directory, options.flush, arguments=arguments)
+        node.start()
+        try:
+            time.sleep(SETTLE_S)
+            idle_bytes = node.rss_bytes()
+            if port is None:
+                return idle_bytes, idle_bytes
+            # ApiVersions 0, as each client's first request.
+            request = struct.pack(">ihhih", 10, 18, 0, 1, 0)
+            sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(1)]
+            try:
+                sockets[0].sendall(request)
+                _receive(sockets[0])
+                idle_bytes = node.rss_bytes()
+                for _ in range(IDLE_CONNECTIONS):
+                    client = socket.create_connection(("127.0.0.1", port))
+                    sockets.append(client)
+                    client.sendall(request)
+                    _receive(client)
+                time.sleep(SETTLE_S)
+                return idle_bytes, node.rss_bytes()
+            finally:
+                for client in sockets:
+                    client.close()
+        finally:
+            node.stop()
+
+
+def _receive(client: socket.socket) -> bytes:
+    """One whole answer."""
+    received = b""
+    while len(received) < 4 or len(received) < 4 + struct.unpack_from(">i", received)[0]:
+        data = client.recv(64 * KIB)
+        if not data:
+            raise ConnectionError("the listener closed the connection")
+        received += data
+    return received

@@ -1,0 +1,226 @@
+"""`scripts/bench kafka`: Kafka's clients produce and consume, beside Apache Kafka."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.cluster_processes import ClusterProcesses
+from bench.kafka.peer import KafkaPeer, classpath_of, java, running_peer
+from bench.node import data_directory
+from bench.replication.cluster import NODES, PARTITIONS, Options
+from bench.report import Result
+
+SIZES: Final = (100, 1000)
+COUNTS: Final[Mapping[str, Mapping[int, int]]] = {
+    "librdkafka": {100: 5_000_000, 1000: 1_000_000},
+    "confluent": {100: 2_000_000, 1000: 500_000},
+    "aiokafka": {100: 300_000, 1000: 150_000},
+    "java": {100: 3_000_000, 1000: 500_000},
+}
+"""Records of one run, by client and size: some seconds each."""
+WARM_UP_SHARE: Final = 0.5
+"""Of a run, before the first: Kafka's JVM compiles while it is used."""
+WORKLOAD_TIMEOUT_S: Final = 600.0
+ADMIN_TIMEOUT_S: Final = 60.0
+PERFORMANCE: Final = "rdkafka_performance"
+"""librdkafka's own performance program (its examples/), if it is installed."""
+_MS: Final = re.compile(r"delivered .* in (\d+)ms")
+_JAVA_RATE: Final = re.compile(r"([\d.]+) records/sec")
+
+
+@dataclass(frozen=True)
+class System:
+    """A running cluster."""
+
+    name: str
+    servers: str
+
+
+@dataclass(frozen=True)
+class Client:
+    """One of Kafka's clients, measured: `run` returns records a second."""
+
+    name: str
+    goals: Mapping[str, float]
+    """raftlog's rate by Kafka's: by workload."""
+    run: Callable[[System, str, str, int, int], float]
+
+
+def produce(options: Options) -> list[Result]:
+    """Kafka's clients produce."""
+    return _measure("produce", options)
+
+
+def consume(options: Options) -> list[Result]:
+    """Kafka's clients read what was produced."""
+    return _measure("consume", options)
+
+
+def _measure(workload: str, options: Options) -> list[Result]:
+    with _systems(options) as systems:
+        clients = [one for one in _clients(options) if workload in one.goals]
+        results: list[Result] = []
+        for client in clients:
+            for size in SIZES:
+                results += _compare(client, workload, size, systems, options)
+    return results
+
+
+def _compare(
+    client: Client, workload: str, size: int, systems: Sequence[System], options: Options
+) -> list[Result]:
+    """Runs of the systems in turn."""
+    count = max(1000, int(COUNTS[client.name][size] * options.scale))
+    named = f"{client.name}: {workload} {size} B"
+    found = {
+        one.name: Result(f"{named}, {one.name}", "records/s", [], None, False, {"records": count})
+        for one in systems
+    }
+    for number in range(-1, options.runs):
+        records = int(count * WARM_UP_SHARE) if number < 0 else count
+        for system in systems:
+            topic = f"{client.name}-{workload}-{size}-{number + 1}"
+            _create(system, topic)
+            if workload == "consume":
+                _fill(system, topic, size, records)
+            rate = client.run(system, workload, topic, size, records)
+            if number >= 0:
+                found[system.name].runs.append(rate)
+            _delete(system, topic)
+    for result in found.values():
+        print(f"{result.name}: {result.median:,.0f} records/s {result.runs}", flush=True)
+    if len(systems) == 1:
+        return [*found.values()]
+    ours, theirs = (found[one.name].runs for one in systems)
+    ratio = Result(
+        f"{named}, by Kafka's",
+        "ratio",
+        [own / other for own, other in zip(ours, theirs, strict=True)],
+        client.goals[workload],
+    )
+    print(f"{ratio.name}: {statistics.median(ratio.runs):.2f}", flush=True)
+    return [*found.values(), ratio]
+
+
+@contextmanager
+def _systems(options: Options) -> Iterator[list[System]]:
+    """raftlog, and Apache Kafka if there is its classpath. All run, one is used at a time."""
+    with ExitStack() as stack:
+        directory = stack.enter_context(data_directory())
+        processes = stack.enter_context(
+            ClusterProcesses(directory, NODES, flush=options.flush, kafka=True)
+        )
+        processes.start()
+        processes.wait_quiet()
+        systems = [System("raftlog", processes.kafka_servers)]
+        if options.kafka_classpath is not None:
+            beside = stack.enter_context(data_directory())
+            peer: KafkaPeer = stack.enter_context(
+                running_peer(beside, classpath_of(options.kafka_classpath))
+            )
+            systems.append(System("Kafka", peer.servers))
+        yield systems
+
+
+def _clients(options: Options) -> list[Client]:
+    clients = [
+        Client("confluent", {"produce": 1.2, "consume": 1.0}, _by_python),
+        Client("aiokafka", {"produce": 1.2, "consume": 1.0}, _by_python),
+    ]
+    if shutil.which(PERFORMANCE):
+        clients.insert(0, Client("librdkafka", {"produce": 1.5}, _by_librdkafka))
+    else:
+        print(f"left out: {PERFORMANCE} is not installed (librdkafka's examples)", flush=True)
+    if options.kafka_classpath is not None and shutil.which("java"):
+        by_java = _JavaTools(classpath_of(options.kafka_classpath))
+        clients.append(Client("java", {"produce": 1.2, "consume": 1.0}, by_java.run))
+    else:
+        print("left out: Kafka's own performance tools (no --kafka-classpath, or no Java)")
+    return clients
+
+
+def _by_python(system: System, workload: str, topic: str, size: int, count: int) -> float:
+    given = {
+        "servers": system.servers,
+        "topic": topic,
+        "size": size,
+        "count": count,
+        "partitions": PARTITIONS,
+    }
+    client = topic.partition("-")[0]
+    command = [sys.executable, "-m", "bench.kafka.programs", client, workload, json.dumps(given)]
+    return count / float(json.loads(_output(command))["seconds"])
+
+
+def _by_librdkafka(system: System, _workload: str, topic: str, size: int, count: int) -> float:
+    command = [PERFORMANCE, "-P", "-t", topic, "-s", str(size), "-c", str(count), "-u"]
+    settings = ("enable.idempotence=true", "acks=all", "queue.buffering.max.messages=500000")
+    command += ["-b", system.servers, *(part for one in settings for part in ("-X", one))]
+    output = _output(command)
+    match = _MS.findall(output)
+    if not match:
+        raise RuntimeError(f"{PERFORMANCE}: {output[-2000:]}")
+    return count / (int(match[-1]) / 1000)
+
+
+class _JavaTools:
+    """ProducerPerformance and ConsumerPerformance."""
+
+    def __init__(self, classpath: str) -> None:
+        self._classpath = classpath
+
+    def run(self, system: System, workload: str, topic: str, size: int, count: int) -> float:
+        """Records a second, as the tool reports them."""
+        if workload == "produce":
+            tool = (
+                *("org.apache.kafka.tools.ProducerPerformance", "--topic", topic),
+                *("--num-records", str(count), "--record-size", str(size), "--throughput", "-1"),
+                *("--producer-props", f"bootstrap.servers={system.servers}", "acks=all"),
+            )
+            output = _output(java(self._classpath, *tool))
+            return float(_JAVA_RATE.findall(output)[-1])
+        tool = (
+            *("org.apache.kafka.tools.ConsumerPerformance", "--topic", topic),
+            *("--num-records", str(count), "--bootstrap-server", system.servers),
+            *("--timeout", "60000", "--hide-header"),
+        )
+        # The last column: records a second while fetching, without the time to join the group.
+        return float(_output(java(self._classpath, *tool)).strip().splitlines()[-1].split(",")[-1])
+
+
+def _output(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=WORKLOAD_TIMEOUT_S
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[:4]}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _create(system: System, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": system.servers, "log_level": 0})
+    config = {"min.insync.replicas": "2"}
+    wanted = NewTopic(topic, PARTITIONS, NODES, config=config)
+    admin.create_topics([wanted])[topic].result(ADMIN_TIMEOUT_S)
+
+
+def _delete(system: System, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": system.servers, "log_level": 0})
+    admin.delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
+
+
+def _fill(system: System, topic: str, size: int, count: int) -> None:
+    given = {"servers": system.servers, "topic": topic, "size": size, "count": count}
+    command = [sys.executable, "-m", "bench.kafka.programs", "confluent", "produce"]
+    _output([*command, json.dumps({**given, "partitions": PARTITIONS})])
