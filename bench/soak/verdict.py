@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -21,7 +21,7 @@ from bench.soak.recording import FINAL, Recorder, operations, partition_name, pa
 from raftlog.record.batch import iterate_headers
 from raftlog.record.errors import LogError
 from tests.verification.log_checker import check
-from tests.verification.log_history import ACKS_ALL, FinalRead, Send
+from tests.verification.log_history import ACKS_ALL, FinalRead, Operation, Send
 
 FINAL_TIMEOUT_S: Final = 120.0
 RESUME_S_MAX: Final = 10.0
@@ -212,13 +212,16 @@ def judge(history: Path, faults: Sequence[Fault]) -> Verdict:
         if len(anomalies) > ANOMALIES_KEPT_MAX:
             anomalies[ANOMALIES_KEPT_MAX:] = [f"and {len(anomalies)} in all in {partition}"]
         verdict.anomalies += anomalies
-        _measure(verdict, history, partition, faults)
+        measure(verdict, operations(history, partition), partition, faults)
     return verdict
 
 
-def _measure(verdict: Verdict, history: Path, partition: str, faults: Sequence[Fault]) -> None:
+def measure(
+    verdict: Verdict, history: Iterable[Operation], partition: str, faults: Sequence[Fault]
+) -> None:
+    """Add one partition's counts, gaps and late resumptions to the verdict."""
     acked: list[int] = []
-    for operation in operations(history, partition):
+    for operation in history:
         if isinstance(operation, Send):
             verdict.sends += len(operation.values)
             if operation.outcome == "ok" and operation.acks == ACKS_ALL:
