@@ -100,6 +100,8 @@ class KafkaOrder(msgspec.Struct, frozen=True):
     """Records a second of a writer or transactor."""
     message_timeout_ms: int = 120_000
     """Of a writer: a value that is not acknowledged by then has an unknown outcome."""
+    is_once: bool = True
+    """Whether every value must be in the log once, in order: no epoch of the producer ends."""
     protocol: Protocol = "classic"
     """Of a processor's group."""
 
@@ -135,6 +137,7 @@ class Writing:
         self.waiting = 0
         self.transaction = ""
         self.fatal: KafkaError | None = None
+        self._is_once = order.is_once
         self._producer = Producer(
             {
                 "bootstrap.servers": order.servers,
@@ -159,6 +162,8 @@ class Writing:
             producer=self.journal.session,
             values=(value,),
             invoked=self.journal.step(),
+            idempotent=self._is_once,
+            repeated=not self._is_once,
             transaction=transaction,
         )
         self.journal.add(send)

@@ -20,6 +20,7 @@ from bench.soak.nemesis import Fault
 from bench.soak.recording import FINAL, Recorder, operations, partition_name, partitions_in
 from raftlog.record.batch import iterate_headers
 from raftlog.record.errors import LogError
+from raftlog.record.header import BatchHeader
 from tests.verification.log_checker import check
 from tests.verification.log_history import ACKS_ALL, FinalRead, Operation, Send
 
@@ -166,6 +167,39 @@ def compare_files(data_dirs: Mapping[int, Path], topic_id: str = "*") -> list[st
         if len({_digest(path) for path in paths.values()}) > 1:
             differing.append(f"the files of {name} differ: {_difference(paths)}")
     return differing
+
+
+def check_sequences(data_dir: Path, topic_id: str) -> list[str]:
+    """The batches of a topic's replicas that break the sequences of their producers."""
+    faults: list[str] = []
+    for replica in sorted((data_dir / "replicas" / topic_id).glob("*")):
+        headers = (header for _, header in iterate_headers(b"".join(_chunks(replica))))
+        found = list(sequence_faults(headers))
+        faults += [f"partition {replica.name} of {topic_id}: {one}" for one in found]
+    return faults
+
+
+def sequence_faults(headers: Iterable[BatchHeader]) -> Iterator[str]:
+    """Each batch of a log that does not continue its producer's sequence.
+
+    Within an epoch the sequence is without gaps and repetitions, from 0 on, and no batch of an
+    older epoch follows. A client that begins an epoch may send again: only the client knows.
+    """
+    expected: dict[int, tuple[int, int]] = {}
+    for header in headers:
+        if header.producer_id < 0 or header.is_control:
+            continue
+        epoch, following = expected.get(header.producer_id, (-1, 0))
+        if header.producer_epoch < epoch:
+            yield f"{header} is behind epoch {epoch}"
+            continue
+        wanted = following if header.producer_epoch == epoch else 0
+        if header.base_sequence != wanted:
+            yield f"{header} does not begin at sequence {wanted}"
+        expected[header.producer_id] = (
+            header.producer_epoch,
+            header.base_sequence + header.record_count,
+        )
 
 
 def _chunks(replica: Path) -> Iterator[bytes]:
