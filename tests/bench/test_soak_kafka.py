@@ -161,7 +161,7 @@ def swap_two_records_of_a_producer(world: World) -> None:
         records[2], records[3] = (2, records[3][1]), (3, records[2][1])
 
     everywhere(world, LONE_0, swap)
-    # Only their order is wrong: the producer was not told their offsets.
+    # Only their order is wrong: their acknowledgements had no offsets.
     world.sends[2:4] = [replace(one, offset=None) for one in world.sends[2:4]]
 
 
