@@ -28,15 +28,6 @@ from bench.soak import verdict as verdicts
 from bench.soak.chain import is_undecided
 from bench.soak.chain_clients import read_topic
 from bench.soak.client_processes import ClientProcesses
-from bench.soak.kafka_clients import (
-    INPUT,
-    LONE,
-    PARTITIONS,
-    PROTOCOLS,
-    TOPICS,
-    KafkaOrder,
-    group_of,
-)
 from bench.soak.kafka_history import EVENTS, all_operations, events, latest
 from bench.soak.kafka_readers import (
     ISOLATIONS,
@@ -44,6 +35,15 @@ from bench.soak.kafka_readers import (
     KafkaReader,
     follow_by_python,
     read_doors,
+)
+from bench.soak.kafka_topics import (
+    INPUT,
+    LONE,
+    PARTITIONS,
+    PROTOCOLS,
+    TOPICS,
+    KafkaOrder,
+    group_of,
 )
 from bench.soak.kafka_verdict import RESETS, KafkaVerdict
 from bench.soak.nemesis import KAFKA_GROUPS, WHOLE_TIMEOUT_S, Fault, Nemesis, Pace

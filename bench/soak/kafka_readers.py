@@ -21,7 +21,7 @@ from raftlog_client import Consumer, RaftlogClientError
 from raftlog_client import TopicPartition as LogPartition
 
 from bench.soak.chain_clients import read_topic
-from bench.soak.kafka_clients import COMMON, PARTITIONS, TOPICS
+from bench.soak.kafka_topics import COMMON, PARTITIONS, TOPICS
 from bench.soak.recording import Recorder, partition_name
 from raftlog.api.records import Isolation
 from tests.verification.log_history import FinalRead, Poll
@@ -49,6 +49,8 @@ def _consumer(servers: str, isolation: Isolation, **settings: Any) -> Any:
             "isolation.level": isolation,
             "auto.offset.reset": "error",
             "fetch.queue.backoff.ms": 10,
+            # Lost connections are the plan: not a line for each on the soak's own output.
+            "log_level": 2,
             **COMMON,
             **settings,
         }

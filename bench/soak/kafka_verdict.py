@@ -19,8 +19,9 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from bench.soak.chain import judge_output
-from bench.soak.kafka_clients import (
-    FENCED,
+from bench.soak.kafka_history import ClientError, Event, OffsetEvent, TransactionEvent
+from bench.soak.kafka_producers import FENCED
+from bench.soak.kafka_topics import (
     INPUT,
     PARTITIONS,
     PROTOCOLS,
@@ -28,7 +29,6 @@ from bench.soak.kafka_clients import (
     source_of,
     source_text,
 )
-from bench.soak.kafka_history import ClientError, Event, OffsetEvent, TransactionEvent
 from bench.soak.nemesis import Fault
 from bench.soak.recording import partition_name
 from bench.soak.verdict import longest_gap

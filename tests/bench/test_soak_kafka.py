@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from bench.soak import kafka_history
-from bench.soak.kafka_clients import (
+from bench.soak.kafka_history import ClientError, Event, Journal, OffsetEvent, TransactionEvent
+from bench.soak.kafka_topics import (
     INPUT,
     LONE,
     PROTOCOLS,
@@ -20,7 +21,6 @@ from bench.soak.kafka_clients import (
     group_of,
     source_text,
 )
-from bench.soak.kafka_history import ClientError, Event, Journal, OffsetEvent, TransactionEvent
 from bench.soak.kafka_verdict import judge
 from bench.soak.recording import partition_name, partitions_in
 from tests.verification.log_history import FinalRead, Operation, Poll, Send
