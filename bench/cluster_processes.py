@@ -59,6 +59,11 @@ class _PlacedManifest(Manifest, frozen=True):
     def address(self, entry: NodeEntry) -> str:
         return host_port(self.hosts.get(entry.node_id, self.host), entry.port)
 
+    def kafka_address(self, entry: NodeEntry) -> str | None:
+        if entry.kafka_port is None:
+            return None
+        return host_port(self.hosts.get(entry.node_id, self.host), entry.kafka_port)
+
 
 class _PlacedCluster(LocalCluster):
     """A local cluster that may run another program, and its first nodes in `places`."""
@@ -116,6 +121,14 @@ class ClusterNode(MeasuredNode):
     def address(self) -> str:
         """The address, `host:port`."""
         return self._cluster.local.address(self._node_id)
+
+    @property
+    def kafka_address(self) -> str:
+        """The address of the Kafka listener. AssertionError: there is none."""
+        manifest = self._cluster.local.manifest
+        address = manifest.kafka_address(manifest.node(self._node_id))
+        assert address is not None, "the cluster was made without Kafka listeners"
+        return address
 
     @property
     def log(self) -> Path:
@@ -206,7 +219,7 @@ class ClusterProcesses:
         places: Sequence[Place] = (),
         kafka: bool = False,
     ) -> None:
-        # Kafka listeners only where they are wanted: `program` may be a release without them.
+        """`kafka`: with Kafka listeners; an older release, as `program`, has no flag for them."""
         self.local = _PlacedCluster(
             directory,
             program=program,
@@ -223,9 +236,7 @@ class ClusterProcesses:
     @property
     def kafka_servers(self) -> str:
         """The Kafka listeners of all nodes, as `bootstrap.servers`."""
-        manifest = self.local.manifest
-        addresses = (manifest.kafka_address(entry) for entry in manifest.nodes)
-        return ",".join(address for address in addresses if address is not None)
+        return ",".join(node.kafka_address for node in self.nodes.values())
 
     @property
     def secret(self) -> str:

@@ -19,15 +19,21 @@ import uvloop
 
 from bench.cluster_processes import ClusterProcesses, NoLeaderError, Place
 from bench.replication.cluster import Cluster, run_workload
-from bench.soak import chain, records, registers
-from bench.soak.nemesis import CHAIN_GROUPS, RECORD_GROUPS, REGISTER_GROUPS, endless_kinds
+from bench.soak import chain, kafka, records, registers
+from bench.soak.nemesis import (
+    CHAIN_GROUPS,
+    KAFKA_GROUPS,
+    RECORD_GROUPS,
+    REGISTER_GROUPS,
+    endless_kinds,
+)
 from bench.wires import NoWiresError, Wires
 from raftlog.cluster.errors import ClusterError
 
 CHECK_TIMEOUT_S: Final = 1_800.0
 """For the end of a run: healing, final reads, checks."""
 
-Workload = Literal["records", "registers", "chain"]
+Workload = Literal["records", "registers", "chain", "kafka"]
 
 
 class Defaults(NamedTuple):
@@ -42,6 +48,7 @@ DEFAULTS: Final[dict[Workload, Defaults]] = {
     "records": Defaults("3", 1_500.0, RECORD_GROUPS),
     "registers": Defaults("3,5", 200.0, REGISTER_GROUPS),
     "chain": Defaults("3", 1_000.0, CHAIN_GROUPS),
+    "kafka": Defaults("3", 500.0, KAFKA_GROUPS),
 }
 
 
@@ -64,8 +71,8 @@ class Options(NamedTuple):
     type=click.Choice(list(DEFAULTS)),
     default="records",
     show_default=True,
-    help="Records of topics, the cluster's settings as registers, or a group that processes "
-    "records exactly once.",
+    help="Records of topics, the cluster's settings as registers, a group that processes records "
+    "exactly once, or the producers and groups of Kafka's clients.",
 )
 @click.option("--minutes", default=5.0, show_default=True, help="Length of the load of each run.")
 @click.option("--nodes", help="Cluster sizes, one run each. Default: 3; registers: 3,5.")
@@ -74,7 +81,9 @@ class Options(NamedTuple):
     "--every", default=20.0, show_default=True, help="Seconds from fault to fault (not registers)."
 )
 @click.option(
-    "--rate", type=float, help="Operations a second. Default: 1500; registers: 200; chain: 1000."
+    "--rate",
+    type=float,
+    help="Operations a second. Default: 1500; registers: 200; chain: 1000; kafka: 500.",
 )
 @click.option("--writers", default=2, show_default=True, help="Processes with clients (records).")
 @click.option("--seed", type=int, help="Of the faults, and of the clients of registers.")
@@ -146,6 +155,10 @@ def _replay(directory: Path) -> bool:
         chain_run = chain.ChainRun.replay(directory)
         chain.print_report(chain_run)
         return not chain_run.anomalies
+    if kafka.is_history(directory):
+        kafka_run = kafka.KafkaRun.replay(directory)
+        kafka.print_report(kafka_run)
+        return not kafka_run.anomalies
     run = records.RecordsRun.replay(directory)
     records.print_report(run, 0)
     return not run.anomalies
@@ -168,7 +181,12 @@ def _run(options: Options, history: Path) -> bool:
                 print(f"  cut is left out: {error}")
                 groups.remove("cut")
         processes = stack.enter_context(
-            ClusterProcesses(directory / "data", options.node_count, places=places)
+            ClusterProcesses(
+                directory / "data",
+                options.node_count,
+                places=places,
+                kafka=options.workload == "kafka",
+            )
         )
         try:
             processes.start()
@@ -222,6 +240,24 @@ def _soak(
         chain_run.save(history)
         chain.print_report(chain_run)
         return not chain_run.anomalies
+    if options.workload == "kafka":
+        kafka_run = run_workload(
+            kafka.soak(
+                Cluster(processes),
+                history,
+                kinds=kinds,
+                seconds=options.seconds,
+                every_s=options.every_s,
+                rate=options.rate,
+                seed=options.seed,
+                wires=wires,
+                log=_log,
+            ),
+            options.seconds + CHECK_TIMEOUT_S,
+        )
+        kafka_run.save(history)
+        kafka.print_report(kafka_run, options.seconds)
+        return not kafka_run.anomalies
     run = run_workload(
         records.soak(
             Cluster(processes),

@@ -27,6 +27,7 @@ from raftlog_client import Admin, Consumer, RaftlogClientError, TopicPartition
 
 from bench.replication.cluster import Cluster, NotWholeError
 from bench.soak.chain_clients import (
+    GROUP,
     INPUT,
     OUTPUT,
     PARTITIONS,
@@ -34,9 +35,9 @@ from bench.soak.chain_clients import (
     input_value,
     output_value,
     partitions,
-    read_committed,
+    read_topic,
 )
-from bench.soak.chain_processes import ChainProcesses
+from bench.soak.client_processes import ClientProcesses
 from bench.soak.nemesis import WHOLE_TIMEOUT_S, Fault, Nemesis, Pace
 from bench.soak.records import CONFIGS, disasters
 from raftlog.api.transactions import TransactionListing
@@ -114,12 +115,19 @@ def _judge_output(logs: ChainLogs) -> Iterator[tuple[str, str]]:
         source = TopicPartition(INPUT, partition)
         wanted = [output_value(source, offset, value) for offset, value in records]
         values = [value for _, value in logs.output.get(partition, [])]
-        copies = Counter(values)
-        yield from _judge_copies(OUTPUT, wanted, copies)
-        for value in copies.keys() - set(wanted):
-            yield "from nowhere", f"{OUTPUT}: {value!r}"
-        if sorted(values) == sorted(wanted) and values != wanted:
-            yield "out of order", f"{OUTPUT}-{partition} is not in the input's order"
+        yield from judge_output(OUTPUT, partition, wanted, values)
+
+
+def judge_output(
+    topic: str, partition: int, wanted: Sequence[bytes], values: Sequence[bytes]
+) -> Iterator[tuple[str, str]]:
+    """Kind and text of each difference between a partition's output and the wanted one."""
+    copies = Counter(values)
+    yield from _judge_copies(topic, wanted, copies)
+    for value in copies.keys() - set(wanted):
+        yield "from nowhere", f"{topic}: {value!r}"
+    if sorted(values) == sorted(wanted) and list(values) != list(wanted):
+        yield "out of order", f"{topic}-{partition} is not in the input's order"
 
 
 def _judge_copies(
@@ -165,7 +173,13 @@ async def soak(
         ),
         *(ChainOrder(f"processor-{number}", servers) for number in range(PROCESSORS)),
     ]
-    clients = ChainProcesses(orders, directory)
+    clients = ClientProcesses(
+        orders,
+        directory,
+        module="bench.soak.chain_clients",
+        groups=[GROUP],
+        transactional=range(len(orders)),
+    )
     nemesis = Nemesis(
         cluster,
         [INPUT, OUTPUT],
@@ -184,12 +198,12 @@ async def soak(
         stop.set()
         await striking
         anomalies = [*nemesis.anomalies, *clients.ended()]
-        await clients.stop(range(GENERATORS))
+        anomalies += await clients.stop(range(GENERATORS))
         anomalies += await _drained(cluster, watched)
-        await clients.stop(range(GENERATORS, len(orders)))
+        anomalies += await clients.stop(range(GENERATORS, len(orders)))
         logs = ChainLogs(
-            await read_committed(servers, INPUT),
-            await read_committed(servers, OUTPUT),
+            await read_topic(servers, INPUT),
+            await read_topic(servers, OUTPUT),
             {},
         )
     finally:
@@ -232,7 +246,7 @@ async def _drained(
             asyncio.timeout(DRAIN_TIMEOUT_S),
             Admin(bootstrap_servers=cluster.servers) as admin,
         ):
-            count = sum(map(len, (await read_committed(cluster.servers, INPUT)).values()))
+            count = sum(map(len, (await read_topic(cluster.servers, INPUT)).values()))
             while True:
                 listed = (await admin.list_transactions()).transactions
                 is_open = {one.transactional_id: one.state for one in listed if is_undecided(one)}

@@ -27,6 +27,8 @@ from raftlog_client import (
     TopicPartition,
 )
 
+from raftlog.api.records import Isolation
+
 INPUT: Final = "chain-input"
 OUTPUT: Final = "chain-output"
 GROUP: Final = "chain"
@@ -81,18 +83,25 @@ def output_value(source: TopicPartition, offset: int, value: bytes) -> bytes:
     return b"%s@%d:%d" % (value, source.partition, offset)
 
 
-async def read_committed(
-    servers: str, topic: str, *, tail: int | None = None
+async def read_topic(
+    servers: str,
+    topic: str,
+    *,
+    isolation: Isolation = "read_committed",
+    tail: int | None = None,
 ) -> dict[int, list[tuple[int, bytes]]]:
     """Offsets and values of each partition, up to the end of the log at the time of the call.
 
-    Waits for the end of transactions that are open there. `tail`: only so many offsets at the end.
+    A read of committed records waits for the end of transactions that are open there. `tail`: only
+    so many offsets at the end.
     """
     sources = partitions(topic)
     found: dict[int, list[tuple[int, bytes]]] = {source.partition: [] for source in sources}
     async with Consumer(bootstrap_servers=servers, isolation="read_uncommitted") as consumer:
         ends = await consumer.end_offsets(sources)
-    async with Consumer(bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
+    async with Consumer(
+        bootstrap_servers=servers, auto_offset_reset="earliest", isolation=isolation
+    ) as consumer:
         consumer.assign(sources)
         if tail is not None:
             starts = await consumer.beginning_offsets(sources)
@@ -109,7 +118,7 @@ async def read_committed(
 async def last_number(servers: str, generator: int, *, tail: int | None) -> int:
     """The last number of a generator in committed transactions; -1: none."""
     prefix = b"%d:" % generator
-    found = await read_committed(servers, INPUT, tail=tail)
+    found = await read_topic(servers, INPUT, tail=tail)
     values = (value for records in found.values() for _, value in records)
     numbers = (int(value[len(prefix) :]) for value in values if value.startswith(prefix))
     return max(numbers, default=-1)

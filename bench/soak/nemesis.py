@@ -19,12 +19,14 @@ import msgspec
 
 from bench.cluster_processes import NoLeaderError
 from bench.replication.cluster import Cluster, NotWholeError
-from bench.soak.chain_processes import ChainProcesses
+from bench.soak.client_processes import ClientProcesses
 from bench.wires import Cuts, Wires
 
 WHOLE_TIMEOUT_S: Final = 90.0
 ACTIVE_TIMEOUT_S: Final = 10.0
 """From the moment when all processes answer again to an active leader."""
+FENCED_TIMEOUT_S: Final = 60.0
+"""From the moment when a zombie goes on to its end."""
 LOOKS_MAX: Final = 50
 LOOK_S: Final = 0.2
 STOP_POLL_S: Final = 0.1
@@ -70,7 +72,7 @@ class Nemesis:
     pace: Pace = field(default_factory=Pace)
     wires: Wires | None = None
     cuts: Cuts | None = None
-    clients: ChainProcesses | None = None
+    clients: ClientProcesses | None = None
     log: Callable[[str], None] = print
     faults: list[Fault] = field(default_factory=list)
     anomalies: list[str] = field(default_factory=list)
@@ -160,7 +162,7 @@ class Nemesis:
         return tuple(self._nodes)
 
     async def coordinator(self) -> tuple[int, ...]:
-        """A coordinator of the chain's group or of one of its transactional ids."""
+        """A coordinator of a group or of a transactional id of the client processes."""
         with suppress(NotWholeError):
             places = self._clients.coordinated()
             rows = await self.cluster.known(sorted({topic for topic, _ in places}))
@@ -170,19 +172,23 @@ class Nemesis:
         return await self.any_node()
 
     async def any_client(self) -> tuple[int, ...]:
-        """Any one process of the chain, by its number."""
+        """Any one client process, by its number."""
         return (self.randomness.choice(self._clients.numbers),)
 
     async def all_clients(self) -> tuple[int, ...]:
-        """All processes of the chain."""
+        """All client processes."""
         return tuple(self._clients.numbers)
+
+    async def transactional_client(self) -> tuple[int, ...]:
+        """Any one client process with a transactional id."""
+        return (self.randomness.choice(self._clients.transactional),)
 
     @property
     def _nodes(self) -> list[int]:
         return sorted(self.cluster.addresses)
 
     @property
-    def _clients(self) -> ChainProcesses:
+    def _clients(self) -> ClientProcesses:
         assert self.clients is not None
         return self.clients
 
@@ -203,16 +209,28 @@ class Nemesis:
         await asyncio.to_thread(processes.resume, *victims)
 
     async def kill_clients(self, victims: tuple[int, ...]) -> None:
-        """Kill processes of the chain, and start them again after a while."""
+        """Kill client processes, and start them again after a while."""
         await self._clients.kill(victims)
         await asyncio.sleep(self._draw(self.pace.down_s))
         await self._clients.start(victims)
 
     async def pause_clients(self, victims: tuple[int, ...]) -> None:
-        """Pause processes of the chain for a while."""
+        """Pause client processes for a while."""
         self._clients.pause(victims)
         await asyncio.sleep(self._draw(self.pace.pause_s))
         self._clients.resume(victims)
+
+    async def double_clients(self, victims: tuple[int, ...]) -> None:
+        """Pause client processes while others take their transactional ids; then let them go on.
+
+        A zombie that is not fenced is an anomaly.
+        """
+        for victim in victims:
+            await self._clients.double(victim)
+            await asyncio.sleep(self._draw(self.pace.pause_s))
+            anomaly = await self._clients.resume_zombie(victim, FENCED_TIMEOUT_S)
+            if anomaly is not None:
+                self.anomalies.append(anomaly)
 
     async def roll(self, victims: tuple[int, ...]) -> None:
         """Restart the nodes cleanly, each once all replicas are in sync."""
@@ -286,6 +304,7 @@ KINDS: Final[dict[str, tuple[Act, Victims]]] = {
     "kill client": (Nemesis.kill_clients, Nemesis.any_client),
     "kill all clients": (Nemesis.kill_clients, Nemesis.all_clients),
     "pause client": (Nemesis.pause_clients, Nemesis.any_client),
+    "zombie client": (Nemesis.double_clients, Nemesis.transactional_client),
     "pause coordinator": (Nemesis.pause, Nemesis.coordinator),
     "pause leader": (Nemesis.pause, Nemesis.leader),
     "pause controller": (Nemesis.pause, Nemesis.controller),
@@ -323,3 +342,18 @@ CHAIN_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
     "roll": {"rolling restart": 1},
 }
 """Faults of a soak of the exactly-once chain."""
+KAFKA_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
+    "kill": dict.fromkeys(
+        ["kill leader", "kill node", "kill coordinator", "kill controller", "kill two", "kill all"],
+        1,
+    ),
+    "pause": dict.fromkeys(
+        ["pause leader", "pause coordinator", "pause controller", "pause two"], 1
+    ),
+    "cut": RECORD_GROUPS["cut"],
+    "clients": dict.fromkeys(
+        ["kill client", "kill all clients", "pause client", "zombie client"], 1
+    ),
+    "roll": {"rolling restart": 1},
+}
+"""Faults of a soak of Kafka's clients."""

@@ -53,6 +53,11 @@ class Recorder:
             self._files[operation.partition] = file
         file.add(operation)
 
+    def flush(self) -> None:
+        """Let what was added outlive a kill of this process."""
+        for file in self._files.values():
+            file.flush()
+
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -20,8 +20,9 @@ from bench.soak.nemesis import Fault
 from bench.soak.recording import FINAL, Recorder, operations, partition_name, partitions_in
 from raftlog.record.batch import iterate_headers
 from raftlog.record.errors import LogError
+from raftlog.record.header import BatchHeader
 from tests.verification.log_checker import check
-from tests.verification.log_history import ACKS_ALL, FinalRead, Send
+from tests.verification.log_history import ACKS_ALL, FinalRead, Operation, Send
 
 FINAL_TIMEOUT_S: Final = 120.0
 RESUME_S_MAX: Final = 10.0
@@ -168,6 +169,39 @@ def compare_files(data_dirs: Mapping[int, Path], topic_id: str = "*") -> list[st
     return differing
 
 
+def check_sequences(data_dir: Path, topic_id: str) -> list[str]:
+    """The batches of a topic's replicas that break the sequences of their producers."""
+    faults: list[str] = []
+    for replica in sorted((data_dir / "replicas" / topic_id).glob("*")):
+        headers = (header for _, header in iterate_headers(b"".join(_chunks(replica))))
+        found = list(sequence_faults(headers))
+        faults += [f"partition {replica.name} of {topic_id}: {one}" for one in found]
+    return faults
+
+
+def sequence_faults(headers: Iterable[BatchHeader]) -> Iterator[str]:
+    """Each batch of a log that does not continue its producer's sequence.
+
+    Within an epoch the sequence is without gaps and repetitions, from 0 on, and no batch of an
+    older epoch follows. A client that begins an epoch may send again: only the client knows.
+    """
+    expected: dict[int, tuple[int, int]] = {}
+    for header in headers:
+        if header.producer_id < 0 or header.is_control:
+            continue
+        epoch, following = expected.get(header.producer_id, (-1, 0))
+        if header.producer_epoch < epoch:
+            yield f"{header} is behind epoch {epoch}"
+            continue
+        wanted = following if header.producer_epoch == epoch else 0
+        if header.base_sequence != wanted:
+            yield f"{header} does not begin at sequence {wanted}"
+        expected[header.producer_id] = (
+            header.producer_epoch,
+            header.base_sequence + header.record_count,
+        )
+
+
 def _chunks(replica: Path) -> Iterator[bytes]:
     for path in sorted(replica.glob("*.log")):
         with path.open("rb") as file:
@@ -212,13 +246,16 @@ def judge(history: Path, faults: Sequence[Fault]) -> Verdict:
         if len(anomalies) > ANOMALIES_KEPT_MAX:
             anomalies[ANOMALIES_KEPT_MAX:] = [f"and {len(anomalies)} in all in {partition}"]
         verdict.anomalies += anomalies
-        _measure(verdict, history, partition, faults)
+        measure(verdict, operations(history, partition), partition, faults)
     return verdict
 
 
-def _measure(verdict: Verdict, history: Path, partition: str, faults: Sequence[Fault]) -> None:
+def measure(
+    verdict: Verdict, history: Iterable[Operation], partition: str, faults: Sequence[Fault]
+) -> None:
+    """Add one partition's counts, gaps and late resumptions to the verdict."""
     acked: list[int] = []
-    for operation in operations(history, partition):
+    for operation in history:
         if isinstance(operation, Send):
             verdict.sends += len(operation.values)
             if operation.outcome == "ok" and operation.acks == ACKS_ALL:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +55,7 @@ BROKEN_ATTEMPTS_MAX: Final = 40
 """After a storage failure another replica is elected, if the partition has one: attempts
 (about 10 s) before the reader gets the error."""
 UNKNOWN_ATTEMPTS_MAX: Final = 3
-"""A new topic may not be known on every node yet: attempts before the reader gets the error."""
+"""A new topic may not be known on every node yet: answers before the reader gets the error."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -134,7 +135,9 @@ class Fetcher:
         self._metadata = metadata
         self._buffer = buffer
         self._settings = settings
-        self._leaders = LeaderCalls(metadata, on_unanswered=self._unanswered)
+        self._leaders = LeaderCalls(metadata, on_view=self._viewed, on_unanswered=self._unanswered)
+        self._unknown: Counter[str] = Counter()
+        """By topic: metadata answers in a row that lacked it."""
         self._buffers = BufferPool(POOLED_MAX)
         self._on_data = on_data
         """Called when the buffer has new data, or a position became known."""
@@ -172,6 +175,8 @@ class Fetcher:
     def assign(self, states: Mapping[TopicPartition, PartitionState]) -> None:
         """Fetch for these partitions, and for no others. The mapping is kept, not copied."""
         self._assigned = states
+        topics = {source.topic for source in states}
+        self._unknown = Counter({one: n for one, n in self._unknown.items() if one in topics})
         for state in states.values():
             self.want(state)
 
@@ -195,7 +200,9 @@ class Fetcher:
         address = self._metadata.leader_address(*state.source)
         if address is None:
             topic = state.source.topic
-            if topic not in self._metadata.view.topics and state.attempts >= UNKNOWN_ATTEMPTS_MAX:
+            # Not by attempts: without an answer the topic is not unknown.
+            is_unknown = self._unknown[topic] >= UNKNOWN_ATTEMPTS_MAX
+            if is_unknown and topic not in self._metadata.view.topics:
                 self._tell(
                     state, TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} does not exist.")
                 )
@@ -520,6 +527,13 @@ class Fetcher:
             )
         self._unanswered_error = error
         self._on_data()
+
+    def _viewed(self, topics: Collection[str]) -> None:
+        for topic in topics:
+            if topic in self._metadata.view.topics:
+                del self._unknown[topic]
+            else:
+                self._unknown[topic] += 1
 
     def _park(self, state: PartitionState) -> None:
         """Try the partition again after its back-off, or when another node leads it."""

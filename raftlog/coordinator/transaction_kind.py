@@ -21,6 +21,7 @@ from raftlog.coordinator.record_codec import (
 from raftlog.coordinator.shard import Kind, Moment, Shard
 from raftlog.coordinator.transaction import ProducerIdRequiredError, TransactionSettings
 from raftlog.coordinator.transaction_messages import (
+    AddPartitions,
     DescribeSink,
     DescribeTransaction,
     EndTransaction,
@@ -46,7 +47,7 @@ NAME: Final = "transaction"
 TOPIC: Final = TRANSACTIONS_TOPIC
 
 HELD_S: Final = 2.0
-"""Longest wait of an `init` or end for the markers of the transaction before."""
+"""Longest wait of an `init`, an addition or an end for the markers of the transaction before."""
 VERIFICATION_HELD_S: Final = 0.5
 """Longest wait of a leader's questions. It asks again, with its partition's news since."""
 
@@ -118,7 +119,7 @@ async def carry_out(
         return await shard.query(lambda state: _decide(shard, state, request, None).response)
     if isinstance(request, VerifyOrAdd):
         await _until_one_may_begin(shard, request)
-    if not isinstance(request, InitProducer | EndTransaction):
+    if not isinstance(request, InitProducer | AddPartitions | EndTransaction):
         return await _execute(shard, request, allocate_producer_id)
     try:
         response = await _execute(shard, request, allocate_producer_id)

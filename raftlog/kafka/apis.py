@@ -158,8 +158,10 @@ APIS: Final = {
         _api(22, "InitProducerId", transactions.init_producer_id, 5),
         _api(23, "OffsetForLeaderEpoch", offsets.offset_for_leader_epoch, 4),
         # From version 4 on it is for brokers only: ours ask by their own channel.
-        _api(24, "AddPartitionsToTxn", transactions.add_partitions, 3),
-        _api(25, "AddOffsetsToTxn", transactions.add_offsets, 4),
+        # Both wait for the markers of the transaction before. An abort must not overtake them: it
+        # would end a transaction that has not begun.
+        _api(24, "AddPartitionsToTxn", transactions.add_partitions, 3, is_held=True),
+        _api(25, "AddOffsetsToTxn", transactions.add_offsets, 4, is_held=True),
         _api(26, "EndTxn", transactions.end, 5),
         _api(27, "WriteTxnMarkers", transactions.write_markers, 2),
         _api(28, "TxnOffsetCommit", transactions.commit_offsets, 5),

@@ -8,8 +8,10 @@ from pathlib import Path
 from bench.soak.nemesis import Fault
 from bench.soak.recording import Recorder, Steps, operations, partitions_in
 from bench.soak.records import disasters
-from bench.soak.verdict import compare_files, judge, longest_gap
+from bench.soak.verdict import compare_files, judge, longest_gap, sequence_faults
 from raftlog.record.codec import BatchBuilder
+from raftlog.record.header import BatchHeader, parse_header
+from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.verification.log_history import FinalRead, Send
 
 S = 1_000_000_000
@@ -66,6 +68,26 @@ def test_a_lost_record_is_an_anomaly(tmp_path: Path) -> None:
     found = judge(history(tmp_path / "lacking", [1, 2, 3], lost=1), [])
     assert any("lost write" in anomaly for anomaly in found.anomalies)
     assert (found.acknowledged, found.records_read) == (3, 2)
+
+
+def headers(*batches: tuple[int, int, int]) -> list[BatchHeader]:
+    """Batches of producer 7: epoch, first sequence, number of records."""
+    found = []
+    for epoch, sequence, count in batches:
+        builder = BatchBuilder(
+            producer_id=ProducerId(7), producer_epoch=ProducerEpoch(epoch), base_sequence=sequence
+        )
+        for _ in range(count):
+            builder.append(0, None, b"x")
+        found.append(parse_header(builder.build()))
+    return found
+
+
+def test_sequences_go_on_within_an_epoch_and_begin_again_with_the_next() -> None:
+    sound = [(0, 0, 2), (0, 2, 3), (4, 0, 1), (4, 1, 1)]
+    assert list(sequence_faults(headers(*sound))) == []
+    for wrong in [(4, 1, 1), (4, 3, 1), (0, 5, 1), (5, 1, 1)]:
+        assert len(list(sequence_faults(headers(*sound, wrong)))) == 1, wrong
 
 
 def test_a_gap_belongs_to_the_fault_in_which_it_begins(tmp_path: Path) -> None:

@@ -449,6 +449,15 @@ async def test_offsets_are_found_again_after_failures(single: FakeCluster) -> No
         assert await reader.position(P0) == 0
 
 
+async def test_a_topic_is_not_unknown_before_a_node_has_answered(single: FakeCluster) -> None:
+    append(single.topics["t"].partitions[0], b"0")
+    async with consumer(single) as reader:
+        single.fail("/v1/metadata", Fault(delay_s=0.3))
+        reader.assign([P0])
+        reader.seek(P0, 0)
+        assert await take(reader, 1) == [b"0"]
+
+
 async def test_a_topic_that_is_gone_does_not_keep_others_from_being_read(
     single: FakeCluster,
 ) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from raftlog.coordinator import transaction_kind
 from raftlog.coordinator.transaction_messages import (
+    AddPartitions,
     DescribeTransaction,
+    Done,
     Initialized,
     InitProducer,
     TransactionDescription,
@@ -110,6 +112,21 @@ async def test_questions_wait_until_one_of_their_producers_may_begin(
     assert codes == [CONCURRENT_TRANSACTIONS.code, None]
     # The end of the transaction before and the begin of the next are one batch.
     assert len(one.log.batches) == batches + 1
+
+
+async def test_partitions_join_once_the_transaction_before_has_its_markers(
+    one: TransactionPartition,
+) -> None:
+    shard = await one.load()
+    producer = await one.begin(shard, A)
+    released = one.leaders.held[producer.producer_id] = asyncio.Event()
+    following = await one.end(shard, producer)
+    joining = asyncio.ensure_future(one.call(shard, AddPartitions("t", following, (B,)), Done))
+    await settle()
+    assert not joining.done()
+    released.set()
+    await joining
+    assert await one.state(shard) == "ongoing"
 
 
 async def test_questions_are_not_held_for_ever(

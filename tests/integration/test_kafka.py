@@ -26,7 +26,13 @@ from confluent_kafka.admin import (
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from bench.node import LoneNode
+from raftlog.kafka.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
 from raftlog.kafka.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from raftlog.kafka.messages.end_txn import EndTxnRequest
+from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
 from raftlog.kafka.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
@@ -271,6 +277,46 @@ async def test_transactions_of_kafka_clients_are_whole_for_every_reader(
             for some in (await consumer.getmany(timeout_ms=1_000)).values():
                 found += (row.value for row in some)
     assert sorted(found) == wanted
+
+
+async def test_an_abort_may_follow_its_first_partition_and_a_commit_at_once(
+    node: tuple[LoneNode, str],
+) -> None:
+    """librdkafka's abort does not wait for its first partition, which waits for markers.
+
+    An abort that comes before this partition is refused, which ends the client (its issue 4849).
+    """
+    process, address = node
+    await create(process, "at-once")
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    client = RawClient(reader, writer)
+    try:
+        name = {"transactional_id": "at-once"}
+        made = await client.ask(InitProducerIdRequest(transaction_timeout_ms=60_000, **name), 4)
+        identity = made.producer_id, made.producer_epoch
+        joining = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="at-once",
+            v3_and_below_producer_id=identity[0],
+            v3_and_below_producer_epoch=identity[1],
+            v3_and_below_topics=(AddPartitionsToTxnTopic("at-once", tuple(range(PARTITIONS))),),
+        )
+        commit, abort = (
+            EndTxnRequest("at-once", *identity, is_commit) for is_commit in (True, False)
+        )
+        requests = [(joining, 3), (commit, 3), (joining, 3), (abort, 3)] * 5
+        for request, version in requests:
+            writer.write(client.frame(request, version))
+        for request, _ in requests:
+            _, answer = await client.receive()
+            if request is joining:
+                (topic,) = answer.results_by_topic_v3_and_below
+                codes = {one.partition_error_code for one in topic.results_by_partition}
+            else:
+                codes = {answer.error_code}
+            assert codes == {0}, request
+    finally:
+        writer.close()
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

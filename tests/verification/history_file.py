@@ -22,6 +22,10 @@ class HistoryWriter:
         """Append one operation."""
         self._file.write(_ENCODER.encode(operation) + b"\n")
 
+    def flush(self) -> None:
+        """Pass buffered lines to the operating system: they outlive a kill of this process."""
+        self._file.flush()
+
     def close(self) -> None:
         """Write buffered lines, and close the file."""
         self._file.close()
