@@ -72,10 +72,10 @@ class _PlacedCluster(LocalCluster):
         nodes: int,
         flush: Flush,
         arguments: Sequence[str],
+        kafka: bool,
     ) -> None:
-        # No Kafka listeners: the program may be an older release, without their flag.
         super().__init__(
-            directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments, kafka=False
+            directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments, kafka=kafka
         )
         self._program = tuple(program)
         self._places = dict(enumerate(places, start=1))
@@ -116,6 +116,15 @@ class ClusterNode(MeasuredNode):
     def address(self) -> str:
         """The address, `host:port`."""
         return self._cluster.local.address(self._node_id)
+
+    @property
+    def kafka_address(self) -> str:
+        """The address of the Kafka listener. AssertionError: the cluster has none."""
+        manifest = self._cluster.local.manifest
+        [entry] = [one for one in manifest.nodes if one.node_id == self._node_id]
+        address = manifest.kafka_address(entry)
+        assert address is not None, "the cluster has no Kafka listeners"
+        return address
 
     @property
     def log(self) -> Path:
@@ -192,7 +201,8 @@ class ClusterNode(MeasuredNode):
 class ClusterProcesses:
     """`count` voters, numbered from 1, and nodes that joined later. Use it as a context manager.
 
-    The first nodes run in `places`, all others on loopback. `nodes` is filled by `open`.
+    The first nodes run in `places`, all others on loopback. `nodes` is filled by `open`. Without
+    `kafka` no node has a Kafka listener: `program` may be an older release, without this flag.
     """
 
     def __init__(
@@ -204,6 +214,7 @@ class ClusterProcesses:
         program: Sequence[str] = SERVE,
         arguments: Sequence[str] = (),
         places: Sequence[Place] = (),
+        kafka: bool = False,
     ) -> None:
         self.local = _PlacedCluster(
             directory,
@@ -212,6 +223,7 @@ class ClusterProcesses:
             nodes=count,
             flush=flush,
             arguments=arguments,
+            kafka=kafka,
         )
         self.nodes: dict[int, ClusterNode] = {}
         self._loop = asyncio.new_event_loop()
