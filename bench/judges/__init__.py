@@ -8,8 +8,8 @@ tests/integration/test_kafka_judges.py runs them briefly.
 Reading order: `trial` (the cluster under judgement), `programs` (processes with a deadline), `jars`
 (Maven, the cache), then the judges; `catalog` lists them.
 
-Rules: a judge fails by AssertionError with the evidence, and raises UnavailableError where a program is
-missing; every process has a deadline and a bounded heap; no network but Maven's resolution, which
+Rules: a judge fails by AssertionError with the evidence, and raises UnavailableError without its
+program; every process has a deadline and a bounded heap; no network but Maven's resolution, which
 `scripts/trial-kafka` alone starts.
 
 Must not know: the insides of the node.

@@ -71,6 +71,8 @@ def connect_exactly_once(trial: Trial) -> str:
         "scheduled.rebalance.max.delay.ms": 0,
         "plugin.discovery": "service_load",
         "consumer.isolation.level": "read_committed",
+        "consumer.session.timeout.ms": 6_000,
+        "consumer.heartbeat.interval.ms": 1_000,
         **STRINGS,
     }
     file = _properties(trial, f"{name}-worker", worker)

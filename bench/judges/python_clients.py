@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from typing import Final
 
-import kafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import TopicPartition
 
 from bench.judges.programs import DEADLINE_S, POLL_S
 from bench.judges.trial import Trial, check_values
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # at its import, in Python 3.11 and later
+    import kafka
 
 BATCH: Final = 50
 BEHIND_MAX: Final = 500

@@ -13,6 +13,8 @@ from bench.judges.catalog import JUDGES, Judge
 from bench.judges.jars import UnavailableError
 from bench.judges.trial import BRIEF, Trial, trial
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # kafka-python's
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
