@@ -86,6 +86,10 @@ def cluster_tools(trial: Trial) -> str:
     reassign = "reassign.ReassignPartitionsCommand"
     generate = ("--topics-to-move-json-file", proposal, "--broker-list", "1,2,3", "--generate")
     assert "Proposed partition reassignment configuration" in tools.run(reassign, *generate)
+    throttled = ("--reassignment-json-file", file, "--execute", "--throttle", "1000000")
+    refused = tools.outcome(reassign, *throttled)
+    assert refused.code == 1 and "hold for all brokers" in refused.output, refused
+    assert "No partition reassignments found" in tools.run(reassign, "--list")
     tools.run(reassign, "--reassignment-json-file", file, "--execute")
     trial.wait_in_sync(topic)
     verified = tools.run(reassign, "--reassignment-json-file", file, "--verify")
