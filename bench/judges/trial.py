@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.cluster_processes import ClusterProcesses
@@ -20,6 +20,8 @@ from bench.judges.programs import DEADLINE_S, Program, ToolShell, java_command, 
 NODES: Final = 3
 REQUEST_S: Final = 30.0
 CONSUME_MAX: Final = 1_000
+RETRIABLE: Final = frozenset([KafkaError.NOT_CONTROLLER, KafkaError.REQUEST_TIMED_OUT])
+"""Errors of an admin request while the controller changes."""
 TRACEBACK: Final = "Traceback (most recent call last)"
 QUIET: Final = {"log_level": 2}
 """Lost connections are no news while nodes are killed."""
@@ -89,7 +91,24 @@ class Trial:
 
     def create(self, name: str, partitions: int = 3, replicas: int = NODES) -> None:
         """Create a topic of this name; return once its partitions have leaders and full ISRs."""
-        self.admin.create_topics([NewTopic(name, partitions, replicas)])[name].result(REQUEST_S)
+        attempts = 0
+
+        def is_created() -> bool:
+            nonlocal attempts
+            attempts += 1
+            topic = NewTopic(name, partitions, replicas)
+            try:
+                self.admin.create_topics([topic])[name].result(REQUEST_S)
+            except KafkaException as failure:
+                code = failure.args[0].code()
+                if code in RETRIABLE:  # Java's clients repeat it, librdkafka leaves it to its users
+                    return False
+                if code == KafkaError.TOPIC_ALREADY_EXISTS and attempts > 1:
+                    return True
+                raise
+            return True
+
+        wait_for(f"topic {name}", is_created)
         self.wait_in_sync(name)
 
     def wait_in_sync(self, *topics: str) -> None:
