@@ -156,7 +156,7 @@ async def soak(
     for topic in TOPICS:
         await cluster.create_topic(topic, PARTITIONS, CONFIGS)
     nodes = cluster.processes.nodes
-    kafka_servers = ",".join(node.kafka_address for node in nodes.values())
+    kafka_servers = cluster.kafka_servers
     orders = client_orders(kafka_servers, directory, rate)
     processors = [number for number, each in enumerate(orders) if each.role == "processor"]
     producers = [number for number, each in enumerate(orders) if each.role != "processor"]

@@ -167,6 +167,23 @@ async def test_broker_configs_are_changed_for_all_brokers(
     }
 
 
+async def test_configs_that_one_broker_never_had_are_removed(
+    one: KafkaNode, client: RawClient
+) -> None:
+    """`kafka-reassign-partitions.sh --verify` clears throttles of each broker, set or not."""
+    await one.node.metadata.alter_cluster_settings({"group.max.size": "7"})
+    throttle = ("leader.replication.throttled.rate", 1, None)
+    request = incremental(
+        changed(BROKER, "1", throttle, ("group.max.size", 1, None)),
+        changed(BROKER, "9", throttle),
+    )
+    responses = (await client.ask(request, 1)).responses
+    assert [row.error_code for row in responses] == [0, 42]
+    one_set = incremental(changed(BROKER, "1", throttle, ("group.max.size", 0, "8")))
+    assert [row.error_code for row in (await client.ask(one_set, 1)).responses] == [42]
+    assert one.node.metadata.image.cluster_settings == {"group.max.size": "7"}
+
+
 @pytest.mark.parametrize("version", [0, 2])
 async def test_configs_are_replaced_as_a_whole(
     one: KafkaNode, client: RawClient, version: int

@@ -2,7 +2,8 @@
 
 Broker configs hold for all brokers, so any node describes those of any broker, and they are changed
 for all of them only: by the resource `BROKER` without a name, Kafka's cluster-wide default. Topic
-configs set there are the defaults of all topics.
+configs set there are the defaults of all topics. A single broker has no configs to remove, so that
+a removal there changes nothing; Kafka's tools remove throttles after each reassignment.
 """
 
 from __future__ import annotations
@@ -188,6 +189,8 @@ async def incremental_alter_configs(
         try:
             _check_changeable(call, kind, name, counts[key])
             change = _change_of(call, kind, name, one.configs)
+            if kind == BROKER and name:
+                change = _of_one_broker(change)
             await _alter(call, kind, name, change, validate_only=request.validate_only)
         except LogError as error:
             responses[key] = IncrementalResourceResponse(
@@ -257,6 +260,8 @@ async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfig
         kind, name = key = one.resource_type, one.resource_name
         try:
             _check_changeable(call, kind, name, counts[key])
+            if kind == BROKER and name:
+                raise _not_of_one_broker()
             change = _Change(_whole(one.configs), [])
             await _alter(
                 call, kind, name, change, replaces=True, validate_only=request.validate_only
@@ -309,11 +314,21 @@ def _check_changeable(call: Call, kind: int, name: str, count: int) -> None:
         raise _unknown_type(kind)
     if kind == BROKER and name:
         _check_broker(call, name)
-        raise LogError(
-            BAD_REQUEST,
-            "Broker configs hold for all brokers: change them without a broker id, as the default "
-            "of all brokers.",
-        )
+
+
+def _of_one_broker(change: _Change) -> _Change:
+    """The rest of a change of one broker: nothing. Raises LogError BAD_REQUEST: it sets values."""
+    if change.values:
+        raise _not_of_one_broker()
+    return _Change({}, [])
+
+
+def _not_of_one_broker() -> LogError:
+    return LogError(
+        BAD_REQUEST,
+        "Broker configs hold for all brokers: change them without a broker id, as the default of "
+        "all brokers.",
+    )
 
 
 def _check_broker(call: Call, name: str) -> None:
