@@ -102,11 +102,14 @@ class Flow:
     # The sender
 
     def take(self, data: Buffer) -> int:
-        """Take the first bytes of `data` that there is room for; their count."""
+        """Take the first bytes of `data` that there is room for; their count.
+
+        Repeat it until it is 0: `on_room` is called after that only.
+        """
         count = min(self.room, len(data))
         if count:
             self.unsent += data[:count]
-            self.flush(0.0)
+            self._send(0.0)
         return count
 
     def finish(self) -> None:
@@ -143,13 +146,18 @@ class Flow:
     # The way; `flush` and `end_in` are called by the link when it is free
 
     def flush(self, delay_s: float) -> None:
-        """Send as much as there is room for."""
+        """Send as much as there is room for, and let the sender go on."""
+        had_none = self.room == 0
+        self._send(delay_s)
+        if had_none and self.room:
+            self.on_room()
+
+    def _send(self, delay_s: float) -> None:
         if self._is_over or not (self.unsent or self._has_end):
             return
         if self.link.blocked:
             self.link.stalled[self] = None
             return
-        had_none = self.room == 0
         while self.unsent:
             count = self.manner.unread_bytes_max - len(self.arrived) - self._in_flight
             count = min(count, len(self.unsent), self.manner.piece_bytes_max)
@@ -165,8 +173,6 @@ class Flow:
             self._is_over = True
             at = self._arrival(delay_s, PACKET_BYTES)
             self._end_on_way = self._call_at(at, self._arrive_end)
-        elif had_none and self.room:
-            self.on_room()
 
     def end_in(self, delay_s: float) -> None:
         """Deliver the reset, after the bytes that still arrive."""
@@ -466,11 +472,13 @@ class NodeTransport(asyncio.Transport):
         while self._buffers:
             view = self._buffers[0]
             count = self._to_client.take(view)
+            if not count:
+                return
             self._size -= count
             if count < len(view):
                 self._buffers[0] = view[count:]
-                return
-            self._buffers.popleft()
+            else:
+                self._buffers.popleft()
 
     # The end
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.service import Broker
-from raftlog.http.settings import ServerLimits, ServerSettings
+from raftlog.http.settings import ServerSettings
 from raftlog.kafka.listener import KafkaListener
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.node.assembly import NodeCore
@@ -29,7 +30,7 @@ class KafkaFront:
 
     nodes: NodeWorld
     settings: KafkaSettings = field(default_factory=KafkaSettings)
-    limits: ServerLimits = field(default_factory=ServerLimits)
+    limits: BrokerSettings = field(default_factory=lambda: ServerSettings().for_broker())
     manner: StreamManner = field(default_factory=StreamManner)
     streams: Streams = field(init=False)
     listeners: dict[int, KafkaListener] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class KafkaFront:
         self, process: Process, core: NodeCore, on_fatal: Callable[[str], None]
     ) -> None:
         """See `node_world.Listeners`."""
-        broker = Broker(core.services, ServerSettings(limits=self.limits).for_broker())
+        broker = Broker(core.services, self.limits)
         listener = KafkaListener(
             broker, self.settings, lambda error: on_fatal(f"An invariant broke: {error!r}")
         )

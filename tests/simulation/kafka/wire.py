@@ -154,11 +154,14 @@ class Wire:
                 if self.pace_s:
                     await asyncio.sleep(self.pace_s)
                 limit = self.read_bytes_max
-                if self.cut is not None and self.cut.answer_byte is not None:
-                    limit = min(limit, self.cut.answer_byte - self.received)
+                cut = self.cut
+                if cut is not None and cut.answer_byte is not None:
+                    limit = min(limit, cut.answer_byte - self.received)
                     if limit <= 0:
-                        self.end(self.cut.how)
-                        return
+                        # What follows a half-close is read.
+                        self.cut = None
+                        self.end(cut.how)
+                        continue
                 data = await self.stream.read(limit)
                 if not data:
                     break
