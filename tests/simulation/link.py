@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from tests.simulation.connection import End
     from tests.simulation.loop import SimulatedLoop
 
 LATENCY_S_MIN: Final = 0.0001
@@ -16,6 +15,16 @@ RETRANSMISSION_S_MAX: Final = 1.0
 """How long after the way is free again the next attempt to send may take."""
 PACKET_BYTES: Final = 100
 """Latency of the packets that open connections."""
+
+
+class Sender(Protocol):
+    """One direction of a connection or a stream, waiting for its link."""
+
+    def flush(self, delay_s: float) -> None:
+        """Send what waits."""
+
+    def end_in(self, delay_s: float) -> None:
+        """Deliver the end."""
 
 
 class Link:
@@ -49,9 +58,9 @@ class Link:
         self.blocked_at = 0.0
         self.extra_s = 0.0
         """Added to every delay: a slow link."""
-        self.stalled: dict[End, None] = {}
-        """Ends with messages to send once the link is free."""
-        self.ending: dict[End, None] = {}
+        self.stalled: dict[Sender, None] = {}
+        """Senders with messages or bytes to send once the link is free."""
+        self.ending: dict[Sender, None] = {}
         """Ends at the target, notified of their connection's end once the link is free."""
         self._loop = loop
         self._random = chance

@@ -27,6 +27,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from tests.simulation.handles import Handle, SimulatedFuture, SimulatedTask
 from tests.simulation.life import Life, SimulationError, current_life
+from tests.simulation.streams import ListeningSocket
 
 T = TypeVar("T")
 
@@ -200,6 +201,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
+
+    async def create_server(self, factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
+        """Listen on a simulated socket; a real one is refused."""
+        if not isinstance(sock, ListeningSocket):
+            return _refuse("create_server")(self)
+        return sock.listen(factory)
 
     async def shutdown_asyncgens(self) -> None:
         """Do nothing: generators end with their lives."""
@@ -406,7 +413,7 @@ def _refuse(name: str) -> Callable[..., NoReturn]:
 
 for _name in (
     *("run_in_executor", "set_default_executor", "add_signal_handler", "remove_signal_handler"),
-    *("getaddrinfo", "getnameinfo", "create_connection", "create_server", "sendfile", "start_tls"),
+    *("getaddrinfo", "getnameinfo", "create_connection", "sendfile", "start_tls"),
     *("create_unix_connection", "create_unix_server", "create_datagram_endpoint"),
     *("connect_accepted_socket", "connect_read_pipe", "connect_write_pipe"),
     *("subprocess_shell", "subprocess_exec", "add_reader", "add_writer"),

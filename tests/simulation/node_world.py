@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -47,6 +47,16 @@ class Ending:
     reason: str
 
 
+class Listeners(Protocol):
+    """Listeners for clients, beside a node's core."""
+
+    async def open(self, process: Process, core: NodeCore, on_fatal: Callable[[str], None]) -> None:
+        """Open a node's, before it serves."""
+
+    async def close(self, node_id: int) -> None:
+        """Close a node's, which is stopping."""
+
+
 @dataclass
 class NodeWorld:
     """Nodes 1 to `voter_count` form a cluster together; later nodes join."""
@@ -62,6 +72,8 @@ class NodeWorld:
     endings: list[Ending] = field(default_factory=list)
     overrides: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Settings of single nodes."""
+    listeners: Listeners | None = None
+    """Opens and closes what clients connect to; None: there is nothing."""
 
     def __post_init__(self) -> None:
         self.world.loop.after_event = self._after_event
@@ -119,6 +131,8 @@ class NodeWorld:
 
         async def stop(core: NodeCore) -> None:
             await core.leave()
+            if self.listeners is not None:
+                await self.listeners.close(node_id)
             await core.close()
 
         await self.call(node_id, stop)
@@ -161,6 +175,8 @@ class NodeWorld:
         self.cores[node_id] = core
         self.checker.opened(node_id)
         process.on_end(lambda: self._gone(node_id, core))
+        if self.listeners is not None:
+            await self.listeners.open(process, core, on_fatal)
         await core.serve(process.address, settings.rack, settings.kafka_advertised(9092))
         await process.disk.run(lambda: remember(process.disk, settings))
         self.world.trace(f"{process} serves")
