@@ -154,6 +154,7 @@ class Node:
         kafka = None
         if ports.kafka is not None:
             kafka = await _start_kafka(broker, settings, ports.kafka, on_fatal)
+            server.add_metrics(kafka.metric_families)
         # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
         tasks = TaskGroup(on_fatal)
