@@ -300,7 +300,9 @@ class Connection(asyncio.BufferedProtocol):
         request = api.decode(frame, head.end, version)
         if api.key != API_VERSIONS:
             self._broker.check_ready()
-        call = Call(self._broker, version, self.address, head.client_id)
+        call = Call(
+            self._broker, version, self.address, head.client_id, gateway=self._settings.gateway
+        )
         response = await api.handler(call, request)
         if response is None:
             return ()

@@ -182,10 +182,14 @@ async def _start_kafka(
     from raftlog.kafka.listener import KafkaListener  # noqa: PLC0415
     from raftlog.kafka.settings import KafkaSettings  # noqa: PLC0415
 
-    listener = KafkaListener(
-        broker, KafkaSettings(), lambda error: on_fatal(f"An invariant broke: {error}")
-    )
     port = int(bound.getsockname()[1])
+    address = settings.kafka_advertised(port)
+    is_gateway = address is not None and address.is_gateway
+    listener = KafkaListener(
+        broker,
+        KafkaSettings(gateway=(address.host, address.port) if address and is_gateway else None),
+        lambda error: on_fatal(f"An invariant broke: {error}"),
+    )
     await listener.start(bound)
     listen = settings.kafka_listen_address()
     if listen is not None and is_beyond_loopback(listen[0]):

@@ -1,4 +1,4 @@
-"""What the handlers share: topics by name or id, addresses of brokers, error codes, deadlines."""
+"""What the handlers share: topics by name or id, error codes, deadlines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 from raftlog.broker.authorize import CLUSTER, Operation, Resource, topic_resource
 from raftlog.broker.service import Broker
 from raftlog.kafka.call import Call
-from raftlog.metadata.image import BrokerImage
 from raftlog.record.errors import (
     DISK_FULL,
     ERROR_TABLE,
@@ -18,6 +17,7 @@ from raftlog.record.errors import (
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
+    OVERLOADED,
     REQUEST_TIMEOUT,
     RETRIABLE,
     STORAGE_FAILED,
@@ -95,6 +95,15 @@ coordinator again, and repeats its request, for COORDINATOR_NOT_AVAILABLE alone.
 def code(error: LogError) -> int:
     """Kafka's code of an error."""
     return error.entry.kafka_code
+
+
+def partition_code(error: LogError) -> int:
+    """Kafka's code of an error of a partition's data.
+
+    A gateway without room for one more forwarded request has done nothing of it. Clients repeat it
+    for NOT_LEADER_OR_FOLLOWER; the code of OVERLOADED is for requests to coordinators alone.
+    """
+    return NO_LEADER.kafka_code if error.entry is OVERLOADED else code(error)
 
 
 def code_of(our_code: int) -> int:
@@ -176,10 +185,3 @@ def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:
     if topic is None:
         raise LogError(UNKNOWN_TOPIC_ID, f"There is no topic with id {topic_id}.")
     return topic.name
-
-
-def endpoint(image: BrokerImage) -> tuple[str, int] | None:
-    """Where Kafka clients reach a broker; None if it has no Kafka listener."""
-    if image.kafka_host is None or image.kafka_port is None:
-        return None
-    return image.kafka_host, image.kafka_port
