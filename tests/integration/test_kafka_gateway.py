@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,33 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.node import LoneNode, free_port
+from raftlog.kafka.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from raftlog.kafka.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from raftlog.kafka.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from raftlog.kafka.messages.list_transactions import ListTransactionsRequest
+from raftlog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
+from raftlog.kafka.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
 from tests.integration.balancer import Balancer
+from tests.kafka.peers import RawClient
 
 DEADLINE_S = 60.0
 PARTITIONS = 3
 AFTER_KILL_S = 3.0
 """The clients go on for so long after the death of a leader."""
-TOPICS = ("idempotent", "transactional", "aiokafka")
+TOPICS = ("apis", "idempotent", "transactional", "aiokafka")
 
 
 @dataclass
@@ -76,6 +96,96 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         for one in admin.create_topics(new).values():
             one.result(DEADLINE_S)
         yield Gateway(nodes, balancer)
+
+
+async def test_every_node_serves_every_partition(gateway: Gateway) -> None:
+    """Raw requests to each node, of which each leads a part."""
+    producer = Producer({"bootstrap.servers": gateway.address, "transactional.id": "apis"})
+    producer.init_transactions(DEADLINE_S)
+    numbers = tuple(range(PARTITIONS))
+    for is_commit in (False, True):
+        producer.begin_transaction()
+        for number in numbers:
+            producer.produce("apis", b"v", partition=number, timestamp=1_000 + is_commit)
+        assert producer.flush(DEADLINE_S) == 0
+        end = producer.commit_transaction if is_commit else producer.abort_transaction
+        end(DEADLINE_S)
+    producer.begin_transaction()
+    producer.produce("apis", b"open", partition=0)
+    assert producer.flush(DEADLINE_S) == 0
+    # Of each partition: aborted record, marker, committed record, marker; of 0: an open one.
+    assert {gateway.leader("apis", number) for number in numbers} == {1, 2, 3}
+    async with AsyncExitStack() as stack:
+        clients = []
+        for address in gateway.balancer.connections:
+            host, _, port = address.partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            clients.append(RawClient(reader, writer))
+        for client in clients:
+            await check_node(client, numbers)
+        for start, client in enumerate(clients):
+            deletions = tuple(DeleteRecordsPartition(n, start) for n in numbers)
+            request = DeleteRecordsRequest((DeleteRecordsTopic("apis", deletions),), 10_000)
+            [topic] = (await client.ask(request, 2)).topics
+            marks = [(row.error_code, row.low_watermark) for row in topic.partitions]
+            assert marks == [(0, start)] * 3
+    producer.abort_transaction(DEADLINE_S)
+
+
+async def check_node(client: RawClient, numbers: tuple[int, ...]) -> None:
+    for timestamp, wanted in ((-1, 4), (1_001, 2)):
+        rows = tuple(ListOffsetsPartition(n, timestamp=timestamp) for n in numbers)
+        request = ListOffsetsRequest(isolation_level=1, topics=(ListOffsetsTopic("apis", rows),))
+        [topic] = (await client.ask(request, 7)).topics
+        assert {(row.error_code, row.offset) for row in topic.partitions} == {(0, wanted)}
+    rows = tuple(ListOffsetsPartition(n, timestamp=-3) for n in (1, 2))
+    [topic] = (
+        await client.ask(ListOffsetsRequest(topics=(ListOffsetsTopic("apis", rows),)), 7)
+    ).topics
+    assert {row.error_code for row in topic.partitions} == {0}
+
+    metadata = await client.ask(MetadataRequest((MetadataRequestTopic(None, "apis"),)), 12)
+    epochs = tuple(
+        OffsetForLeaderPartition(row.partition_index, row.leader_epoch, row.leader_epoch)
+        for row in metadata.topics[0].partitions
+    )
+    request = OffsetForLeaderEpochRequest(topics=(OffsetForLeaderTopic("apis", epochs),))
+    [topic] = (await client.ask(request, 4)).topics
+    assert [row.error_code for row in topic.partitions] == [0, 0, 0]
+    assert {row.partition: row.end_offset for row in topic.partitions} == {0: 5, 1: 4, 2: 4}
+
+    parts = tuple(FetchPartition(n, -1, 0, partition_max_bytes=1 << 20) for n in numbers)
+    for isolation in (0, 1):
+        request = FetchRequest(
+            max_wait_ms=500,
+            min_bytes=1,
+            isolation_level=isolation,
+            topics=(FetchTopic("apis", None, parts),),
+        )
+        found: dict[int, Any] = {}
+        async with asyncio.timeout(DEADLINE_S):
+            while len(found) < PARTITIONS:
+                [topic] = (await client.ask(request, 11)).responses
+                found.update((one.partition_index, one) for one in topic.partitions if one.records)
+        ends = {
+            n: (one.error_code, one.high_watermark, one.last_stable_offset)
+            for n, one in found.items()
+        }
+        assert ends == {0: (0, 5, 4), 1: (0, 4, 4), 2: (0, 4, 4)}
+        for one in found.values():
+            aborted = one.aborted_transactions
+            assert (len(aborted) if isolation else aborted) == (1 if isolation else None)
+
+    described = DescribeProducersRequest((TopicRequest("apis", numbers),))
+    [topic] = (await client.ask(described, 0)).topics
+    starts = [
+        [one.current_txn_start_offset for one in row.active_producers] for row in topic.partitions
+    ]
+    assert starts == [[4], [-1], [-1]]
+
+    transactions = await client.ask(ListTransactionsRequest(), 2)
+    assert "apis" in {one.transactional_id for one in transactions.transaction_states}
 
 
 @dataclass

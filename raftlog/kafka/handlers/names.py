@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from raftlog.broker.authorize import CLUSTER, Operation, Resource, topic_resource
@@ -26,6 +26,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import TopicId
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 NONE: Final = 0
@@ -43,6 +44,9 @@ UNKNOWN_LEADER_EPOCH: Final = 75
 
 REQUEST_MS_MAX: Final = 300_000
 """Longest timeout of a request; a longer one counts as this."""
+
+FORWARDED_AT_ONCE: Final = 16
+"""Partitions of one request with a call to their leader at once, where each has its own."""
 
 _CODES: Final = {
     Operation.READ: 3,
@@ -157,6 +161,14 @@ async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
             REQUEST_TIMEOUT,
             "The request's time was over before this was known to be done: it may be, or not.",
         ) from None
+
+
+async def in_turns(wanted: Sequence[A], work: Callable[[A], Awaitable[T]]) -> list[T]:
+    """Outcomes of calls that may be forwarded, in the order of `wanted`, a few at a time."""
+    found: list[T] = []
+    for start in range(0, len(wanted), FORWARDED_AT_ONCE):
+        found += await asyncio.gather(*map(work, wanted[start : start + FORWARDED_AT_ONCE]))
+    return found
 
 
 def topic_operations(call: Call, name: str) -> int:

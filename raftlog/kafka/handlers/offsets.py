@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from raftlog.broker.fetch import Isolation
@@ -13,6 +14,7 @@ from raftlog.kafka.handlers.names import (
     by,
     deadline_of,
     epoch_error,
+    in_turns,
     partition_code,
 )
 from raftlog.kafka.messages.delete_records import (
@@ -165,7 +167,10 @@ async def offset_for_leader_epoch(
             count += 1
             if count % EPOCHS_PER_TURN == 0:
                 await call.broker.turns.wait()
-            rows.append(await _epoch_end(call, topic.topic, one))
+            if not call.any_node:
+                rows.append(await _epoch_end(call, topic.topic, one))
+        if call.any_node:
+            rows = await in_turns(topic.partitions, partial(_epoch_end, call, topic.topic))
         topics.append(OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
     return OffsetForLeaderEpochResponse(topics=tuple(topics))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import re2
@@ -30,6 +31,7 @@ from raftlog.kafka.handlers.names import (
     code,
     code_of,
     coordinator_code,
+    in_turns,
     partition_code,
 )
 from raftlog.kafka.messages.add_offsets_to_txn import (
@@ -237,7 +239,7 @@ async def describe_producers(
     """61: the producers of partitions led here; `kafka-transactions` finds hanging ones by it."""
     topics = []
     for topic in request.topics:
-        rows = [await _producers(call, topic.name, number) for number in topic.partition_indexes]
+        rows = await in_turns(topic.partition_indexes, partial(_producers, call, topic.name))
         topics.append(TopicResponse(topic.name, tuple(rows)))
     return DescribeProducersResponse(topics=tuple(topics))
 
