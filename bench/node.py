@@ -240,10 +240,10 @@ def data_directory(parent: str | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def running_node(flush: str) -> Iterator[LoneNode]:
-    """A node with an empty log, stopped and removed afterwards."""
+def running_node(flush: str, *arguments: str) -> Iterator[LoneNode]:
+    """A node with an empty log, stopped and removed afterwards; `arguments` of `raftlog serve`."""
     with data_directory() as directory:
-        node = LoneNode(directory, flush)
+        node = LoneNode(directory, flush, arguments=arguments)
         node.start()
         try:
             yield node

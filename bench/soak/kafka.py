@@ -155,7 +155,6 @@ async def soak(
     """
     for topic in TOPICS:
         await cluster.create_topic(topic, PARTITIONS, CONFIGS)
-    nodes = cluster.processes.nodes
     kafka_servers = cluster.kafka_servers
     orders = client_orders(kafka_servers, directory, rate)
     processors = [number for number, each in enumerate(orders) if each.role == "processor"]

@@ -3,6 +3,7 @@
 - `FetchService.fetch` begins a fetch of many partitions by a client that knows the leaders: only
   replicas of this node answer. `MultiFetch` plans it: bounds in bytes, a wait for `min_bytes`, a
   chunk of each partition in turn.
+- `FetchService.routed` begins the same for a client that knows no leaders (routed_fetch.py).
 - `FetchService.partition` gives a handle of one partition on any node, and `read` reads from it up
   to its bounds, waiting for the first record.
 
@@ -26,6 +27,7 @@ from raftlog.broker.closing import Closing
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
+from raftlog.broker.routed_fetch import RoutedFetch, RoutedRead
 from raftlog.record.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, LogError
 from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Fetched, Isolation, Partition
@@ -38,6 +40,8 @@ __all__ = [
     "MultiFetch",
     "PartitionFetch",
     "PartitionHandle",
+    "RoutedFetch",
+    "RoutedRead",
 ]
 
 FETCH_CHUNK_BYTES: Final = 256 * 1024
@@ -111,7 +115,7 @@ class FetchService:
         self.topics = topics
         self.authorize = authorize
         self.closing = closing
-        self._partitions = services.partitions
+        self.router = services.partitions
         self._clock = services.clock
 
     def fetch(
@@ -137,12 +141,17 @@ class FetchService:
             chunk_bytes=chunk_bytes,
         )
 
+    def routed(self, principal: Principal, count: int, *, isolation: Isolation) -> RoutedFetch:
+        """Begin a fetch of `count` partitions of any leaders. Raises LogError INVALID_BODY."""
+        self.settings.check_partition_count(count)
+        return RoutedFetch(self, principal, self._clock, isolation)
+
     def partition(
         self, principal: Principal, topic: str, number: int, *, any_replica: bool = False
     ) -> PartitionHandle:
         """One partition on any node, to read from. LogError UNKNOWN_TOPIC, UNKNOWN_PARTITION."""
         self.authorize(principal, Operation.READ, topic_resource(topic))
-        return self._partitions.find(topic, number, any_replica=any_replica)
+        return self.router.find(topic, number, any_replica=any_replica)
 
     def partitions(
         self, principal: Principal, topic: str, numbers: Sequence[int] | None
@@ -152,7 +161,7 @@ class FetchService:
         found = self.metadata.image.topic(topic)
         if numbers is None:
             numbers = range(len(found.partitions))
-        return [self._partitions.find(found.name, number) for number in numbers]
+        return [self.router.find(found.name, number) for number in numbers]
 
     async def read(
         self,
@@ -219,9 +228,7 @@ class FetchService:
         """
         if timeout_s <= 0 or self.closing.is_set() or not positions:
             return
-        await self.closing.unless_set(
-            self._partitions.wait_for_data(positions, timeout_s, isolation)
-        )
+        await self.closing.unless_set(self.router.wait_for_data(positions, timeout_s, isolation))
 
 
 class MultiFetch:

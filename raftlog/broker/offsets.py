@@ -157,25 +157,41 @@ class OffsetService:
         }
 
     async def newest_record(
-        self, principal: Principal, topic: str, number: int, isolation: Isolation
+        self,
+        principal: Principal,
+        topic: str,
+        number: int,
+        isolation: Isolation,
+        *,
+        any_node: bool = False,
     ) -> FoundRecord | None:
-        """The first readable record with the largest timestamp, of a partition led here.
+        """The first readable record of a partition with the largest timestamp.
 
         None without a record that has one. Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION,
-        NO_LEADER.
+        NO_LEADER: without `any_node` also of a partition led elsewhere.
         """
         self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
+        if any_node:
+            return await self._partitions.find(topic, number).newest_record(isolation)
         return await self._replicas.partition(topic, number).newest_record(isolation)
 
-    def epoch_end(
-        self, principal: Principal, topic: str, number: int, epoch: LeaderEpoch
+    async def epoch_end(
+        self,
+        principal: Principal,
+        topic: str,
+        number: int,
+        epoch: LeaderEpoch,
+        *,
+        any_node: bool = False,
     ) -> tuple[LeaderEpoch, Offset] | None:
-        """The largest leader epoch not above `epoch` of a partition led here, and its end offset.
+        """The largest leader epoch not above `epoch` of a partition's leader, and its end offset.
 
         By it a client finds out that records it has read are gone (KIP-320). None: no such epoch is
-        known. Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER.
+        known. Raises LogError, as `newest_record`.
         """
         self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
+        if any_node:
+            return await self._partitions.find(topic, number).epoch_end(epoch)
         found = self._replicas.partition(topic, number).epoch_end(epoch)
         return None if found is None else (found.epoch, found.end_offset)
 

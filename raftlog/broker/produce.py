@@ -4,7 +4,8 @@ Two entry points. `write` takes records of one topic: it plans the whole request
 and appends nothing if the plan fails. Records of one partition become one batch (more, if one would
 exceed max.message.bytes), in the request's order, and are appended whole or not at all. Small
 requests share batches with others that arrive at the same time (batcher.py). `append_batches`
-takes batches that the client built, for partitions that this node leads.
+takes batches that the client built, for partitions that this node leads; with `any_node` it
+forwards the others.
 
 Different partitions are appended at the same time and may fare differently: a partition's outcome
 is a value, offsets or LogError.
@@ -62,6 +63,7 @@ from raftlog.replication.arrival_order import ArrivalOrder, Place
 from raftlog.replication.partition import Acks
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.transaction_hooks import append_at_leader
+from raftlog.storage.types import AppendResult
 
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
@@ -80,6 +82,7 @@ PACKED_BYTES_PER_TURN: Final = 1 << 20
 """Bytes of batches that are packed in one turn of the event loop, unless one batch has more."""
 PACKED_BATCH_COST_BYTES: Final = 4_096
 """Work of a batch besides its bytes, in bytes."""
+NO_OFFSET: Final = Offset(-1)
 SEQUENCE_MASK: Final = 2**31 - 1
 """Sequence numbers go on from 0 after 2^31 - 1."""
 
@@ -107,6 +110,8 @@ class ProduceOptions:
     adds_partition: bool = True
     """Whether the first records of a transaction add their partition to it (version 2, KIP-890);
     a client of version 1 has added it before."""
+    any_node: bool = False
+    """Whether `append_batches` forwards batches to the leaders of their partitions."""
 
     @property
     def is_idempotent(self) -> bool:
@@ -140,6 +145,7 @@ class BatchesAppended:
     last_offset: Offset
     log_append_time_ms: int
     log_start_offset: Offset
+    """NO_OFFSET: unknown, as another node leads."""
 
 
 class RoundRobin:
@@ -284,10 +290,11 @@ class ProduceService:
     async def append_batches(
         self, principal: Principal, frames: Sequence[ProduceFrame], options: ProduceOptions
     ) -> Sequence[BatchesAppended | LogError]:
-        """Append clients' batches to partitions led here, all at once; an outcome for each frame.
+        """Append clients' batches, all partitions at once; an outcome for each frame.
 
-        Raises LogError, with nothing appended: INVALID_BODY if two frames are of one partition;
-        FORBIDDEN for the transactional id.
+        Partitions of other leaders have NO_LEADER, unless the options say `any_node`. Raises
+        LogError, with nothing appended: INVALID_BODY if two frames are of one partition; FORBIDDEN
+        for the transactional id.
         """
         if options.transactional_id is not None:
             self.authorize_transaction(principal, options.transactional_id)
@@ -464,7 +471,7 @@ class ProduceService:
         options: ProduceOptions,
         place: Place[_FrameKey] | None,
     ) -> BatchesAppended | LogError:
-        topic, number, data = frame
+        topic, _, data = frame
         is_known = False
         try:
             self._authorize(principal, _WRITE, topic_resource(topic))
@@ -483,22 +490,7 @@ class ProduceService:
             if place is not None:
                 # The next frame of the partition runs in a later step of the loop than the append.
                 place.leave()
-            partition = self._replicas.partition(topic, number)
-            acks, timeout_s = options.acks, options.timeout_s
-            batches = split_batches(
-                data,
-                max_message_bytes=partition.log.config.max_message_bytes,
-                allow_transactional=options.transactional_id is not None,
-            )
-            appended = await append_at_leader(
-                self._partitions.transactions,
-                partition,
-                batches,
-                transactional_id=options.transactional_id,
-                acks=acks,
-                timeout_s=timeout_s,
-                adds=options.adds_partition,
-            )
+            batches, appended, log_start_offset = await self._append_batches(frame, options)
         except LogError as error:
             if is_known:
                 counters = self._topics.topic(topic)
@@ -517,8 +509,51 @@ class ProduceService:
             first.base_offset,
             appended[-1].last_offset,
             first.log_append_time_ms,
-            partition.log_start_offset,
+            log_start_offset,
         )
+
+    async def _append_batches(
+        self, frame: ProduceFrame, options: ProduceOptions
+    ) -> tuple[list[RecordBatch], list[AppendResult], Offset]:
+        """The frame's batches, their places, and the log start offset. Raises LogError.
+
+        Takes the place in the log, or in the line for it, before it suspends.
+        """
+        topic, number, data = frame
+        acks, timeout_s = options.acks, options.timeout_s
+        transactional_id = options.transactional_id
+        is_transactional = transactional_id is not None
+        if options.any_node:
+            handle = self._partitions.find(topic, number)
+            batches = split_batches(
+                data,
+                max_message_bytes=handle.max_message_bytes,
+                allow_transactional=is_transactional,
+            )
+            appended = await handle.append(
+                batches,
+                acks=acks,
+                timeout_s=timeout_s,
+                transactional_id=transactional_id,
+                adds_partition=options.adds_partition,
+            )
+            return batches, appended, NO_OFFSET
+        partition = self._replicas.partition(topic, number)
+        batches = split_batches(
+            data,
+            max_message_bytes=partition.log.config.max_message_bytes,
+            allow_transactional=is_transactional,
+        )
+        appended = await append_at_leader(
+            self._partitions.transactions,
+            partition,
+            batches,
+            transactional_id=transactional_id,
+            acks=acks,
+            timeout_s=timeout_s,
+            adds=options.adds_partition,
+        )
+        return batches, appended, partition.log_start_offset
 
 
 def content_bytes(record: StoredRecord) -> int:

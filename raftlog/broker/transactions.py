@@ -155,14 +155,17 @@ class TransactionService:
         request = AddPartitions(transactional_id, producer, tuple(partitions))
         await self._call(request, shard_key(transactional_id), Done)
 
-    def producers(
-        self, principal: Principal, topic: str, partition: int
+    async def producers(
+        self, principal: Principal, topic: str, partition: int, *, any_node: bool = False
     ) -> list[ProducerDescription]:
-        """The producers of a partition led here; those of open transactions first (KIP-664).
+        """The producers of a partition's leader; those of open transactions first (KIP-664).
 
-        Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER.
+        Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER: without `any_node` also of a
+        partition led elsewhere.
         """
         self._authorize(principal, Operation.READ, topic_resource(topic))
+        if any_node:
+            return await self._services.partitions.find(topic, partition).producers(PRODUCERS_MAX)
         return self._services.replicas.partition(topic, partition).producers(PRODUCERS_MAX)
 
     async def write_marker(
@@ -172,17 +175,23 @@ class TransactionService:
         partition: int,
         producer: Producer,
         marker: Marker,
+        *,
+        any_node: bool = False,
     ) -> None:
-        """End a transaction in one partition led here, whatever its coordinator says.
+        """End a transaction in one partition, whatever its coordinator says.
 
         For an operator who has found a transaction that its coordinator does not know (KIP-664).
-        Raises LogError.
+        Raises LogError, as `producers`.
         """
         self._authorize(principal, Operation.CLUSTER_ACTION, CLUSTER)
+        partitions = self._services.partitions
+        if any_node:
+            await partitions.find(topic, partition).write_marker(
+                *producer, marker, timeout_s=CALL_S
+            )
+            return
         found = self._services.replicas.partition(topic, partition)
-        await self._services.partitions.transactions.write_marker(
-            found, producer.producer_id, producer.producer_epoch, marker, timeout_s=CALL_S
-        )
+        await partitions.transactions.write_marker(found, *producer, marker, timeout_s=CALL_S)
 
     async def end(
         self,

@@ -18,6 +18,7 @@ from raftlog.http.dispatch import Dispatcher
 from raftlog.http.metrics import (
     LoopLag,
     ServerMetrics,
+    Source,
     coordinator_metrics,
     quorum_metrics,
     service_metrics,
@@ -221,6 +222,10 @@ class Server:
     def health_port(self) -> int | None:
         """The health port, if there is one."""
         return self._watch.port if self._watch else None
+
+    def add_metrics(self, source: Source) -> None:
+        """Add the families of another listener to the metrics page."""
+        self._main.context.metrics.add_source(source)
 
     async def close(self) -> None:
         """Stop listening, finish requests in flight within `shutdown_s`, then cut the rest.

@@ -1,7 +1,6 @@
 """Metrics: plain counters that requests add to, turned into Prometheus families at scrape time.
 
-The hot path adds to integers; prometheus_client's own counters take a lock and a label lookup each
-time. Names are the field's (Kafka's JMX exporter) where the meaning is the same, so that its
+Names are the field's (Kafka's JMX exporter) where the meaning is the same, so that its
 dashboards work, and `raftlog_…` where there is none.
 
 Label sets are bounded: routes and statuses are finite, and topics have the labels of
@@ -12,23 +11,21 @@ broker/metrics.py. `ServerMetrics` has the counters of requests; `service_metric
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 
+from raftlog.broker.families import Histogram, counter, gauge, histograms
 from raftlog.broker.metrics import OTHER_TOPICS, TopicMetrics
 from raftlog.broker.node import NodeServices, unready
 from raftlog.metadata.image import NO_LEADER_ID
@@ -46,7 +43,6 @@ LAG_INTERVAL_S_MAX = 0.16
 """The same while it is idle: each interval is twice the one before."""
 BUSY_SHARE = 0.1
 """Processor time of a loop that works, as a share of the interval."""
-BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 _TOPIC_FAMILIES = {
     "messages_in": ("messagesin", "Records appended."),
@@ -62,12 +58,11 @@ Source = Callable[[], Iterable[Metric]]
 
 
 class _RouteCounters:
-    __slots__ = ("aborted", "buckets", "seconds", "statuses")
+    __slots__ = ("aborted", "seconds", "statuses")
 
     def __init__(self) -> None:
         self.statuses: dict[int, int] = {}
-        self.buckets = [0] * (len(BUCKETS_S) + 1)
-        self.seconds = 0.0
+        self.seconds = Histogram()
         self.aborted = 0
 
 
@@ -86,8 +81,7 @@ class ServerMetrics(Collector):
         """Count a request that was answered; `route` is its name, None if no route matched."""
         counters = self._routes.get(route) or self._routes.setdefault(route, _RouteCounters())
         counters.statuses[status] = counters.statuses.get(status, 0) + 1
-        counters.buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        counters.seconds += seconds
+        counters.seconds.add(seconds)
 
     def aborted(self, route: str | None) -> None:
         """Count a request aborted by its peer before the answer."""
@@ -126,19 +120,19 @@ class ServerMetrics(Collector):
         aborted = CounterMetricFamily(
             "raftlog_http_requests_aborted", "Requests aborted by their peer.", labels=["route"]
         )
-        seconds = HistogramMetricFamily(
-            "raftlog_http_request_seconds",
-            "From the end of the headers to the start of the answer, long polls included.",
-            labels=["route"],
-        )
         for route, counters in self._routes.items():
             name = route or UNROUTED
             for status, count in sorted(counters.statuses.items()):
                 requests.add_metric([name, str(status)], count)
             if counters.aborted:
                 aborted.add_metric([name], counters.aborted)
-            seconds.add_metric([name], _cumulative(counters.buckets), sum_value=counters.seconds)
-        yield from (requests, aborted, seconds)
+        yield from (requests, aborted)
+        yield histograms(
+            "raftlog_http_request_seconds",
+            "From the end of the headers to the start of the answer, long polls included.",
+            "route",
+            ((route or UNROUTED, counters.seconds) for route, counters in self._routes.items()),
+        )
 
 
 class LoopLag:
@@ -152,8 +146,8 @@ class LoopLag:
         """`thread_time`: processor time of the event loop's thread, in seconds."""
         self._clock = clock
         self._thread_time = thread_time
-        self._lags = _Histogram()
-        self._holds = _Histogram()
+        self._lags = Histogram()
+        self._holds = Histogram()
 
     async def measure(self) -> None:
         """Measure until cancelled. A delay shorter than the interval may pass unseen."""
@@ -182,39 +176,6 @@ class LoopLag:
             "raftlog_event_loop_hold_seconds",
             "Processor time of the event loop within that delay: how long its own work held it.",
         )
-
-
-class _Histogram:
-    """Counts of durations by bucket."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BUCKETS_S) + 1)
-        self._seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
-        self._seconds += seconds
-
-    def family(self, name: str, text: str) -> Metric:
-        return HistogramMetricFamily(
-            name, text, buckets=_cumulative(self._counts), sum_value=self._seconds
-        )
-
-
-def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Counts by bucket as Prometheus wants them: each with those before."""
-    bounds = (*map(str, BUCKETS_S), "+Inf")
-    return list(zip(bounds, accumulate(counts), strict=True))
-
-
-def gauge(name: str, text: str, value: float) -> Metric:
-    """A gauge without labels."""
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def counter(name: str, text: str, value: float) -> Metric:
-    """A counter without labels."""
-    return CounterMetricFamily(name, text, value=value)
 
 
 MANAGER: Final = "kafka_server_replicamanager"

@@ -20,3 +20,10 @@ class Call:
     client_id: str = ""
     """As the client names itself; for logs and quotas, not for rights."""
     principal: Principal = ANONYMOUS
+    gateway: tuple[str, int] | None = None
+    """See `KafkaSettings.gateway`."""
+
+    @property
+    def any_node(self) -> bool:
+        """Whether requests for partitions of other leaders are forwarded."""
+        return self.gateway is not None

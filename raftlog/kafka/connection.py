@@ -29,6 +29,7 @@ from raftlog.kafka.framing import (
     parse_head,
     parse_prefix,
 )
+from raftlog.kafka.metrics import EndReason
 from raftlog.record.errors import LogError
 from raftlog.record.types import Buffer
 from raftlog.schema.errors import DecodeError
@@ -84,6 +85,8 @@ class Connection(asyncio.BufferedProtocol):
         self._written = 0
         """Bytes of all answers so far."""
         self._is_ending = False
+        self.end_reason = EndReason.CLIENT
+        """The listener's first reason to end it, or the client's end."""
         now = listener.now()
         self._active_at = now
         self._receiving_since: float | None = None
@@ -103,8 +106,9 @@ class Connection(asyncio.BufferedProtocol):
         self.address = str(peer[0]) if peer else ""
         self.address_group = address_group(self.address)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES, low=0)
-        if not self._listener.opened(self):
-            self._is_ending = True
+        refusal = self._listener.opened(self)
+        if refusal is not None:
+            self._set_ending(refusal)
             self._transport.abort()
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -257,6 +261,8 @@ class Connection(asyncio.BufferedProtocol):
         slot.task = self._listener.spawn(self._handle(api, prefix[1], frame, slot, taken))
 
     async def _handle(self, api: Api, version: int, frame: Buffer, slot: _Slot, taken: int) -> None:
+        clock = self._broker.clock
+        begun = clock.monotonic()
         try:
             if not api.first <= version <= api.last:
                 slot.answer = unsupported_version(frame)
@@ -267,12 +273,19 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(f"{api.name}, version {version}: {error}")
         except LogError as error:
             # Handlers answer errors; this one leaves the client without an answer.
-            self._refuse(f"{api.name}: {error.message}")
+            self._refuse(f"{api.name}: {error.message}", EndReason.ERROR)
         except Exception as error:
             logger.exception("kafka: %s of %s failed", api.name, self.address)
             self._listener.on_broken_invariant(error)
-            self._end()
+            self._end(EndReason.ERROR)
         finally:
+            self._listener.metrics.handled(
+                api,
+                version,
+                clock.monotonic() - begun,
+                bytes_in=SIZE_BYTES + len(frame),
+                bytes_out=slot.size,
+            )
             self._give(taken)
             slot.is_done = True
             if self._transport is None:
@@ -288,7 +301,9 @@ class Connection(asyncio.BufferedProtocol):
         request = api.decode(frame, head.end, version)
         if api.key != API_VERSIONS:
             self._broker.check_ready()
-        call = Call(self._broker, version, self.address, head.client_id)
+        call = Call(
+            self._broker, version, self.address, head.client_id, gateway=self._settings.gateway
+        )
         response = await api.handler(call, request)
         if response is None:
             return ()
@@ -327,14 +342,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # The end
 
-    def _refuse(self, reason: str) -> None:
-        """The client's bytes make no sense: close, as Kafka does."""
-        logger.info("kafka: connection of %s closed: %s", self.address, reason)
-        self._listener.refused += 1
-        self._end()
+    def _refuse(self, complaint: str, reason: EndReason = EndReason.MALFORMED) -> None:
+        """The client's bytes make no sense, or there is no answer: close, as Kafka does."""
+        logger.info("kafka: connection of %s closed: %s", self.address, complaint)
+        self._end(reason)
 
-    def _end(self) -> None:
-        self._is_ending = True
+    def _set_ending(self, reason: EndReason) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self.end_reason = reason
+
+    def _end(self, reason: EndReason) -> None:
+        self._set_ending(reason)
         self._drop_large()
         if self._transport is not None:
             self._transport.close()
@@ -349,20 +368,20 @@ class Connection(asyncio.BufferedProtocol):
         """Whether requests wait for their answers, or answers for the client."""
         return bool(self._slots or self._buffered())
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: EndReason, detail: str) -> None:
         """Cut the connection."""
-        logger.info("kafka: connection of %s cut: %s", self.address, reason)
-        self._is_ending = True
+        logger.info("kafka: connection of %s cut: %s", self.address, detail)
+        self._set_ending(reason)
         if self._transport is not None:
             self._transport.abort()
 
-    def close(self) -> None:
+    def close(self, reason: EndReason) -> None:
         """Close the connection; what is in the transport is sent."""
-        self._end()
+        self._end(reason)
 
     def stop_reading(self) -> None:
-        """Begin no more requests."""
-        self._is_ending = True
+        """Begin no more requests: the listener closes."""
+        self._set_ending(EndReason.STOPPING)
         if self._transport is not None and not self._is_muted:
             self._is_muted = True
             self._transport.pause_reading()
@@ -371,14 +390,20 @@ class Connection(asyncio.BufferedProtocol):
         """Cut the connection if its client is idle, or too slow."""
         settings = self._settings
         if self._is_stalled(now):
-            self.abort(f"took nothing of an answer for {settings.write_stall_s:g} s")
+            self.abort(
+                EndReason.SLOW_READER,
+                f"took nothing of an answer for {settings.write_stall_s:g} s",
+            )
         elif self._receiving_since is not None:
             taken_s = now - self._receiving_since
             is_slow = self._received < taken_s * settings.bytes_per_second_min
             if is_slow and taken_s > settings.receive_s:
-                self.abort(f"sent {self._received} bytes of a request in {taken_s:.0f} s")
+                self.abort(
+                    EndReason.SLOW_SENDER,
+                    f"sent {self._received} bytes of a request in {taken_s:.0f} s",
+                )
         elif not self.is_busy and now - self._active_at > settings.idle_s:
-            self.close()
+            self.close(EndReason.IDLE)
 
     def _is_stalled(self, now: float) -> bool:
         """Whether the client has taken nothing for too long.

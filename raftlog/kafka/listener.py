@@ -6,11 +6,14 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
+
+from prometheus_client.core import Metric
 
 from raftlog.broker.service import Broker
 from raftlog.kafka.connection import Connection
+from raftlog.kafka.metrics import EndReason, KafkaMetrics
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.errors import LogError
 
@@ -35,8 +38,7 @@ class KafkaListener:
     ) -> None:
         self.broker = broker
         self.settings = settings
-        self.refused = 0
-        """Connections closed for bytes that make no sense."""
+        self.metrics = KafkaMetrics()
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         self._on_broken_invariant = on_broken_invariant
         self._loop = asyncio.get_running_loop()
@@ -76,10 +78,18 @@ class KafkaListener:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self.settings.shutdown_s)
         for connection in list(self._connections):
-            connection.close()
+            connection.close(EndReason.STOPPING)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def metric_families(self) -> Iterator[Metric]:
+        """The families of the metrics page, as of now."""
+        return self.metrics.families(
+            connections=len(self._connections),
+            in_flight=len(self._tasks),
+            waiting=len(self._waiting),
+        )
 
     # For connections
 
@@ -87,19 +97,21 @@ class KafkaListener:
         """The event loop's time, in seconds."""
         return self._loop.time()
 
-    def opened(self, connection: Connection) -> bool:
-        """Count a new connection; False if there are too many."""
+    def opened(self, connection: Connection) -> EndReason | None:
+        """Count a new connection; the reason to end it at once, if there is one."""
         settings, group = self.settings, connection.address_group
+        self.metrics.accepted += 1
         is_full = len(self._connections) >= settings.connections_max
         if is_full or self._by_address[group] >= settings.connections_per_address_max:
             logger.warning("kafka: too many connections, one of %s is closed", connection.address)
-            return False
+            return EndReason.TOO_MANY
         self._connections[connection] = None
         self._by_address[group] += 1
-        return not self._is_closing
+        return EndReason.STOPPING if self._is_closing else None
 
     def closed(self, connection: Connection) -> None:
         """A connection has ended."""
+        self.metrics.ended[connection.end_reason] += 1
         self._waiting.pop(connection, None)
         if connection in self._connections:
             del self._connections[connection]

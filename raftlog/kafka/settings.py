@@ -32,3 +32,6 @@ class KafkaSettings:
     """The same, from one address (IPv6: from one /64 network)."""
     shutdown_s: float = 10.0
     """Time for requests in flight to finish when the listener closes."""
+    gateway: tuple[str, int] | None = None
+    """Host and port of a load balancer before all nodes, which clients take for one broker that
+    leads and coordinates everything; None: clients learn each node's own address."""

@@ -154,6 +154,7 @@ class Node:
         kafka = None
         if ports.kafka is not None:
             kafka = await _start_kafka(broker, settings, ports.kafka, on_fatal)
+            server.add_metrics(kafka.metric_families)
         # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
         tasks = TaskGroup(on_fatal)
@@ -181,10 +182,14 @@ async def _start_kafka(
     from raftlog.kafka.listener import KafkaListener  # noqa: PLC0415
     from raftlog.kafka.settings import KafkaSettings  # noqa: PLC0415
 
-    listener = KafkaListener(
-        broker, KafkaSettings(), lambda error: on_fatal(f"An invariant broke: {error}")
-    )
     port = int(bound.getsockname()[1])
+    address = settings.kafka_advertised(port)
+    is_gateway = address is not None and address.is_gateway
+    listener = KafkaListener(
+        broker,
+        KafkaSettings(gateway=(address.host, address.port) if address and is_gateway else None),
+        lambda error: on_fatal(f"An invariant broke: {error}"),
+    )
     await listener.start(bound)
     listen = settings.kafka_listen_address()
     if listen is not None and is_beyond_loopback(listen[0]):

@@ -51,8 +51,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     free one; remembered in the data directory. `none`: no such listener, the default."""
     kafka_advertise: str | None = None
     """`host:port` announced to Kafka clients; remembered in the data directory. By default the
-    address of --kafka-listen. `gateway=host:port`, the address of a load balancer before all
-    nodes, is announced as the leader and coordinator of every partition."""
+    address of --kafka-listen. `gateway=host:port`, the address of a load balancer before
+    nodes that all have this setting, is announced as the one broker, and each node forwards."""
     voters: str | None = None
     """The voters of a new cluster, the same list on each of them: `1@host:port,2@host:port,
     3@host:port`. Counts at the first start only; later a list that contradicts the data directory

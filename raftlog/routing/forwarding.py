@@ -46,6 +46,7 @@ from raftlog.routing.forwarding_messages import (
     Outcome,
     Piece,
     Read,
+    ReadMany,
     ReadReplica,
     Request,
     check_hello,
@@ -236,7 +237,7 @@ class _Link(Session):
             )
         is_wait = is_held(operation)
         size_bytes = body_bytes
-        if isinstance(operation, Read | ReadReplica):
+        if isinstance(operation, Read | ReadReplica | ReadMany):
             size_bytes = operation.max_bytes
         self._require_room(size_bytes, is_wait=is_wait)
         if self._idle is not None:

@@ -27,6 +27,7 @@ from raftlog.record.errors import (
     outcome_unknown_error,
 )
 from raftlog.record.types import AbortedTransaction, Buffer, Offset, ProducerId
+from raftlog.storage.producer_state import ProducerDescription
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"
@@ -60,6 +61,8 @@ _Milliseconds = Annotated[int, Meta(ge=0, le=REMAINING_MS_MAX)]
 _BodyBytes = Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
 _Isolation = Annotated[int, Meta(ge=0, le=1)]
 _ABORTED: Final = Struct(">qq")
+ABORTED_BYTES: Final = _ABORTED.size
+"""Bytes of an aborted transaction in a body."""
 
 
 class _Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,6 +77,8 @@ class Append(_Base, frozen=True, tag=1):
     acks: Annotated[int, Meta(ge=-1, le=1)]
     transactional_id: Annotated[str, Meta(max_length=255)] | None = None
     """Of the transaction that the batches belong to, or open."""
+    adds_partition: bool = True
+    """Whether the first batch of a transaction adds its partition; see `TransactionHooks`."""
 
 
 class Read(_Base, frozen=True, tag=2):
@@ -171,6 +176,43 @@ class WriteMarker(_Base, frozen=True, tag=11):
     is_epoch_next: bool = False
 
 
+class ReadMany(_Base, frozen=True, tag=12):
+    """Read committed batches of many partitions, in this order."""
+
+    wants: Annotated[
+        tuple[tuple[_TopicId, _PartitionNumber, _Number, _BodyBytes], ...],
+        Meta(min_length=1, max_length=WANTS_MAX),
+    ]
+    """Each with its offset, and the bytes wanted of it."""
+    max_bytes: _BodyBytes
+    """Of all together; 0: the marks alone."""
+    isolation: _Isolation = 0
+
+
+class FindNewest(_Base, frozen=True, tag=13):
+    """Find the first readable record with the largest timestamp."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    isolation: _Isolation = 0
+
+
+class FindEpochEnd(_Base, frozen=True, tag=14):
+    """Find the end of the largest leader epoch not above this one."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    leader_epoch: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class DescribeProducers(_Base, frozen=True, tag=15):
+    """Describe the producers of the leader's log."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    count_max: _PartitionNumber
+
+
 Operation: TypeAlias = (
     Append
     | Read
@@ -183,6 +225,10 @@ Operation: TypeAlias = (
     | ReadReplica
     | Coordinate
     | WriteMarker
+    | ReadMany
+    | FindNewest
+    | FindEpochEnd
+    | DescribeProducers
 )
 
 
@@ -209,7 +255,7 @@ class Waited(_Base, frozen=True, tag=3):
 
 
 class FoundTime(_Base, frozen=True, tag=4):
-    """The record's offset and timestamp; None: all records are older."""
+    """The record's offset and timestamp; None: there is no such record."""
 
     found: tuple[_Number, int] | None
 
@@ -244,6 +290,28 @@ class MarkerWritten(_Base, frozen=True, tag=9):
     """The marker is committed."""
 
 
+class ReadsOfMany(_Base, frozen=True, tag=10):
+    """For each partition its marks, as `Marks`, and the bytes of its batches; or an error code.
+
+    The body has, for each in turn, its aborted transactions and its batches.
+    """
+
+    rows: Annotated[
+        tuple[tuple[_Number, _Number, _Number, _Number, _Number, _BodyBytes] | int, ...],
+        Meta(max_length=WANTS_MAX),
+    ]
+
+
+class FoundEpochEnd(_Base, frozen=True, tag=11):
+    """The epoch and its end; None: no such epoch is known."""
+
+    found: tuple[int, _Number] | None
+
+
+class DescribedProducers(_Base, frozen=True, tag=12):
+    """The body has the descriptions: a head has no room for many."""
+
+
 Outcome: TypeAlias = (
     Appended
     | Marks
@@ -254,6 +322,9 @@ Outcome: TypeAlias = (
     | FoundTimes
     | Coordinated
     | MarkerWritten
+    | ReadsOfMany
+    | FoundEpochEnd
+    | DescribedProducers
 )
 
 
@@ -290,6 +361,7 @@ class Answer(_Base, frozen=True, tag=4):
 Message: TypeAlias = Request | Cancel | Piece | Answer
 
 _encoder = msgspec.msgpack.Encoder()
+_producers_decoder = msgspec.msgpack.Decoder(list[ProducerDescription])
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
@@ -357,6 +429,19 @@ def split_aborted(
         for producer_id, first_offset in _ABORTED.iter_unpack(body[:end])
     )
     return aborted, body[end:]
+
+
+def encode_producers(found: Sequence[ProducerDescription]) -> bytes:
+    """The body of descriptions of producers."""
+    return _encoder.encode(found)
+
+
+def decode_producers(body: memoryview) -> list[ProducerDescription]:
+    """The descriptions in a body. Raises ProtocolError."""
+    try:
+        return _producers_decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"no descriptions of producers: {error}") from error
 
 
 class Assembly:

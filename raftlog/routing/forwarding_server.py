@@ -35,6 +35,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import (
     BrokerId,
     Buffer,
+    LeaderEpoch,
     Offset,
     PartitionId,
     ProducerEpoch,
@@ -58,9 +59,14 @@ from raftlog.routing.forwarding_messages import (
     Coordinate,
     Coordinated,
     Delete,
+    DescribedProducers,
+    DescribeProducers,
     Failure,
+    FindEpochEnd,
+    FindNewest,
     FindTime,
     FindTimeInMany,
+    FoundEpochEnd,
     FoundTime,
     FoundTimes,
     MarkerWritten,
@@ -70,6 +76,7 @@ from raftlog.routing.forwarding_messages import (
     Outcome,
     Piece,
     Read,
+    ReadMany,
     ReadReplica,
     Request,
     Wait,
@@ -78,11 +85,13 @@ from raftlog.routing.forwarding_messages import (
     check_hello,
     decode,
     encode,
+    encode_producers,
     is_held,
     own_hello,
     with_aborted,
 )
 from raftlog.routing.many import coded, local_bounds, local_times
+from raftlog.routing.reads import local_reads, reads_answer
 from raftlog.routing.transaction_hooks import NoCoordinators, TransactionHooks, append_at_leader
 from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
@@ -96,6 +105,7 @@ SILENT_S_MAX: Final = 180.0
 """A caller closes a connection idle for 60 s; a caller silent for longer is gone."""
 OnCoordinate: TypeAlias = Callable[[Partition, memoryview, float], Awaitable[Buffer]]
 """Carries out a coordinator's request at a partition led here, within a timeout in seconds."""
+_Query: TypeAlias = FindNewest | FindEpochEnd | DescribeProducers
 SETTINGS: Final = ChannelSettings(ping_s=SILENT_S_MAX / 4, silent_pings_max=3)
 """The fourth interval is the one of the caller's last message."""
 
@@ -326,9 +336,13 @@ class _Session(Session):
             return await self._of_many(operation, timeout_s), ()
         if isinstance(operation, ReadReplica):
             return await self._read_replica(operation)
+        if isinstance(operation, ReadMany):
+            return await self._read_many(operation)
         found = self._led(operation.topic_id, operation.partition)
         if isinstance(operation, Coordinate):
             return Coordinated(), (await self._server.on_coordinate(found, body, timeout_s),)
+        if isinstance(operation, FindNewest | FindEpochEnd | DescribeProducers):
+            return await self._look_up(found, operation)
         return await self._at_leader(found, operation, body, timeout_s)
 
     async def _at_leader(
@@ -353,6 +367,7 @@ class _Session(Session):
                     transactional_id=operation.transactional_id,
                     acks=Acks(operation.acks),
                     timeout_s=timeout_s,
+                    adds=operation.adds_partition,
                 )
                 return Appended(
                     tuple(
@@ -399,6 +414,21 @@ class _Session(Session):
             case _:
                 assert_never(operation)
 
+    async def _look_up(
+        self, found: Partition, operation: _Query
+    ) -> tuple[Outcome, Sequence[Buffer]]:
+        match operation:
+            case FindNewest():
+                return FoundTime(await found.newest_record(Isolation(operation.isolation))), ()
+            case FindEpochEnd():
+                end = found.epoch_end(LeaderEpoch(operation.leader_epoch))
+                return FoundEpochEnd(None if end is None else (end.epoch, end.end_offset)), ()
+            case DescribeProducers():
+                producers = found.producers(operation.count_max)
+                return DescribedProducers(), (encode_producers(producers),)
+            case _:
+                assert_never(operation)
+
     async def _read_replica(self, operation: ReadReplica) -> tuple[Outcome, Sequence[Buffer]]:
         data = await self._replicas.read_copy(
             TopicId(operation.topic_id),
@@ -407,6 +437,16 @@ class _Session(Session):
             operation.max_bytes,
         )
         return Marks(0, 0, 0, 0), (data,)
+
+    async def _read_many(self, operation: ReadMany) -> tuple[Outcome, Sequence[Buffer]]:
+        wanted = [
+            (partial(self._led, topic_id, partition), Offset(offset), max_bytes)
+            for topic_id, partition, offset, max_bytes in operation.wants
+        ]
+        isolation = Isolation(operation.isolation)
+        return reads_answer(
+            await local_reads(wanted, max_bytes=operation.max_bytes, isolation=isolation)
+        )
 
     async def _of_many(
         self, operation: Wait | BoundsOfMany | FindTimeInMany, timeout_s: float

@@ -32,6 +32,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import (
     NO_PRODUCER_ID,
     Buffer,
+    LeaderEpoch,
     Offset,
     PartitionId,
     ProducerEpoch,
@@ -39,6 +40,7 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.arrival_order import Place
+from raftlog.replication.leader_role import SEQUENCE_ERRORS
 from raftlog.replication.partition import Acks, Fetched, Isolation, Partition
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
@@ -48,17 +50,23 @@ from raftlog.routing.forwarding_messages import (
     Coordinate,
     Coordinated,
     Delete,
+    DescribeProducers,
+    FindEpochEnd,
+    FindNewest,
     FindTime,
+    FoundEpochEnd,
     FoundTime,
     Marks,
     Operation,
     Outcome,
     Read,
     WriteMarker,
+    decode_producers,
     outcome_unknown_if_changing,
     split_aborted,
 )
 from raftlog.routing.transaction_hooks import append_at_leader
+from raftlog.storage.producer_state import ProducerDescription
 from raftlog.storage.types import AppendResult
 
 if TYPE_CHECKING:
@@ -139,13 +147,15 @@ class PartitionHandle:
         acks: Acks,
         timeout_s: float,
         transactional_id: str | None = None,
+        adds_partition: bool = True,
     ) -> list[AppendResult]:
         """See `Partition.append`; the batches of a `transactional_id` join its transaction.
 
-        An append that is forwarded or retried holds back later ones of its producer: overtaken, it
-        would be out of order at the leader.
+        An append that is forwarded or retried holds back later ones of its producer, and waits for
+        earlier ones: overtaken, or overtaking, it would be out of order at the leader. Local
+        appends wait for none but these.
         """
-        earlier = self._router.routed_appends
+        order, routed = self._router.appends, self._router.routed_appends
         producers = {batch.header.producer_id for batch in batches} - {NO_PRODUCER_ID}
         keys = [(self.topic_id, self.partition, producer_id) for producer_id in producers]
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -159,18 +169,26 @@ class PartitionHandle:
                 transactional_id=transactional_id,
                 acks=acks,
                 timeout_s=remaining_s,
+                adds=adds_partition,
             )
 
-        if self._local is not None and not earlier.is_held(keys):
-            try:
-                return await local(self._local, timeout_s)
-            except LogError as error:
-                refusal = self._drop_local(error)
-        place = earlier.enter(keys)
+        place = order.enter(keys)
+        is_counted = False
         try:
+            if self._local is not None and not any(key in routed for key in keys):
+                is_first = order.is_first(place)
+                try:
+                    return await local(self._local, timeout_s)
+                except LogError as error:
+                    refusal = self._drop_local(error)
+                    if not is_first and error.entry in SEQUENCE_ERRORS:
+                        # The append before may have been refused, too, and succeed by its retry.
+                        refusal = None
+            routed.update(keys)
+            is_counted = True
             await self._wait_earlier(place, deadline)
             outcome, _ = await self._routed(
-                Append(self.topic_id, self.partition, int(acks), transactional_id),
+                Append(self.topic_id, self.partition, int(acks), transactional_id, adds_partition),
                 [batch.data for batch in batches],
                 local=local,
                 timeout_s=deadline - asyncio.get_running_loop().time(),
@@ -179,6 +197,8 @@ class PartitionHandle:
             )
         finally:
             place.leave()
+            if is_counted:
+                self._router.end_routed(keys)
         if isinstance(outcome, list):
             return outcome
         assert isinstance(outcome, Appended)
@@ -283,6 +303,48 @@ class PartitionHandle:
             return None if found is None else (Offset(found[0]), found[1])
         assert outcome is None or isinstance(outcome, tuple)
         return outcome
+
+    async def newest_record(self, isolation: Isolation) -> tuple[Offset, int] | None:
+        """See `Partition.newest_record`."""
+        outcome, _ = await self._routed(
+            FindNewest(self.topic_id, self.partition, int(isolation)),
+            (),
+            local=lambda found, _: found.newest_record(isolation),
+            refusal=None,
+        )
+        if isinstance(outcome, FoundTime):
+            found = outcome.found
+            return None if found is None else (Offset(found[0]), found[1])
+        assert outcome is None or isinstance(outcome, tuple)
+        return outcome
+
+    async def epoch_end(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
+        """See `Partition.epoch_end`."""
+
+        async def local(found: Partition, _remaining_s: float) -> FoundEpochEnd:
+            end = found.epoch_end(epoch)
+            return FoundEpochEnd(None if end is None else (end.epoch, end.end_offset))
+
+        outcome, _ = await self._routed(
+            FindEpochEnd(self.topic_id, self.partition, epoch), (), local=local, refusal=None
+        )
+        assert isinstance(outcome, FoundEpochEnd)
+        pair = outcome.found
+        return None if pair is None else (LeaderEpoch(pair[0]), Offset(pair[1]))
+
+    async def producers(self, count_max: int) -> list[ProducerDescription]:
+        """See `Partition.producers`."""
+
+        async def local(found: Partition, _remaining_s: float) -> list[ProducerDescription]:
+            return found.producers(count_max)
+
+        outcome, body = await self._routed(
+            DescribeProducers(self.topic_id, self.partition, count_max),
+            (),
+            local=local,
+            refusal=None,
+        )
+        return outcome if isinstance(outcome, list) else decode_producers(body)
 
     async def delete_records(self, before: Offset) -> Offset:
         """See `Partition.delete_records`."""

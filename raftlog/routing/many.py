@@ -59,19 +59,19 @@ async def bounds_of_many(
     """The bounds of each partition, or its error. Never raises LogError."""
 
     async def local(indexes: Sequence[int]) -> list[PartitionBounds | LogError]:
-        return await local_bounds([_finder(router, wanted[index]) for index in indexes])
+        return await local_bounds([finder(router, wanted[index]) for index in indexes])
 
     def operation(some: Sequence[int]) -> Operation:
         return BoundsOfMany(tuple((wanted[i].topic_id, wanted[i].partition) for i in some))
 
-    def answer(outcome: Outcome) -> list[PartitionBounds | int]:
+    def answer(outcome: Outcome, _body: memoryview) -> list[PartitionBounds | int]:
         assert isinstance(outcome, MarksOfMany)
         return [
             row if isinstance(row, int) else PartitionBounds(*map(Offset, row))
             for row in outcome.rows
         ]
 
-    return await _call_leaders(router, wanted, local, operation, answer, timeout_s=BOUNDS_S_MAX)
+    return await call_leaders(router, wanted, local, operation, answer, timeout_s=BOUNDS_S_MAX)
 
 
 async def times_of_many(
@@ -86,7 +86,7 @@ async def times_of_many(
 
     async def local(indexes: Sequence[int]) -> list[FoundRecord | LogError | None]:
         return await local_times(
-            [(_finder(router, wanted[i][0]), wanted[i][1]) for i in indexes], isolation
+            [(finder(router, wanted[i][0]), wanted[i][1]) for i in indexes], isolation
         )
 
     def operation(some: Sequence[int]) -> Operation:
@@ -95,7 +95,7 @@ async def times_of_many(
             int(isolation),
         )
 
-    def answer(outcome: Outcome) -> list[FoundRecord | int | None]:
+    def answer(outcome: Outcome, _body: memoryview) -> list[FoundRecord | int | None]:
         assert isinstance(outcome, FoundTimes)
         return [
             row if row is None or isinstance(row, int) else (Offset(row[0]), row[1])
@@ -103,7 +103,7 @@ async def times_of_many(
         ]
 
     partitions = [partition for partition, _ in wanted]
-    return await _call_leaders(router, partitions, local, operation, answer, timeout_s=READ_S_MAX)
+    return await call_leaders(router, partitions, local, operation, answer, timeout_s=READ_S_MAX)
 
 
 async def local_bounds(
@@ -204,7 +204,9 @@ def coded(row: T | LogError) -> T | int:
     return row.entry.code if isinstance(row, LogError) else row
 
 
-def _finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Partition]:
+def finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Partition]:
+    """Finds the local partition; raises LogError unless this node leads it."""
+
     def find() -> Partition:
         # By its id: a topic created again under the same name is another topic.
         topic = router.topic(wanted.topic_id)
@@ -213,16 +215,19 @@ def _finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Pa
     return find
 
 
-async def _call_leaders(
+async def call_leaders(
     router: PartitionRouter,
     wanted: Sequence[PartitionHandle],
     local: Callable[[Sequence[int]], Awaitable[list[T | LogError]]],
     operation: Callable[[Sequence[int]], Operation],
-    answer: Callable[[Outcome], list[T | int]],
+    answer: Callable[[Outcome, memoryview], list[T | int]],
     *,
     timeout_s: float,
 ) -> list[T | LogError]:
-    """Outcomes in the order of `wanted`, from this node and, by one call each, other leaders."""
+    """Outcomes in the order of `wanted`, from this node and, by one call each, other leaders.
+
+    `local`, `operation` get indexes of `wanted`; `answer` an outcome with its body.
+    """
     outcomes: dict[int, T | LogError] = {}
     mine: list[int] = []
     theirs: dict[BrokerId, list[int]] = {}
@@ -242,13 +247,13 @@ async def _call_leaders(
     async def call(leader: BrokerId, some: Sequence[int]) -> None:
         rows: Sequence[T | int | LogError]
         try:
-            outcome, _ = await router.call_leader(
+            outcome, body = await router.call_leader(
                 leader, operation(some), [wanted[index] for index in some], timeout_s=timeout_s
             )
         except LogError as error:
             rows = [LogError(error.entry, error.message) for _ in some]
         else:
-            rows = answer(outcome)
+            rows = answer(outcome, body)
         for index, row in zip(some, rows, strict=True):
             outcomes[index] = _coded_error(row, wanted[index]) if isinstance(row, int) else row
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -95,8 +96,10 @@ class PartitionRouter:
         self._next_wait_log = 0.0
         self.transactions: TransactionHooks = NoCoordinators()
         """Appends and markers of transactions at partitions led here."""
-        self.routed_appends: ArrivalOrder[ProducerKey] = ArrivalOrder()
-        """Producers with appends that are forwarded or retried: one at a time each."""
+        self.appends: ArrivalOrder[ProducerKey] = ArrivalOrder()
+        """Appends of producers by handles, in the order of their calls."""
+        self.routed_appends: Counter[ProducerKey] = Counter()
+        """Those of them that are forwarded or retried: one at a time for each producer."""
 
     def find(self, topic: str, partition: int, *, any_replica: bool = False) -> PartitionHandle:
         """A handle on the partition, for one request. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.
@@ -225,6 +228,13 @@ class PartitionRouter:
         finally:
             for watch in watches:
                 self.unwatch(watch)
+
+    def end_routed(self, keys: Sequence[ProducerKey]) -> None:
+        """Count an append less among `routed_appends`."""
+        for key in keys:
+            self.routed_appends[key] -= 1
+            if not self.routed_appends[key]:
+                del self.routed_appends[key]
 
     # Leaders
 

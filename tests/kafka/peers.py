@@ -147,7 +147,10 @@ async def kafka_node(
 
 @asynccontextmanager
 async def group_node(
-    cluster_settings: Mapping[str, str] | None = None, *, authorize: Authorize = allow_all
+    cluster_settings: Mapping[str, str] | None = None,
+    *,
+    settings: KafkaSettings | None = None,
+    authorize: Authorize = allow_all,
 ) -> AsyncIterator[KafkaNode]:
     """The same, with the coordinators of groups and transactions. Classic groups begin at once."""
     node = DataNode()
@@ -160,7 +163,7 @@ async def group_node(
     )
     async with (
         coordinating_groups(node, transactions),
-        _listening(node, None, authorize) as one,
+        _listening(node, settings, authorize) as one,
     ):
         yield one
 

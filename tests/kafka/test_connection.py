@@ -20,6 +20,7 @@ from raftlog.kafka.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
+from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.schema.codec import codec_of
 from tests.kafka.peers import KafkaNode, batch, kafka_node
@@ -168,7 +169,7 @@ async def test_a_frame_that_makes_no_sense_ends_its_connection_alone(
     async with one.client() as other, one.client() as client:
         client.writer.write(frame)
         assert await client.ends()
-        assert one.listener.refused == 1
+        assert one.listener.metrics.ended[EndReason.MALFORMED] == 1
         assert (await other.ask(VERSIONS, 3)).error_code == 0
 
 

@@ -33,6 +33,8 @@ from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.router import PartitionRouter
+from raftlog.storage.leader_epochs import EpochEndOffset
+from raftlog.storage.producer_state import ProducerDescription
 from raftlog.storage.types import AppendResult, LogConfig
 from tests.simulation.world import Process, World, run
 
@@ -90,6 +92,7 @@ class FakePartition:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.topic, self.topic_id, self.partition = TOPIC, TOPIC_ID, PartitionId(0)
+        self.name = f"{TOPIC}-0"
         self.log = type("Log", (), {"config": LogConfig(max_message_bytes=MAX_MESSAGE_BYTES)})()
         self.errors: list[LogError] = []
         """Raised by the next operations, before any effect."""
@@ -185,7 +188,8 @@ class FakePartition:
         data = b""
         following = offset
         for result, content in zip(self.records.results, self.records.batches, strict=True):
-            is_known = result.last_offset < self.readable_end(isolation)
+            end = self.readable_end(isolation)
+            is_known = result.last_offset < (end if end_offset is None else min(end, end_offset))
             if result.last_offset >= offset and is_known and (not data or len(data) < max_bytes):
                 data += content
                 following = Offset(result.last_offset + 1)
@@ -219,6 +223,20 @@ class FakePartition:
         await self._begin(f"time {timestamp_ms}")
         end = self.readable_end(isolation)
         return (None if timestamp_ms > 100 else (Offset(7), 99)), end
+
+    async def newest_record(self, isolation: Isolation) -> tuple[Offset, int] | None:
+        await self._begin(f"newest {isolation.name}")
+        end = self.readable_end(isolation)
+        return (Offset(end - 1), 99) if end else None
+
+    def epoch_end(self, epoch: LeaderEpoch) -> EpochEndOffset | None:
+        return EpochEndOffset(LeaderEpoch(3), self.high_watermark) if epoch >= 3 else None
+
+    def producers(self, count_max: int) -> list[ProducerDescription]:
+        return [
+            ProducerDescription(2**62 + number, 1, number, 5, -1, number or None)
+            for number in range(min(count_max, 20_000))
+        ]
 
     async def delete_records(self, before: Offset) -> Offset:
         await self._begin(f"delete {before}")

@@ -19,11 +19,13 @@ from raftlog.record.errors import (
     RETRIABLE,
     STORAGE_FAILED,
     UNKNOWN_PARTITION,
+    UNKNOWN_PRODUCER_ID,
     UNKNOWN_TOPIC,
+    ErrorEntry,
     LogError,
 )
-from raftlog.record.types import BrokerId, Offset
-from raftlog.replication.partition import Acks
+from raftlog.record.types import BrokerId, LeaderEpoch, Offset
+from raftlog.replication.partition import Acks, Isolation
 from raftlog.routing.handle import RETRY_S_MAX
 from raftlog.routing.router import WAIT_LOG_INTERVAL_S
 
@@ -568,6 +570,90 @@ def test_pipelined_appends_of_a_producer_keep_their_order_over_retries() -> None
             await asyncio.sleep(0.001)
         results = [(await one)[0].base_offset for one in sent]
         assert results == [0, 1, 2]
+
+    simulate(test)
+
+
+def test_an_append_that_was_refused_here_is_not_overtaken_at_the_next_leader() -> None:
+    """The lead moves while the first one waits here: the second one would be forwarded at once."""
+
+    async def test(cluster: Cluster) -> None:
+        old, new = cluster.nodes[1], cluster.nodes[2]
+        old.mine.gate = asyncio.Event()
+        old.mine.errors = [LogError(NO_LEADER, "moved")]
+        first = asyncio.create_task(old.append(batch(b"0", producer_id=7, sequence=0)))
+        await asyncio.sleep(0.01)
+        cluster.lead(2, 2)
+        second = asyncio.create_task(old.append(batch(b"1", producer_id=7, sequence=1)))
+        other = await old.append(batch(b"x", producer_id=8, sequence=0))
+        assert other[0].base_offset == 0
+        assert len(new.mine.calls) == 1
+        old.mine.gate.set()
+        assert (await first)[0].base_offset == 1
+        assert (await second)[0].base_offset == 2
+        assert not old.partitions.routed_appends and not old.partitions.appends
+
+    simulate(test)
+
+
+@pytest.mark.parametrize("entry", [OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID])
+def test_a_gap_before_a_refused_append_is_no_answer_to_the_next_one(entry: ErrorEntry) -> None:
+    """Both begin here: the first one is refused, and succeeds by its retry."""
+
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[1]
+        node.mine.gate = asyncio.Event()
+        node.mine.errors = [LogError(NOT_READY, "not yet"), LogError(entry, "a gap")]
+        sent = []
+        for number in range(2):
+            one = batch(b"%d" % number, producer_id=7, sequence=number)
+            sent.append(asyncio.create_task(node.append(one)))
+            await asyncio.sleep(0.001)
+        node.mine.gate.set()
+        assert [(await one)[0].base_offset for one in sent] == [0, 1]
+        # Without an earlier one it is the answer.
+        node.mine.errors = [LogError(entry, "a gap")]
+        with pytest.raises(LogError) as refused:
+            await node.append(batch(b"2", producer_id=7, sequence=5))
+        assert refused.value.entry is entry
+
+    simulate(test)
+
+
+def test_local_appends_of_a_producer_do_not_wait_for_each_other() -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[1]
+        node.mine.after = asyncio.Event()
+        sent = []
+        for number in range(3):
+            one = batch(b"%d" % number, producer_id=7, sequence=number)
+            sent.append(asyncio.create_task(node.append(one)))
+        await asyncio.sleep(0.01)
+        assert len(cluster.records.batches) == 3
+        node.mine.after.set()
+        assert [(await one)[0].base_offset for one in sent] == [0, 1, 2]
+
+    simulate(test)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_lookups_at_a_leader_are_forwarded(number: int) -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[number]
+
+        async def look_up() -> None:
+            handle = node.find()
+            assert await handle.newest_record(Isolation.READ_COMMITTED) is None
+            await handle.append([batch(b"a"), batch(b"b")], acks=Acks.ALL, timeout_s=5.0)
+            assert await handle.newest_record(Isolation.READ_UNCOMMITTED) == (1, 99)
+            assert await handle.epoch_end(LeaderEpoch(7)) == (3, 2)
+            assert await handle.epoch_end(LeaderEpoch(2)) is None
+            # More than a head has room for.
+            found = await handle.producers(10_000)
+            assert len(found) == 10_000
+            assert found == cluster.nodes[1].mine.producers(10_000)
+
+        await node.run(look_up())
 
     simulate(test)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,11 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import AbortedTransaction, Offset, ProducerEpoch, ProducerId
-from raftlog.replication.partition import Isolation
+from raftlog.replication.partition import Acks, Isolation
 from raftlog.routing.forwarding_messages import split_aborted, with_aborted
 from raftlog.routing.many import PartitionBounds, bounds_of_many, times_of_many
+from raftlog.routing.transaction_hooks import NoCoordinators
+from raftlog.storage.types import AppendResult
 from tests.storage.transactional import transactional
 
 from .forwarding_world import Cluster, Node, batch, simulate
@@ -180,5 +183,35 @@ def test_a_transactional_batch_is_for_the_leader_to_judge() -> None:
         assert caught.value.entry is TRANSACTION_NOT_VERIFIED
         await node.append(transactional([b"a"], 1, 0))
         assert cluster.records.end == 1
+
+    simulate(test)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("adds", [True, False])
+def test_whether_a_batch_adds_its_partition_comes_to_the_leader(number: int, adds: bool) -> None:
+    class Hooks(NoCoordinators):
+        async def append(self, *args: Any, **named: Any) -> list[AppendResult]:
+            found.append((named["transactional_id"], named["adds"]))
+            return await super().append(*args, **named)
+
+    found: list[tuple[str, bool]] = []
+
+    async def test(cluster: Cluster) -> None:
+        for node in cluster.nodes.values():
+            node.server.transactions = node.partitions.transactions = Hooks()
+        append = (
+            cluster.nodes[number]
+            .find()
+            .append(
+                [transactional([b"a"], 1, 0)],
+                acks=Acks.ALL,
+                timeout_s=5.0,
+                transactional_id="t",
+                adds_partition=adds,
+            )
+        )
+        await cluster.nodes[number].run(append)
+        assert found == [("t", adds)]
 
     simulate(test)

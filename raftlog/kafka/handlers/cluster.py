@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from raftlog.broker.admin import ClusterMembership
 from raftlog.broker.placement import ElectionOutcome
 from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.brokers import Brokers
 from raftlog.kafka.handlers.names import (
     INVALID_REPLICA_ASSIGNMENT,
     INVALID_REPLICATION_FACTOR,
@@ -25,7 +26,6 @@ from raftlog.kafka.handlers.names import (
     cluster_code,
     cluster_operations,
     deadline_of,
-    endpoint,
 )
 from raftlog.kafka.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -108,18 +108,17 @@ async def describe_cluster(call: Call, request: DescribeClusterRequest) -> Descr
             endpoint_type=request.endpoint_type,
         )
     broker = call.broker
-    brokers = {
-        broker_id: DescribeClusterBroker(broker_id, *address, image.rack, is_fenced=image.fenced)
-        for broker_id, image in sorted(broker.admin.brokers().items())
-        if (address := endpoint(image)) is not None
-        and (request.include_fenced_brokers or not image.fenced)
-    }
-    controller = broker.admin.controller_id()
+    brokers = Brokers(call, with_fenced=request.include_fenced_brokers)
     wants_operations = request.include_cluster_authorized_operations
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
-        controller_id=controller if controller in brokers else NO_CONTROLLER,
-        brokers=tuple(brokers.values()),
+        controller_id=brokers.controller,
+        brokers=tuple(
+            DescribeClusterBroker(
+                one.broker_id, one.host, one.port, one.rack, is_fenced=one.is_fenced
+            )
+            for one in brokers.endpoints
+        ),
         cluster_authorized_operations=(
             cluster_operations(call) if wants_operations else UNKNOWN_OPERATIONS
         ),

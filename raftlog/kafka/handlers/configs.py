@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.brokers import GATEWAY_ID
 from raftlog.kafka.handlers.names import NONE, UNSUPPORTED_VERSION, cluster_code, code
 from raftlog.kafka.messages.alter_configs import AlterableConfig as WholeConfig
 from raftlog.kafka.messages.alter_configs import (
@@ -333,8 +334,10 @@ def _not_of_one_broker() -> LogError:
 
 def _check_broker(call: Call, name: str) -> None:
     """Raise LogError BAD_REQUEST unless there is a broker of that id."""
-    known = name.isascii() and name.isdigit() and len(name) <= 10
-    if not known or BrokerId(int(name)) not in call.broker.admin.brokers():
+    is_number = name.isascii() and name.isdigit() and len(name) <= 10
+    broker_id = BrokerId(int(name)) if is_number else None
+    is_gateway = call.any_node and broker_id == GATEWAY_ID
+    if not (is_gateway or broker_id in call.broker.admin.brokers()):
         raise LogError(BAD_REQUEST, f"There is no broker {name[:80]!r}.")
 
 

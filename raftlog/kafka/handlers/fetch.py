@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final
 
-from raftlog.broker.fetch import Fetched, Isolation, PartitionFetch
+from raftlog.broker.fetch import (
+    Fetched,
+    Isolation,
+    MultiFetch,
+    PartitionFetch,
+    RoutedFetch,
+    RoutedRead,
+)
 from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.brokers import current_leader
 from raftlog.kafka.handlers.names import (
     FENCED_LEADER_EPOCH,
     code,
-    endpoint,
     epoch_error,
+    partition_code,
     topic_name,
 )
 from raftlog.kafka.messages.fetch import (
@@ -39,12 +48,11 @@ CHUNK_BYTES: Final = 1 << 20
 class _Part:
     """One partition of the answer."""
 
-    __slots__ = ("error_code", "fetched", "one", "pieces", "wanted")
+    __slots__ = ("error_code", "fetched", "pieces", "wanted")
 
     def __init__(self, wanted: FetchPartition) -> None:
         self.wanted = wanted
         self.error_code = 0
-        self.one: PartitionFetch | None = None
         self.fetched: Fetched | None = None
         """The first chunk's marks."""
         self.pieces: list[Buffer] = []
@@ -60,9 +68,7 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
     broker = call.broker
     isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else _UNCOMMITTED
     count = sum(len(topic.partitions) for topic in request.topics)
-    plan = broker.fetch.fetch(
-        call.principal, count, any_replica=False, isolation=isolation, chunk_bytes=CHUNK_BYTES
-    )
+    plan = _plan(call, count, isolation)
     topics: list[tuple[FetchTopic, str, list[_Part]]] = []
     parts: dict[tuple[str, int], _Part] = {}
     seen = 0
@@ -90,14 +96,14 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
                     Offset(wanted.fetch_offset),
                     max_bytes=wanted.partition_max_bytes,
                 )
-    if parts and len(parts) == seen and plan.is_at_end():
-        await plan.wait(min_bytes=request.min_bytes, timeout_s=max(request.max_wait_ms, 0) / 1000)
-    async for one, fetched in plan.chunks(request.max_bytes):
+    # With an error the answer leaves at once.
+    wait_s = max(request.max_wait_ms, 0) / 1000 if parts and len(parts) == seen else 0.0
+    async for one, fetched in await _chunks(plan, request, wait_s):
         part = parts[one.topic, one.number]
         if part.fetched is None:
-            part.one, part.fetched = one, fetched
+            part.fetched = fetched
         if one.error is not None:
-            part.error_code = code(one.error)
+            part.error_code = partition_code(one.error)
         elif fetched.data:
             part.pieces.append(fetched.data)
             part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
@@ -113,6 +119,27 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
         ),
         node_endpoints=tuple(nodes.values()),
     )
+
+
+def _plan(call: Call, count: int, isolation: Isolation) -> MultiFetch | RoutedFetch:
+    """A fetch of `count` partitions, of this node or (gateway) of all."""
+    service = call.broker.fetch
+    if call.any_node:
+        return service.routed(call.principal, count, isolation=isolation)
+    return service.fetch(
+        call.principal, count, any_replica=False, isolation=isolation, chunk_bytes=CHUNK_BYTES
+    )
+
+
+async def _chunks(
+    plan: MultiFetch | RoutedFetch, request: FetchRequest, wait_s: float
+) -> AsyncIterator[tuple[PartitionFetch | RoutedRead, Fetched]]:
+    """The batches of all partitions, after a wait for them of up to `wait_s`."""
+    if isinstance(plan, RoutedFetch):
+        return plan.chunks(request.max_bytes, min_bytes=request.min_bytes, timeout_s=wait_s)
+    if wait_s > 0 and plan.is_at_end():
+        await plan.wait(min_bytes=request.min_bytes, timeout_s=wait_s)
+    return plan.chunks(request.max_bytes)
 
 
 _UNCOMMITTED: Final = Isolation.READ_UNCOMMITTED
@@ -160,11 +187,9 @@ def _answer(
 
 def _leader(call: Call, name: str, number: int, nodes: dict[int, NodeEndpoint]) -> LeaderIdAndEpoch:
     """The leader that an answer names (KIP-951); its address goes to `nodes`."""
-    try:
-        epoch, node = call.broker.produce.current_leader(name, PartitionId(number))
-    except LogError:
+    known = current_leader(call, name, number) if call.version >= 16 else None
+    if known is None:
         return LeaderIdAndEpoch()
-    if call.version < 16 or node is None or (address := endpoint(node)) is None:
-        return LeaderIdAndEpoch()
-    nodes[node.broker_id] = NodeEndpoint(node.broker_id, *address, node.rack)
-    return LeaderIdAndEpoch(node.broker_id, epoch)
+    one = known.endpoint
+    nodes[one.broker_id] = NodeEndpoint(one.broker_id, one.host, one.port, one.rack)
+    return LeaderIdAndEpoch(one.broker_id, known.epoch)

@@ -18,6 +18,7 @@ from raftlog.broker.groups import (
     TopicPartitions,
 )
 from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.brokers import endpoint
 from raftlog.kafka.handlers.names import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_AUTHORIZATION_FAILED,
@@ -25,7 +26,6 @@ from raftlog.kafka.handlers.names import (
     UNKNOWN_OPERATIONS,
     code,
     coordinator_code,
-    endpoint,
     group_operations,
 )
 from raftlog.kafka.messages.consumer_group_describe import (
@@ -123,10 +123,10 @@ async def _coordinator(call: Call, key_type: int, key: str) -> Coordinator:
         is_final = error.entry in {BAD_REQUEST, INVALID_GROUP}
         error_code = code(error) if is_final else COORDINATOR_NOT_AVAILABLE
         return _no_coordinator(key, error_code, error.message)
-    address = None if node is None or node.fenced else endpoint(node)
-    if node is None or address is None:
+    found = None if node is None or node.fenced else endpoint(call, node)
+    if found is None:
         return _no_coordinator(key, COORDINATOR_NOT_AVAILABLE, "No coordinator is available.")
-    return Coordinator(key, node.broker_id, *address)
+    return Coordinator(key, found.broker_id, found.host, found.port)
 
 
 async def _coordinating_node(call: Call, key_type: int, key: str) -> BrokerImage | None:
@@ -323,11 +323,13 @@ async def _classic_group(call: Call, group_id: str) -> DescribedGroup | None:
 
 
 async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
-    """16: the groups that this node coordinates."""
+    """16: the groups that this node coordinates, as clients ask each node; a gateway's: all."""
     states = {one.strip().lower() for one in request.states_filter}
     types = {one.strip().lower() for one in request.types_filter}
     try:
-        found, incomplete = await call.broker.groups.groups(call.principal, of_this_node=True)
+        found, incomplete = await call.broker.groups.groups(
+            call.principal, of_this_node=not call.any_node
+        )
     except LogError as error:
         return ListGroupsResponse(error_code=coordinator_code(error))
     if incomplete:

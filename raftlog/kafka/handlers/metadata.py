@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.brokers import Brokers
 from raftlog.kafka.handlers.names import (
-    LISTENER_NOT_FOUND,
     NONE,
     UNKNOWN_OPERATIONS,
     cluster_operations,
     code,
-    endpoint,
     topic_operations,
 )
 from raftlog.kafka.messages.metadata import (
@@ -23,17 +21,13 @@ from raftlog.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from raftlog.metadata.image import (
-    NO_LEADER_ID,
     PartitionImage,
     TopicImage,
     is_internal_topic,
 )
 from raftlog.record.errors import UNKNOWN_TOPIC, LogError
-from raftlog.record.types import BrokerId
 
-LEADER_NOT_AVAILABLE: Final = 5
 UNKNOWN_TOPIC_ID: Final = 100
-NO_CONTROLLER: Final = -1
 PARTITIONS_PER_TURN: Final = 1_000
 """Partitions described in one turn of the event loop: 5 ms with their encoding."""
 
@@ -41,11 +35,7 @@ PARTITIONS_PER_TURN: Final = 1_000
 async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     """3: a client's first look at the cluster, and each one after a leader has moved."""
     broker = call.broker
-    brokers = {
-        broker_id: MetadataResponseBroker(broker_id, *address, image.rack)
-        for broker_id, image in sorted(broker.admin.brokers().items())
-        if (address := endpoint(image)) is not None and not image.fenced
-    }
+    brokers = Brokers(call)
     topics = await _topics(call, request)
     described = []
     count = 0
@@ -60,13 +50,15 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
         operations = UNKNOWN_OPERATIONS
         if request.include_topic_authorized_operations:
             operations = topic_operations(call, topic.name)
-        described.append(_described(topic, brokers.keys(), operations))
+        described.append(_described(topic, brokers, operations))
     wants_operations = request.include_cluster_authorized_operations
-    controller = broker.admin.controller_id()
     return MetadataResponse(
-        brokers=tuple(brokers.values()),
+        brokers=tuple(
+            MetadataResponseBroker(one.broker_id, one.host, one.port, one.rack)
+            for one in brokers.endpoints
+        ),
         cluster_id=broker.cluster_id,
-        controller_id=controller if controller in brokers else NO_CONTROLLER,
+        controller_id=brokers.controller,
         topics=tuple(described),
         cluster_authorized_operations=(
             cluster_operations(call) if wants_operations else UNKNOWN_OPERATIONS
@@ -110,31 +102,25 @@ async def _missing(call: Call, name: str, may_create: bool) -> TopicImage | Meta
         return MetadataResponseTopic(code(error), name)
 
 
-def _described(
-    topic: TopicImage, listening: Collection[BrokerId], operations: int
-) -> MetadataResponseTopic:
+def _described(topic: TopicImage, brokers: Brokers, operations: int) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         NONE,
         topic.name,
         topic.topic_id,
         is_internal_topic(topic.name),
-        tuple(_partition(row, listening) for row in topic.partitions),
+        tuple(_partition(row, brokers) for row in topic.partitions),
         operations,
     )
 
 
-def _partition(row: PartitionImage, listening: Collection[BrokerId]) -> MetadataResponsePartition:
-    error_code = NONE
-    if row.leader == NO_LEADER_ID:
-        error_code = LEADER_NOT_AVAILABLE
-    elif row.leader not in listening:
-        error_code = LISTENER_NOT_FOUND
+def _partition(row: PartitionImage, brokers: Brokers) -> MetadataResponsePartition:
+    error_code, leader = brokers.leader(row)
     return MetadataResponsePartition(
         error_code,
         row.partition,
-        row.leader,
+        leader,
         row.leader_epoch,
         row.replicas,
         row.isr,
-        tuple(one for one in row.replicas if one not in listening),
+        brokers.offline(row),
     )

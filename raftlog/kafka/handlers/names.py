@@ -1,9 +1,9 @@
-"""What the handlers share: topics by name or id, addresses of brokers, error codes, deadlines."""
+"""What the handlers share: topics by name or id, error codes, deadlines."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from raftlog.broker.authorize import (
@@ -15,7 +15,6 @@ from raftlog.broker.authorize import (
 )
 from raftlog.broker.service import Broker
 from raftlog.kafka.call import Call
-from raftlog.metadata.image import BrokerImage
 from raftlog.record.errors import (
     DISK_FULL,
     ERROR_TABLE,
@@ -24,6 +23,7 @@ from raftlog.record.errors import (
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
+    OVERLOADED,
     REQUEST_TIMEOUT,
     RETRIABLE,
     STORAGE_FAILED,
@@ -32,6 +32,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import TopicId
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 NONE: Final = 0
@@ -49,6 +50,9 @@ UNKNOWN_LEADER_EPOCH: Final = 75
 
 REQUEST_MS_MAX: Final = 300_000
 """Longest timeout of a request; a longer one counts as this."""
+
+FORWARDED_AT_ONCE: Final = 16
+"""Partitions of one request with a call to their leader at once, where each has its own."""
 
 _CODES: Final = {
     Operation.READ: 3,
@@ -106,6 +110,15 @@ def code(error: LogError) -> int:
     return error.entry.kafka_code
 
 
+def partition_code(error: LogError) -> int:
+    """Kafka's code of an error of a partition's data.
+
+    A gateway without room for one more forwarded request has done nothing of it. Clients repeat it
+    for NOT_LEADER_OR_FOLLOWER; the code of OVERLOADED is for requests to coordinators alone.
+    """
+    return NO_LEADER.kafka_code if error.entry is OVERLOADED else code(error)
+
+
 def code_of(our_code: int) -> int:
     """Kafka's code of a code of the error table; 0 is success in both."""
     return ERROR_TABLE[our_code].kafka_code if our_code else NONE
@@ -159,6 +172,14 @@ async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
         ) from None
 
 
+async def in_turns(wanted: Sequence[A], work: Callable[[A], Awaitable[T]]) -> list[T]:
+    """Outcomes of calls that may be forwarded, in the order of `wanted`, a few at a time."""
+    found: list[T] = []
+    for start in range(0, len(wanted), FORWARDED_AT_ONCE):
+        found += await asyncio.gather(*map(work, wanted[start : start + FORWARDED_AT_ONCE]))
+    return found
+
+
 def topic_operations(call: Call, name: str) -> int:
     """The operations on a topic that the client may perform: a bit for each, of its code."""
     return _permitted(call, topic_resource(name), _OF_TOPICS)
@@ -190,10 +211,3 @@ def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:
     if topic is None:
         raise LogError(UNKNOWN_TOPIC_ID, f"There is no topic with id {topic_id}.")
     return topic.name
-
-
-def endpoint(image: BrokerImage) -> tuple[str, int] | None:
-    """Where Kafka clients reach a broker; None if it has no Kafka listener."""
-    if image.kafka_host is None or image.kafka_port is None:
-        return None
-    return image.kafka_host, image.kafka_port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from raftlog.broker.fetch import Isolation
@@ -11,9 +12,10 @@ from raftlog.kafka.handlers.names import (
     NONE,
     UNSUPPORTED_VERSION,
     by,
-    code,
     deadline_of,
     epoch_error,
+    in_turns,
+    partition_code,
 )
 from raftlog.kafka.messages.delete_records import (
     DeleteRecordsPartitionResult,
@@ -78,7 +80,7 @@ async def _topic(
             rows[number] = await _newest(call, name, number, isolation)
     except LogError as error:
         for number in wanted:
-            rows.setdefault(number, ListOffsetsPartitionResponse(number, code(error)))
+            rows.setdefault(number, ListOffsetsPartitionResponse(number, partition_code(error)))
     return ListOffsetsTopicResponse(
         name, tuple(rows[one.partition_index] for one in topic.partitions)
     )
@@ -88,9 +90,11 @@ async def _newest(
     call: Call, name: str, number: int, isolation: Isolation
 ) -> ListOffsetsPartitionResponse:
     try:
-        found = await call.broker.offsets.newest_record(call.principal, name, number, isolation)
+        found = await call.broker.offsets.newest_record(
+            call.principal, name, number, isolation, any_node=call.any_node
+        )
     except LogError as error:
-        return ListOffsetsPartitionResponse(number, code(error))
+        return ListOffsetsPartitionResponse(number, partition_code(error))
     return _placed(number, found)
 
 
@@ -99,7 +103,7 @@ def _bound(
 ) -> ListOffsetsPartitionResponse:
     number = one.partition_index
     if isinstance(bounds, LogError):
-        return ListOffsetsPartitionResponse(number, code(bounds))
+        return ListOffsetsPartitionResponse(number, partition_code(bounds))
     if one.timestamp == LATEST:
         return ListOffsetsPartitionResponse(number, 0, -1, bounds.end(isolation))
     if one.timestamp in {EARLIEST, EARLIEST_LOCAL}:
@@ -110,7 +114,7 @@ def _bound(
 
 def _placed(number: int, place: tuple[int, int] | LogError | None) -> ListOffsetsPartitionResponse:
     if isinstance(place, LogError):
-        return ListOffsetsPartitionResponse(number, code(place))
+        return ListOffsetsPartitionResponse(number, partition_code(place))
     if place is None:
         # No record is that young, or there is none.
         return ListOffsetsPartitionResponse(number)
@@ -147,7 +151,7 @@ async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRec
 
 def _deleted(number: int, outcome: Offset | LogError) -> DeleteRecordsPartitionResult:
     if isinstance(outcome, LogError):
-        return DeleteRecordsPartitionResult(number, -1, code(outcome))
+        return DeleteRecordsPartitionResult(number, -1, partition_code(outcome))
     return DeleteRecordsPartitionResult(number, outcome, NONE)
 
 
@@ -163,18 +167,23 @@ async def offset_for_leader_epoch(
             count += 1
             if count % EPOCHS_PER_TURN == 0:
                 await call.broker.turns.wait()
-            rows.append(_epoch_end(call, topic.topic, one))
+            if not call.any_node:
+                rows.append(await _epoch_end(call, topic.topic, one))
+        if call.any_node:
+            rows = await in_turns(topic.partitions, partial(_epoch_end, call, topic.topic))
         topics.append(OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
     return OffsetForLeaderEpochResponse(topics=tuple(topics))
 
 
-def _epoch_end(call: Call, topic: str, one: OffsetForLeaderPartition) -> EpochEndOffset:
+async def _epoch_end(call: Call, topic: str, one: OffsetForLeaderPartition) -> EpochEndOffset:
     number, epoch = one.partition, LeaderEpoch(one.leader_epoch)
     error_code = epoch_error(call.broker, topic, number, one.current_leader_epoch)
     if error_code:
         return EpochEndOffset(error_code, number)
     try:
-        found = call.broker.offsets.epoch_end(call.principal, topic, number, epoch)
+        found = await call.broker.offsets.epoch_end(
+            call.principal, topic, number, epoch, any_node=call.any_node
+        )
     except LogError as error:
-        return EpochEndOffset(code(error), number)
+        return EpochEndOffset(partition_code(error), number)
     return EpochEndOffset(NONE, number) if found is None else EpochEndOffset(NONE, number, *found)

@@ -1,4 +1,4 @@
-"""Produce: batches as clients built them, to partitions led here."""
+"""Produce: batches as clients built them, to partitions led here; a gateway forwards the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 
 from raftlog.broker.produce import Acks, BatchesAppended, ProduceOptions
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, code, endpoint, topic_name
+from raftlog.kafka.handlers.brokers import current_leader
+from raftlog.kafka.handlers.names import NONE, partition_code, topic_name
 from raftlog.kafka.messages.produce import (
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -36,7 +37,7 @@ INVALID_PRODUCER_EPOCH: Final = 47
 
 
 async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
-    """0: append batches to partitions led here. With acks=0 there is no answer."""
+    """0: append batches. With acks=0 there is no answer."""
     outcomes: list[list[BatchesAppended | LogError]]
     try:
         outcomes = await _append(call, request)
@@ -89,6 +90,7 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
         timeout_s,
         transactional_id=request.transactional_id,
         adds_partition=call.version >= ADDS_BY_PRODUCE,
+        any_node=call.any_node,
     )
     if frames:
         appended = await broker.produce.append_batches(call.principal, frames, options)
@@ -132,16 +134,17 @@ def _failed(
     if error.entry is NO_LEADER and call.version >= 10:
         try:
             name = topic_name(call.broker, topic.name, topic.topic_id)
-            epoch, node = call.broker.produce.current_leader(name, PartitionId(number))
         except LogError:
-            node = None
-        if node is not None and (address := endpoint(node)) is not None:
-            nodes[node.broker_id] = NodeEndpoint(node.broker_id, *address, node.rack)
-            leader = LeaderIdAndEpoch(node.broker_id, epoch)
+            name = ""
+        known = current_leader(call, name, number)
+        if known is not None:
+            one = known.endpoint
+            nodes[one.broker_id] = NodeEndpoint(one.broker_id, one.host, one.port, one.rack)
+            leader = LeaderIdAndEpoch(one.broker_id, known.epoch)
     is_fenced = error.entry is PRODUCER_FENCED
     return PartitionProduceResponse(
         number,
-        INVALID_PRODUCER_EPOCH if is_fenced else code(error),
+        INVALID_PRODUCER_EPOCH if is_fenced else partition_code(error),
         -1,
         error_message=error.message,
         current_leader=leader,

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
 from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.brokers import Brokers
 from raftlog.kafka.handlers.configs import SOURCES
-from raftlog.kafka.handlers.metadata import LEADER_NOT_AVAILABLE, PARTITIONS_PER_TURN
+from raftlog.kafka.handlers.metadata import PARTITIONS_PER_TURN
 from raftlog.kafka.handlers.names import (
     INVALID_REPLICA_ASSIGNMENT,
     INVALID_REPLICATION_FACTOR,
     INVALID_REQUEST,
-    LISTENER_NOT_FOUND,
     NONE,
     by,
     code,
     deadline_of,
-    endpoint,
     topic_name,
     topic_operations,
 )
@@ -53,7 +52,6 @@ from raftlog.kafka.messages.describe_topic_partitions import (
 )
 from raftlog.metadata.commands import Assignments
 from raftlog.metadata.image import (
-    NO_LEADER_ID,
     PartitionImage,
     TopicImage,
     is_internal_topic,
@@ -269,8 +267,7 @@ async def describe_topic_partitions(
         known = admin.topics_of(call.principal, sorted({topic.name for topic in request.topics}))
     else:
         known = {topic.name: topic for topic in admin.topics(call.principal)}
-    brokers = admin.brokers().items()
-    listening = {n for n, broker in brokers if endpoint(broker) is not None and not broker.fenced}
+    brokers = Brokers(call)
     room = min(max(request.response_partition_limit, 1), DESCRIBED_PARTITIONS_MAX)
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     following: ResponseCursor | None = None
@@ -292,7 +289,7 @@ async def describe_topic_partitions(
                 name,
                 topic.topic_id,
                 is_internal_topic(name),
-                tuple(_described(row, listening) for row in rows),
+                tuple(_described(row, brokers) for row in rows),
                 topic_operations(call, name),
             )
         )
@@ -320,22 +317,16 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(entry.kafka_code, name)
 
 
-def _described(
-    row: PartitionImage, listening: Collection[BrokerId]
-) -> DescribeTopicPartitionsResponsePartition:
-    error_code = NONE
-    if row.leader == NO_LEADER_ID:
-        error_code = LEADER_NOT_AVAILABLE
-    elif row.leader not in listening:
-        error_code = LISTENER_NOT_FOUND
+def _described(row: PartitionImage, brokers: Brokers) -> DescribeTopicPartitionsResponsePartition:
+    error_code, leader = brokers.leader(row)
     return DescribeTopicPartitionsResponsePartition(
         error_code,
         row.partition,
-        row.leader,
+        leader,
         row.leader_epoch,
         row.replicas,
         row.isr,
         row.elr,
         (),
-        tuple(one for one in row.replicas if one not in listening),
+        brokers.offline(row),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import re2
@@ -24,7 +25,15 @@ from raftlog.broker.transactions import (
     TransactionDescription,
 )
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, cluster_code, code, code_of, coordinator_code
+from raftlog.kafka.handlers.names import (
+    NONE,
+    cluster_code,
+    code,
+    code_of,
+    coordinator_code,
+    in_turns,
+    partition_code,
+)
 from raftlog.kafka.messages.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -228,22 +237,20 @@ async def describe_producers(
     call: Call, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
     """61: the producers of partitions led here; `kafka-transactions` finds hanging ones by it."""
-    return DescribeProducersResponse(
-        topics=tuple(
-            TopicResponse(
-                topic.name,
-                tuple(_producers(call, topic.name, number) for number in topic.partition_indexes),
-            )
-            for topic in request.topics
-        )
-    )
+    topics = []
+    for topic in request.topics:
+        rows = await in_turns(topic.partition_indexes, partial(_producers, call, topic.name))
+        topics.append(TopicResponse(topic.name, tuple(rows)))
+    return DescribeProducersResponse(topics=tuple(topics))
 
 
-def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
+async def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
     try:
-        found = call.broker.transactions.producers(call.principal, topic, number)
+        found = await call.broker.transactions.producers(
+            call.principal, topic, number, any_node=call.any_node
+        )
     except LogError as error:
-        return PartitionResponse(number, code(error), error.message)
+        return PartitionResponse(number, partition_code(error), error.message)
     now_ms = call.broker.clock.time_ms()
     return PartitionResponse(
         number,
@@ -280,7 +287,7 @@ async def _marked(call: Call, wanted: WritableTxnMarker) -> WritableTxnMarkerRes
             error_code = NONE
             try:
                 await call.broker.transactions.write_marker(
-                    call.principal, topic.name, number, producer, marker
+                    call.principal, topic.name, number, producer, marker, any_node=call.any_node
                 )
             except LogError as error:
                 error_code = cluster_code(error)
@@ -326,7 +333,7 @@ def _topics(found: TransactionDescription) -> tuple[TopicData, ...]:
 
 
 async def list_(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
-    """66: transactional ids of this node's coordinators, as clients ask each node."""
+    """66: transactional ids of this node's coordinators, as clients ask each; a gateway's: all."""
     broker = call.broker
     known = set(STATES.values())
     states = set(request.state_filters)
@@ -348,7 +355,7 @@ async def list_(call: Call, request: ListTransactionsRequest) -> ListTransaction
             STATES[one.summary.state],
         )
         for one in found.transactions
-        if one.coordinator == broker.node_id
+        if (call.any_node or one.coordinator == broker.node_id)
         and (not states or STATES[one.summary.state] in states)
         and (not ids or one.summary.producer.producer_id in ids)
         and one.summary.open_ms >= request.duration_filter

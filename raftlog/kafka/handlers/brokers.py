@@ -1,0 +1,106 @@
+"""The brokers, leaders and coordinators that clients learn: the cluster's, or one gateway.
+
+A gateway node names one broker, with the address of a load balancer, as the leader of every
+partition and as every coordinator. Its id is the same on all nodes, and no node's: node ids begin
+with 1. Replicas and in-sync replicas keep the nodes' ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from raftlog.kafka.call import Call
+from raftlog.kafka.handlers.names import LISTENER_NOT_FOUND, NONE
+from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, PartitionImage
+from raftlog.record.errors import LogError
+from raftlog.record.types import BrokerId, LeaderEpoch, PartitionId
+
+GATEWAY_ID: Final = BrokerId(0)
+"""The broker id of the gateway: clients take it for a node's, and -1 for none."""
+LEADER_NOT_AVAILABLE: Final = 5
+NO_CONTROLLER: Final = BrokerId(-1)
+
+
+class Endpoint(NamedTuple):
+    """Where Kafka clients reach a broker."""
+
+    broker_id: BrokerId
+    host: str
+    port: int
+    rack: str | None = None
+    is_fenced: bool = False
+
+
+class KnownLeader(NamedTuple):
+    """A partition's leader, for the answer to a client that knows an older one (KIP-951)."""
+
+    endpoint: Endpoint
+    epoch: LeaderEpoch
+
+
+class Brokers:
+    """The brokers of one answer."""
+
+    def __init__(self, call: Call, *, with_fenced: bool = False) -> None:
+        """`with_fenced`: describe also those that the controller has not heard from."""
+        admin = call.broker.admin
+        nodes = sorted(admin.brokers().items())
+        gateway = _gateway(call)
+        self._controller = admin.controller_id()
+        self._is_gateway = gateway is not None
+        self.endpoints: tuple[Endpoint, ...]
+        if gateway is not None:
+            self.endpoints = (gateway,)
+            self._serving: Collection[BrokerId] = {n for n, image in nodes if not image.fenced}
+        else:
+            known = (_own_endpoint(image) for _, image in nodes if with_fenced or not image.fenced)
+            self.endpoints = tuple(one for one in known if one is not None)
+            self._serving = {one.broker_id for one in self.endpoints}
+
+    @property
+    def controller(self) -> BrokerId:
+        """The broker that clients take for the controller; any node does its work."""
+        controller = self._controller
+        if controller is None or not (self._is_gateway or controller in self._serving):
+            return NO_CONTROLLER
+        return GATEWAY_ID if self._is_gateway else BrokerId(controller)
+
+    def leader(self, row: PartitionImage) -> tuple[int, BrokerId]:
+        """Error code and leader of a partition."""
+        if row.leader == NO_LEADER_ID:
+            return LEADER_NOT_AVAILABLE, row.leader
+        if self._is_gateway:
+            return NONE, GATEWAY_ID
+        return (NONE if row.leader in self._serving else LISTENER_NOT_FOUND), row.leader
+
+    def offline(self, row: PartitionImage) -> tuple[BrokerId, ...]:
+        """The replicas that serve no client."""
+        return tuple(one for one in row.replicas if one not in self._serving)
+
+
+def current_leader(call: Call, topic: str, number: int) -> KnownLeader | None:
+    """The leader of a partition by the applied metadata; None: none that clients reach."""
+    try:
+        epoch, node = call.broker.produce.current_leader(topic, PartitionId(number))
+    except LogError:
+        return None
+    found = None if node is None else endpoint(call, node)
+    return None if found is None else KnownLeader(found, epoch)
+
+
+def endpoint(call: Call, image: BrokerImage) -> Endpoint | None:
+    """Where clients reach a broker; None if it has no Kafka listener."""
+    return _gateway(call) or _own_endpoint(image)
+
+
+def _gateway(call: Call) -> Endpoint | None:
+    return None if call.gateway is None else Endpoint(GATEWAY_ID, *call.gateway)
+
+
+def _own_endpoint(image: BrokerImage) -> Endpoint | None:
+    if image.kafka_host is None or image.kafka_port is None:
+        return None
+    return Endpoint(
+        image.broker_id, image.kafka_host, image.kafka_port, image.rack, is_fenced=image.fenced
+    )
