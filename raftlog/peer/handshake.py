@@ -220,6 +220,8 @@ class CallerSide(_Side):
         """`keys` are tried in order, while the callee knows none of those before."""
         super().__init__(openings, is_caller=True)
         self.done: asyncio.Future[NodeSocket] = asyncio.get_running_loop().create_future()
+        self.is_lost = False
+        """The transport has ended before the connection opened."""
         self._address = address
         self._channel = channel
         self._hello = hello
@@ -262,7 +264,8 @@ class CallerSide(_Side):
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has ended before the connection opened."""
+        """Fail: the transport has ended before the connection opened."""
+        self.is_lost = True
         self._openings.end(self)
         self._fail(NetworkError(f"{self._address} ended the connection while it was opened"))
 

@@ -130,6 +130,10 @@ class HttpNetwork:
             except BaseException:
                 connected.close()
                 raise
+            if side.is_lost:
+                # uvloop has closed the descriptor before it took the socket over. The socket would
+                # close it once more: by then another socket's, or a file's.
+                connected.detach()
         except ConnectionRefusedError:
             raise RefusedError(f"connection refused at {address}") from None
         except (OSError, ValueError) as error:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
+import struct
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from raftlog.peer import dial
+from raftlog.peer import network as peer_network
 from raftlog.peer import socket as peer_socket
 from raftlog.peer.network import HttpNetwork
 from raftlog.world.network import (
@@ -247,6 +250,30 @@ async def test_server_that_is_no_raftlog_node_is_a_network_error(answer: bytes) 
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(NetworkError):
             await connect(HttpNetwork([SECRET]), f"127.0.0.1:{port}")
+
+
+@on_both_loops
+async def test_connection_lost_at_its_first_write_leaves_no_descriptor() -> None:
+    """A descriptor closed twice is by the second time another socket's, or a file's."""
+    dialled: list[socket.socket] = []
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patch:
+
+        async def reset(host: str, port: int) -> socket.socket:
+            connected = await dial.dial(host, port)
+            dialled.append(connected)
+            peer, _ = listening.accept()
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            has_ended = select.poll()
+            has_ended.register(connected, 0)
+            assert has_ended.poll(PATIENCE_S * 1_000)
+            return connected
+
+        patch.setattr(peer_network, "dial", reset)
+        with pytest.raises(NetworkError):
+            await connect(HttpNetwork([SECRET]), f"127.0.0.1:{listening.getsockname()[1]}")
+        await eventually(lambda: dialled[0].fileno() == -1)
 
 
 @on_both_loops
