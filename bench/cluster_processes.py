@@ -59,6 +59,11 @@ class _PlacedManifest(Manifest, frozen=True):
     def address(self, entry: NodeEntry) -> str:
         return host_port(self.hosts.get(entry.node_id, self.host), entry.port)
 
+    def kafka_address(self, entry: NodeEntry) -> str | None:
+        if entry.kafka_port is None:
+            return None
+        return host_port(self.hosts.get(entry.node_id, self.host), entry.kafka_port)
+
 
 class _PlacedCluster(LocalCluster):
     """A local cluster that may run another program, and its first nodes in `places`."""
@@ -72,10 +77,10 @@ class _PlacedCluster(LocalCluster):
         nodes: int,
         flush: Flush,
         arguments: Sequence[str],
+        kafka: bool,
     ) -> None:
-        # No Kafka listeners: the program may be an older release, without their flag.
         super().__init__(
-            directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments, kafka=False
+            directory, nodes=nodes, base_port=0, flush=flush, arguments=arguments, kafka=kafka
         )
         self._program = tuple(program)
         self._places = dict(enumerate(places, start=1))
@@ -116,6 +121,14 @@ class ClusterNode(MeasuredNode):
     def address(self) -> str:
         """The address, `host:port`."""
         return self._cluster.local.address(self._node_id)
+
+    @property
+    def kafka_address(self) -> str:
+        """The address of the Kafka listener. AssertionError: there is none."""
+        manifest = self._cluster.local.manifest
+        address = manifest.kafka_address(manifest.node(self._node_id))
+        assert address is not None, "the cluster was made without Kafka listeners"
+        return address
 
     @property
     def log(self) -> Path:
@@ -204,7 +217,9 @@ class ClusterProcesses:
         program: Sequence[str] = SERVE,
         arguments: Sequence[str] = (),
         places: Sequence[Place] = (),
+        kafka: bool = False,
     ) -> None:
+        """`kafka`: with Kafka listeners; an older release, as `program`, has no flag for them."""
         self.local = _PlacedCluster(
             directory,
             program=program,
@@ -212,6 +227,7 @@ class ClusterProcesses:
             nodes=count,
             flush=flush,
             arguments=arguments,
+            kafka=kafka,
         )
         self.nodes: dict[int, ClusterNode] = {}
         self._loop = asyncio.new_event_loop()

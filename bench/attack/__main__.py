@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,8 @@ from prometheus_client.samples import Sample
 
 from bench.attack.attacks import ATTACKS, CALM, READY, SECRET_VARIABLE
 from bench.attack.inputs import PARTITIONS, TOPIC
+from bench.attack.kafka_decoders import Outcome
+from bench.attack.kafka_decoders import run as run_decoders
 from bench.attack.verdict import (
     LOOP_HELD_S_MAX,
     Observed,
@@ -198,6 +200,9 @@ def _row(observed: Observed, note: str) -> str:
 
 
 HOSTILE: Final = tuple(name for name in ATTACKS if name != CALM)
+DECODERS: Final = "kafka-decoders"
+"""The attack that needs no cluster: see `kafka_decoders`."""
+PROGRESS_S: Final = 10.0
 
 
 def _recreate(node: MeasuredNode) -> None:
@@ -209,7 +214,12 @@ def _recreate(node: MeasuredNode) -> None:
 
 @click.command()
 @click.option("--minutes", default=10.0, show_default=True, help="Length of all attacks together.")
-@click.option("--only", multiple=True, type=click.Choice(HOSTILE), help="Only these attacks.")
+@click.option(
+    "--only", multiple=True, type=click.Choice((DECODERS, *HOSTILE)), help="Only these attacks."
+)
+@click.option(
+    "--inputs", default=500_000, show_default=True, help=f"Mutated requests of {DECODERS}."
+)
 @click.option("--nodes", default=3, show_default=True, help="Size of the cluster.")
 @click.option("--seed", default=1, show_default=True, help="Of the random inputs.")
 @click.option(
@@ -218,12 +228,40 @@ def _recreate(node: MeasuredNode) -> None:
     show_default=True,
     help="Bounds of time are so many times as wide: for a machine that has other work to do.",
 )
-def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int, slack: float) -> None:
+def main(
+    *, minutes: float, only: tuple[str, ...], inputs: int, nodes: int, seed: int, slack: float
+) -> None:
     """Attack one node of a real cluster, while other clients use the cluster.
 
     Exit code 1: a bound was broken.
     """
-    names = only or HOSTILE
+    names = only or (DECODERS, *HOSTILE)
+    failed = False
+    if DECODERS in names:
+        failed = not _decoders_hold(inputs, seed, slack)
+        names = tuple(name for name in names if name != DECODERS)
+    if names:
+        failed = not _cluster_holds(names, minutes, nodes, seed, slack) or failed
+    sys.exit(1 if failed else 0)
+
+
+def _decoders_hold(inputs: int, seed: int, slack: float) -> bool:
+    """Attack the decoders of the Kafka listener; whether all bounds held."""
+    outcome, shown_at = Outcome(), time.monotonic()
+    for outcome in run_decoders(inputs, seed):
+        if time.monotonic() - shown_at > PROGRESS_S:
+            shown_at = time.monotonic()
+            print(f"{DECODERS:14} {outcome}", flush=True)
+    found = outcome.findings(slack)
+    print(f"{DECODERS:14} {'; '.join(found) or 'held'}")
+    print(f"{'':14} {outcome}", flush=True)
+    return not found
+
+
+def _cluster_holds(
+    names: Sequence[str], minutes: float, nodes: int, seed: int, slack: float
+) -> bool:
+    """Attack one node of a cluster; whether all bounds held."""
     calm_s = minutes * 60 * CALM_SHARE
     each_s = (minutes * 60 - calm_s) / len(names)
     failed = False
@@ -262,7 +300,7 @@ def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int, slack: fl
             time.sleep(SETTLE_S)
         if failed:
             print(cluster.log_ends())
-    sys.exit(1 if failed else 0)
+    return not failed
 
 
 if __name__ == "__main__":
