@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from bench.attack.attacks import ATTACKS, CALM, READY, SECRET_VARIABLE
+from bench.attack.attacker import ATTACKERS, READY
+from bench.attack.attacks import ATTACKS, CALM, SECRET_VARIABLE
 from bench.attack.inputs import PARTITIONS, TOPIC
 from bench.attack.kafka_decoders import Outcome
 from bench.attack.kafka_decoders import run as run_decoders
@@ -33,7 +35,7 @@ from bench.attack.verdict import (
     may_be_the_machine,
     parse,
 )
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster_processes import ClusterNode, ClusterProcesses
 from bench.node import MeasuredNode, data_directory
 
 CALM_SHARE: Final = 0.15
@@ -50,6 +52,45 @@ PREPARED_S_MAX: Final = 60.0
 """For the inputs of an attack."""
 ENDED_S_MAX: Final = 15.0
 """For the end of an attack, after its time."""
+
+
+TRACEBACK: Final = "Traceback (most recent call last)"
+TRACEBACKS_SHOWN: Final = 3
+TRACEBACK_LINES: Final = 60
+BYTES_HELD: Final = "raftlog_http_bytes_in_flight"
+BYTES_HELD_MAX: Final = 4_096
+"""Bytes in flight of the other clients' requests; those of an attack are more, or none."""
+LEFT_S_MAX: Final = 20.0
+"""Until the attackers hold nothing more: a node learns of most ends at once."""
+
+
+def _metrics_page(node: MeasuredNode) -> str:
+    with urllib.request.urlopen(f"http://{node.address}/metrics", timeout=30) as answer:
+        page: bytes = answer.read()
+    return page.decode()
+
+
+def _tracebacks(node: ClusterNode) -> list[str]:
+    """The first tracebacks in a node's log, with the lines before and after each."""
+    found = []
+    lines = [line for log in node.logs for line in log.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        if TRACEBACK in line and len(found) < TRACEBACKS_SHOWN:
+            found.append("\n".join(lines[max(number - 1, 0) : number + TRACEBACK_LINES]))
+    return found
+
+
+def _connections_of_attackers(node: ClusterNode) -> int:
+    """Connections that the node has not closed."""
+    # Not by psutil: pysyncobj, which the node's modules import, breaks `socket.inet_ntop`.
+    ports = {node.port, int(node.kafka_address.rpartition(":")[2])}
+    remote = {socket.inet_aton(one)[::-1].hex().upper() for one in ATTACKERS}
+    count = 0
+    for line in Path(f"/proc/{node.pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        is_ours = int(fields[1].rpartition(":")[2], 16) in ports and int(fields[9])
+        count += bool(is_ours and fields[2].partition(":")[0] in remote)
+    return count
 
 
 class Observer:
@@ -94,9 +135,8 @@ class Observer:
         """The counters of interest, summed over the nodes; the term is the newest."""
         found = {"internal": 0.0, "term": 0.0, "holds": 0.0}
         for node in self._cluster.nodes.values():
-            with urllib.request.urlopen(f"http://{node.address}/metrics", timeout=30) as answer:
-                text = answer.read().decode()
-            for family in text_string_to_metric_families(text):
+            found["internal"] += sum(one.read_text().count(TRACEBACK) for one in node.logs)
+            for family in text_string_to_metric_families(_metrics_page(node)):
                 if family.name == _HOLDS:
                     found["holds"] += self._holds(family.samples)
                 for sample in family.samples:
@@ -105,6 +145,23 @@ class Observer:
                     elif sample.name == "raftlog_quorum_term":
                         found["term"] = max(found["term"], sample.value)
         return found
+
+    def leftovers(self) -> list[str]:
+        """What the attackers still hold of a node a while after the attack; empty: nothing."""
+        deadline = time.monotonic() + LEFT_S_MAX
+        while (found := list(self._left())) and time.monotonic() < deadline:
+            time.sleep(SAMPLE_S)
+        return found
+
+    def _left(self) -> Iterator[str]:
+        for node_id, node in self._cluster.nodes.items():
+            for family in text_string_to_metric_families(_metrics_page(node)):
+                for sample in family.samples:
+                    if sample.name == BYTES_HELD and sample.value > BYTES_HELD_MAX:
+                        yield f"{sample.value:.0f} bytes in flight at node {node_id}"
+            count = _connections_of_attackers(node)
+            if count:
+                yield f"{count} connections at node {node_id}"
 
     def _holds(self, samples: Iterable[Sample]) -> float:
         """Holds over the bound, by the narrowest bucket that contains the bound."""
@@ -120,15 +177,17 @@ class Observer:
 class Phases:
     """Runs phases of a length, each observed."""
 
-    def __init__(self, observer: Observer, operations: Path, target: str, seed: int) -> None:
+    def __init__(self, observer: Observer, operations: Path, node: ClusterNode, seed: int) -> None:
         self._observer = observer
         self._operations = operations
-        self._target = target
+        self._node = node
         self._seed = seed
 
     def run(self, name: str, seconds: float) -> Observed:
         """Run an attack for so long, once it is ready; return the observations."""
-        command = [sys.executable, "-m", "bench.attack.attacks", name, self._target, str(seconds)]
+        kind = ATTACKS[name]
+        target = self._node.kafka_address if kind.is_kafka else self._node.address
+        command = [sys.executable, "-m", "bench.attack.attacks", name, target, str(seconds)]
         with subprocess.Popen(
             [*command, str(self._seed)], stdout=subprocess.PIPE, text=True
         ) as one:
@@ -142,6 +201,7 @@ class Phases:
                 work = _summary(one)
             finally:
                 one.kill()
+        leftovers = self._observer.leftovers()
         after = self._observer.metrics()
         with self._operations.open() as lines:
             done = [one for one in parse(lines) if begun <= one.due <= ended]
@@ -155,7 +215,8 @@ class Phases:
             self._observer.ended(),
             int(after["term"] - before["term"]),
             work,
-            ATTACKS[name].least,
+            kind.least,
+            leftovers,
         )
 
     def _wait_ready(self, name: str, process: subprocess.Popen[str]) -> None:
@@ -180,9 +241,9 @@ def _summary(process: subprocess.Popen[str]) -> Work | None:
 
 
 @contextmanager
-def _victims(servers: str, output: Path) -> Iterator[None]:
+def _victims(servers: str, kafka: str, output: Path) -> Iterator[None]:
     with output.open("wb") as file:
-        command = [sys.executable, "-m", "bench.attack.victims", servers, VICTIMS_TOPIC]
+        command = [sys.executable, "-m", "bench.attack.victims", servers, kafka, VICTIMS_TOPIC]
         process = subprocess.Popen(command, stdout=file)
     try:
         yield
@@ -193,7 +254,7 @@ def _victims(servers: str, output: Path) -> Iterator[None]:
 
 def _row(observed: Observed, note: str) -> str:
     return (
-        f"{observed.name:14} {len(observed.operations):7} {len(observed.failures):7} "
+        f"{observed.name:18} {len(observed.operations):7} {len(observed.failures):7} "
         f"{observed.p99_s * 1000:8.1f} {observed.loop_holds:6} "
         f"{observed.rss_bytes >> 20:6}  {note}"
     )
@@ -251,10 +312,10 @@ def _decoders_hold(inputs: int, seed: int, slack: float) -> bool:
     for outcome in run_decoders(inputs, seed):
         if time.monotonic() - shown_at > PROGRESS_S:
             shown_at = time.monotonic()
-            print(f"{DECODERS:14} {outcome}", flush=True)
+            print(f"{DECODERS:18} {outcome}", flush=True)
     found = outcome.findings(slack)
-    print(f"{DECODERS:14} {'; '.join(found) or 'held'}")
-    print(f"{'':14} {outcome}", flush=True)
+    print(f"{DECODERS:18} {'; '.join(found) or 'held'}")
+    print(f"{'':18} {outcome}", flush=True)
     return not found
 
 
@@ -267,7 +328,7 @@ def _cluster_holds(
     failed = False
     with ExitStack() as stack:
         directory = stack.enter_context(data_directory())
-        cluster = stack.enter_context(ClusterProcesses(directory, nodes))
+        cluster = stack.enter_context(ClusterProcesses(directory, nodes, kafka=True))
         leader = cluster.start()
         target = cluster.nodes[leader]
         for topic in (TOPIC, VICTIMS_TOPIC):
@@ -277,13 +338,13 @@ def _cluster_holds(
         observer = stack.enter_context(Observer(cluster, slack))
         servers = ",".join(node.address for node in cluster.nodes.values())
         operations = directory / "operations"
-        stack.enter_context(_victims(servers, operations))
-        phases = Phases(observer, operations, target.address, seed)
-        print(f"{'attack':14} {'others':>7} {'failed':>7} {'p99 ms':>8} {'holds':>6} {'MiB':>6}")
+        stack.enter_context(_victims(servers, target.kafka_address, operations))
+        phases = Phases(observer, operations, target, seed)
+        print(f"{'attack':18} {'others':>7} {'failed':>7} {'p99 ms':>8} {'holds':>6} {'MiB':>6}")
         phases.run(CALM, min(3.0, calm_s))
         calm = phases.run(CALM, calm_s)
         print(_row(calm, "the measure of the others"), flush=True)
-        print(f"{'':14} {calm.work}", flush=True)
+        print(f"{'':18} {calm.work}", flush=True)
         for name in names:
             _recreate(target)
             observed = phases.run(name, each_s)
@@ -296,10 +357,12 @@ def _cluster_holds(
                 found = findings(calm_again, observed, slack)
             failed = failed or bool(found)
             print(_row(observed, "; ".join(found) or "held"), flush=True)
-            print(f"{'':14} {observed.work}", flush=True)
+            print(f"{'':18} {observed.work}", flush=True)
             time.sleep(SETTLE_S)
         if failed:
             print(cluster.log_ends())
+            for node in cluster.nodes.values():
+                print("\n".join(_tracebacks(node)))
     return not failed
 
 

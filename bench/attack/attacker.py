@@ -17,6 +17,7 @@ from bench.attack.inputs import MIB, Request
 ANSWER_TIMEOUT_S: Final = 20.0
 ADDRESSES: Final = 4
 """Most addresses of one attack: 127.0.0.2 and following."""
+ATTACKERS: Final = tuple(f"127.0.0.{2 + number}" for number in range(ADDRESSES))
 READY: Final = "ready"
 """The line that tells the end of the preparations: the time of the attack begins."""
 BEGUN_AT_ONCE: Final = 50
@@ -49,7 +50,7 @@ class Attack:
         # Not by `open_connection` alone: it resolves addresses in a thread, thousands of times.
         connected = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            connected.bind((f"127.0.0.{2 + address}", 0))
+            connected.bind((ATTACKERS[address], 0))
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await asyncio.get_running_loop().sock_connect(connected, (self.host, self.port))
                 reader, writer = await asyncio.open_connection(sock=connected)
@@ -163,3 +164,5 @@ class Kind:
 
     run: Callable[[Attack], Awaitable[None]]
     least: Mapping[str, int]
+    is_kafka: bool = False
+    """Whether it attacks the Kafka listener, not the HTTP port."""

@@ -42,6 +42,7 @@ from bench.attack.inputs import (
     opening,
     stranger_batch,
 )
+from bench.attack.kafka_attacks import KAFKA_ATTACKS
 from bench.attack.verdict import Work
 from raftlog.peer.auth import NONCE_BYTES, Caller, derive_key
 from raftlog.peer.opening import KEY_BYTES, NONCE_HEADER, request_head
@@ -371,6 +372,7 @@ ATTACKS: Final[dict[str, Kind]] = {
     "browsers": Kind(browsers, {"403": 50, "421": 50}),
     "node-channels": Kind(node_channels, {"401": 50, "open": 150}),
     "replays": Kind(replays, {"401": 50, "recorded": len(CHANNELS)}),
+    **KAFKA_ATTACKS,
 }
 
 

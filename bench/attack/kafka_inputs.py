@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from bench.attack.inputs import batch_bomb, lying_batch
+from bench.attack.inputs import TOPIC, batch_bomb, lying_batch
 from raftlog.kafka.apis import APIS, Api
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
-from raftlog.schema.fields import Array, Kind, Nested, StructLayout, WireType, layout_of
+from raftlog.schema.fields import Array, Kind, Nested, Primitive, StructLayout, WireType, layout_of
 from raftlog.schema.varints import encode_uvarint
 
 KIB: Final = 1 << 10
@@ -29,6 +29,10 @@ FIRST_TAG: Final = 1_000
 
 _HEAD: Final = struct.Struct(">hhih")
 _SIZE: Final = struct.Struct(">i")
+STRINGS: Final = ("", "é", "ééé", TOPIC, TOPIC, "group", "__consumer_offsets", "a" * 249)
+"""Names of topics, groups, configs, …: good ones, and bad ones."""
+SOUND_SHARE: Final = 0.1
+"""Of requests that are not mutated: their values are hostile enough for a handler."""
 HEAD_SHARE: Final = 0.1
 """Of mutations that reach into the head: most such frames name no API."""
 
@@ -78,7 +82,7 @@ _RANDOM: Final[Mapping[Kind, Callable[[random.Random], Any]]] = {
     Kind.BOOL: lambda chance: chance.random() < 0.5,
     Kind.FLOAT64: random.Random.random,
     Kind.UUID: lambda chance: f"{chance.getrandbits(128):032x}",
-    Kind.STRING: lambda chance: "é" * chance.randrange(4),
+    Kind.STRING: lambda chance: chance.choice(STRINGS),
     Kind.BYTES: _bytes,
     Kind.RECORDS: _records,
 }
@@ -135,8 +139,13 @@ def sized(body: bytes) -> bytes:
 
 def request(message: msgspec.Struct, version: int, number: int = 0) -> bytes:
     """The frame of a sound request."""
-    api = _BY_TYPE[type(message)]
+    api = api_of(message)
     return sized(head(api, version, number) + api.request_codec(version).encode(message))
+
+
+def api_of(message: msgspec.Struct) -> Api:
+    """The API of a request."""
+    return _BY_TYPE[type(message)]
 
 
 _BY_TYPE: Final = {api.request_type: api for api in APIS.values()}
@@ -158,8 +167,10 @@ class FrameMutator:
         self._bases = [first + one for one in samples(chance, api, version, BASES)]
 
     def frame(self) -> bytes:
-        """A mutated request; most of them have a sound head."""
+        """A mutated request; most of them have a sound head, and some are sound."""
         chance = self._chance
+        if chance.random() < SOUND_SHARE:
+            return chance.choice(self._bases)
         start = 0 if chance.random() < HEAD_SHARE else self._body_start
         return mutated(chance, chance.choice(self._bases), start)
 
@@ -184,12 +195,30 @@ def smallest_value(wire_type: WireType) -> Any:
     return _EMPTY.get(wire_type.kind, 0)
 
 
-def crowded(api: Api, version: int, count: int) -> Iterator[bytes]:
-    """For each array of the message, a sound request with `count` of its smallest elements."""
+def crowded(
+    api: Api, version: int, count: int, name_of: Callable[[int], str] = lambda _: ""
+) -> Iterator[bytes]:
+    """For each array of the message, a sound request with `count` of its smallest elements.
+
+    `name_of` gives the first string of each element.
+    """
     layout, codec = layout_of(api.request_type, version), api.request_codec(version)
     for name, element in _arrays(layout):
-        many = (smallest_value(element),) * count
+        many = tuple(_named(element, name_of(number)) for number in range(count))
         yield head(api, version) + codec.encode(smallest_struct(layout, **{name: many}))
+
+
+def _named(element: WireType, name: str) -> Any:
+    """A small element with this name, if it has one."""
+    if isinstance(element, Nested):
+        for field in element.struct.fields:
+            if field.is_present and _is_string(field.wire_type):
+                return smallest_struct(element.struct, **{field.name: name})
+    return name if _is_string(element) else smallest_value(element)
+
+
+def _is_string(wire_type: WireType) -> bool:
+    return isinstance(wire_type, Primitive) and wire_type.kind is Kind.STRING
 
 
 def claimed(api: Api, version: int, count: int) -> Iterator[bytes]:

@@ -92,6 +92,14 @@ async def test_metadata_of_some_topics_by_name_and_id(one: KafkaNode, client: Ra
     assert (await client.ask(MetadataRequest(()), 12)).topics == ()
 
 
+async def test_metadata_of_an_unknown_id_in_a_version_without_null_names(
+    client: RawClient,
+) -> None:
+    wanted = (MetadataRequestTopic(UNKNOWN_ID, ""),)  # type: ignore[arg-type]
+    answer = await client.ask(MetadataRequest(wanted), 10)
+    assert [(topic.error_code, topic.name) for topic in answer.topics] == [(100, "")]
+
+
 async def test_metadata_tells_the_authorized_operations_on_request(client: RawClient) -> None:
     plain = await client.ask(MetadataRequest(None), 8)
     unknown = plain.topics[0].topic_authorized_operations
