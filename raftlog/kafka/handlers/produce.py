@@ -22,6 +22,7 @@ from raftlog.record.errors import (
     INVALID_BODY,
     NO_LEADER,
     PRODUCER_FENCED,
+    UNKNOWN_PRODUCER_ID,
     LogError,
 )
 from raftlog.record.frames import ProduceFrame
@@ -31,6 +32,7 @@ ACKS: Final = {int(acks): acks for acks in Acks}
 TIMEOUT_MS_MAX: Final = 300_000
 ADDS_BY_PRODUCE: Final = 12
 """The version from which on the first batch of a transaction adds its partition (KIP-890)."""
+UNKNOWN_OFFSET: Final = -1
 INVALID_PRODUCER_EPOCH: Final = 47
 """Of a fenced producer, in Produce: clients take PRODUCER_FENCED (90) for the end there."""
 
@@ -143,6 +145,19 @@ def _failed(
         number,
         INVALID_PRODUCER_EPOCH if is_fenced else code(error),
         -1,
+        log_start_offset=_log_start_offset(call, topic, number, error),
         error_message=error.message,
         current_leader=leader,
     )
+
+
+def _log_start_offset(call: Call, topic: TopicProduceData, number: int, error: LogError) -> int:
+    """The offset beside an unknown producer's error: Java repeats the batch while it is -1."""
+    if error.entry is not UNKNOWN_PRODUCER_ID:
+        return UNKNOWN_OFFSET
+    try:
+        name = topic_name(call.broker, topic.name, topic.topic_id)
+        return call.broker.produce.log_start_offset(name, PartitionId(number))
+    except LogError:
+        # Moved or deleted meanwhile: the next attempt learns that.
+        return UNKNOWN_OFFSET
