@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import re2
@@ -24,7 +25,7 @@ from raftlog.broker.transactions import (
     TransactionDescription,
 )
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, cluster_code, code, code_of, coordinator_code
+from raftlog.kafka.handlers.names import NONE, cluster_code, code, code_of, coordinator_code, each
 from raftlog.kafka.messages.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -265,9 +266,7 @@ def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
 
 async def write_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     """27: an operator's abort of a transaction in single partitions (KIP-664)."""
-    return WriteTxnMarkersResponse(
-        tuple([await _marked(call, marker) for marker in request.markers])
-    )
+    return WriteTxnMarkersResponse(tuple(await each(call, partial(_marked, call), request.markers)))
 
 
 async def _marked(call: Call, wanted: WritableTxnMarker) -> WritableTxnMarkerResult:
@@ -295,7 +294,7 @@ async def describe(
     """65: transactional ids with their transactions."""
     return DescribeTransactionsResponse(
         transaction_states=tuple(
-            [await _described(call, name) for name in request.transactional_ids]
+            await each(call, partial(_described, call), request.transactional_ids)
         )
     )
 
