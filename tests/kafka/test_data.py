@@ -146,17 +146,6 @@ async def test_each_partition_of_a_produce_request_has_its_own_outcome(
     assert one.node.record_count() == 1
 
 
-async def test_produce_by_topic_id(one: KafkaNode, client: RawClient) -> None:
-    topic_id = one.node.metadata.image.topics_by_name["one"].topic_id
-    topics = (
-        data("", (0, batch(b"x")), topic_id=topic_id),
-        data("", (0, batch(b"x")), topic_id=UNKNOWN_ID),
-    )
-    answer = await client.ask(ProduceRequest(None, 1, 10_000, topics), 13)
-    assert [topic.topic_id for topic in answer.responses] == [topic_id, UNKNOWN_ID]
-    assert [topic.partition_responses[0].error_code for topic in answer.responses] == [0, 100]
-
-
 @pytest.mark.parametrize(
     "request_",
     [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
-from raftlog.broker.fetch import Fetched, Isolation, PartitionFetch
+from raftlog.broker.fetch import Fetched, Isolation, MultiFetch, PartitionFetch
+from raftlog.broker.limits import address_group
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import (
     FENCED_LEADER_EPOCH,
@@ -32,6 +34,11 @@ INVALID_FETCH_SESSION_EPOCH: Final = 71
 FIRST_EPOCHS: Final = (-1, 0)
 """Session epochs of a full fetch: without a session, and to begin one, which we never do."""
 PARTITIONS_PER_TURN: Final = 256
+ROOM_BYTES_MIN: Final = 1 << 20
+"""Of the budget, at least, for an answer with data: its first batch comes whole."""
+ROOM_POLLS: Final = 4
+ROOM_POLL_S: Final = 0.25
+"""Pause between two looks for room in the budget."""
 CHUNK_BYTES: Final = 1 << 20
 """Clients ask for as much of a partition by default: one read, and no join."""
 
@@ -92,15 +99,7 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
                 )
     if parts and len(parts) == seen and plan.is_at_end():
         await plan.wait(min_bytes=request.min_bytes, timeout_s=max(request.max_wait_ms, 0) / 1000)
-    async for one, fetched in plan.chunks(request.max_bytes):
-        part = parts[one.topic, one.number]
-        if part.fetched is None:
-            part.one, part.fetched = one, fetched
-        if one.error is not None:
-            part.error_code = code(one.error)
-        elif fetched.data:
-            part.pieces.append(fetched.data)
-            part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
+    await _read(call, plan, parts, max(request.max_bytes, 1))
     nodes: dict[int, NodeEndpoint] = {}
     return FetchResponse(
         responses=tuple(
@@ -113,6 +112,50 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
         ),
         node_endpoints=tuple(nodes.values()),
     )
+
+
+async def _read(
+    call: Call, plan: MultiFetch, parts: dict[tuple[str, int], _Part], max_bytes: int
+) -> None:
+    """Read the partitions, within the bytes that the client's address may hold.
+
+    The answer's bytes are taken from the budget until the client has them; here they are taken
+    before they are read, so that many slow readers hold no more than one address may.
+    """
+    budget, group = call.broker.bytes_in_flight, address_group(call.address)
+    taken = 0 if plan.is_at_end() else await _room(call, group, max_bytes)
+    budget.take(taken, group)
+    try:
+        async for one, fetched in plan.chunks(min(max_bytes, taken)):
+            part = parts[one.topic, one.number]
+            if part.fetched is None:
+                part.one, part.fetched = one, fetched
+            if one.error is not None:
+                part.error_code = code(one.error)
+            elif fetched.data:
+                part.pieces.append(fetched.data)
+                part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
+    finally:
+        # The connection takes the bytes of the answer before another task runs.
+        budget.give(taken, group)
+
+
+async def _room(call: Call, group: str, max_bytes: int) -> int:
+    """Bytes that the answer may have now; 0: the address held its share for a while.
+
+    Then the answer has no data, and the client fetches again.
+    """
+    broker, budget = call.broker, call.broker.bytes_in_flight
+    most = min(max(max_bytes, ROOM_BYTES_MIN), broker.fetch.settings.response_bytes_max)
+    least = min(ROOM_BYTES_MIN, budget.share_max)
+    for _ in range(ROOM_POLLS):
+        room = budget.room(group)
+        if room >= least:
+            return min(most, room)
+        if broker.closing.is_set():
+            break
+        await asyncio.sleep(ROOM_POLL_S)
+    return 0
 
 
 _UNCOMMITTED: Final = Isolation.READ_UNCOMMITTED
