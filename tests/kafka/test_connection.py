@@ -214,6 +214,29 @@ async def test_a_client_that_leaves_ends_its_fetch_and_no_write(one: KafkaNode) 
             await asyncio.sleep(0.005)
 
 
+async def test_a_large_fetch_that_never_began_gives_its_bytes_back(one: KafkaNode) -> None:
+    """Its connection is lost in the step of the event loop in which the last bytes come."""
+    part = FetchPartition(0, -1, 0, partition_max_bytes=1 << 20)
+    topics = tuple(FetchTopic(f"none-{number}", None, (part,)) for number in range(2_000))
+    async with one.client() as client:
+        frame = memoryview(client.frame(FetchRequest(topics=topics), 12))
+        await client.ask(VERSIONS, 3)
+        [connection] = one.listener._connections
+        while frame:
+            buffer = connection.get_buffer(len(frame))
+            count = min(len(buffer), len(frame))
+            buffer[:count] = frame[:count]
+            connection.buffer_updated(count)
+            frame = frame[count:]
+        assert one.broker.bytes_in_flight.used
+        connection._transport.abort()  # type: ignore[union-attr]
+        connection.connection_lost(None)
+        async with asyncio.timeout(DEADLINE_S):
+            while one.listener._tasks:  # noqa: ASYNC110 (plain data)
+                await asyncio.sleep(0.005)
+        assert not one.broker.bytes_in_flight.used
+
+
 @pytest.mark.parametrize(
     ("settings", "sent"),
     [
