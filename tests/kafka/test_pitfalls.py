@@ -7,7 +7,7 @@
 3. A length or count is judged before memory is taken for it.
 4. A wait before the append swaps the batches of a producer: 45 again.
 5. A group's answer leaves before its record is committed, or comes from a shard that is loading.
-6. A batch opens a transaction whose marker came between its verification and its append (KIP-890).
+6. A marker between verification and append: a late batch opens a transaction for good (KIP-890).
 7. Java repeats a batch on 2 (CORRUPT_MESSAGE) until its delivery timeout: a malformed one gets 87.
 8. `acks=0` has no answer, and an answer that never comes holds back all later ones.
 9. Connect, Streams and tools create topics with configs of Kafka that have no effect here.
@@ -84,7 +84,7 @@ def produce(
 
 
 def of_producer(first: int, *values: bytes, producer_id: int = 7) -> bytes:
-    """The batch of an idempotent producer whose sequence begins with `first`."""
+    """The batch of an idempotent producer; its sequence begins with `first`."""
     builder = BatchBuilder(
         Compression.NONE,
         1 << 20,

@@ -7,7 +7,13 @@ from typing import Final
 
 from raftlog.broker.produce import Acks, BatchesAppended, ProduceOptions
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, code, endpoint, topic_name
+from raftlog.kafka.handlers.names import (
+    NONE,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    code,
+    endpoint,
+    topic_name,
+)
 from raftlog.kafka.messages.produce import (
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -19,6 +25,7 @@ from raftlog.kafka.messages.produce import (
 )
 from raftlog.record.errors import (
     BAD_REQUEST,
+    FORBIDDEN,
     INVALID_BODY,
     NO_LEADER,
     PRODUCER_FENCED,
@@ -40,10 +47,13 @@ INVALID_PRODUCER_EPOCH: Final = 47
 async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
     """0: append batches to partitions led here. With acks=0 there is no answer."""
     outcomes: list[list[BatchesAppended | LogError]]
+    forbidden = FORBIDDEN.kafka_code
     try:
         outcomes = await _append(call, request)
     except LogError as error:
         failed = error.as_outcome()
+        # Topics are refused one by one, the whole request for its transactional id.
+        forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         outcomes = [[failed] * len(topic.partition_data) for topic in request.topic_data]
     if request.acks == Acks.NONE:
         errors = [one for row in outcomes for one in row if isinstance(one, LogError)]
@@ -53,7 +63,7 @@ async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None
         return None
     nodes: dict[int, NodeEndpoint] = {}
     responses = tuple(
-        _answer(call, topic, row, nodes)
+        _answer(call, topic, row, nodes, forbidden=forbidden)
         for topic, row in zip(request.topic_data, outcomes, strict=True)
     )
     return ProduceResponse(responses, node_endpoints=tuple(nodes.values()))
@@ -104,12 +114,17 @@ def _answer(
     topic: TopicProduceData,
     outcomes: list[BatchesAppended | LogError],
     nodes: dict[int, NodeEndpoint],
+    *,
+    forbidden: int,
 ) -> TopicProduceResponse:
-    """One topic's part; the leaders that it names go to `nodes` (KIP-951)."""
+    """One topic's part; the leaders that it names go to `nodes` (KIP-951).
+
+    `forbidden`: Kafka's code of FORBIDDEN.
+    """
     rows = []
     for one, outcome in zip(topic.partition_data, outcomes, strict=True):
         if isinstance(outcome, LogError):
-            rows.append(_failed(call, topic, one.index, outcome, nodes))
+            rows.append(_failed(call, topic, one.index, outcome, nodes, forbidden=forbidden))
         else:
             rows.append(
                 PartitionProduceResponse(
@@ -129,6 +144,8 @@ def _failed(
     number: int,
     error: LogError,
     nodes: dict[int, NodeEndpoint],
+    *,
+    forbidden: int,
 ) -> PartitionProduceResponse:
     leader = LeaderIdAndEpoch()
     if error.entry is NO_LEADER and call.version >= 10:
@@ -140,10 +157,14 @@ def _failed(
         if node is not None and (address := endpoint(node)) is not None:
             nodes[node.broker_id] = NodeEndpoint(node.broker_id, *address, node.rack)
             leader = LeaderIdAndEpoch(node.broker_id, epoch)
-    is_fenced = error.entry is PRODUCER_FENCED
+    error_code = code(error)
+    if error.entry is PRODUCER_FENCED:
+        error_code = INVALID_PRODUCER_EPOCH
+    elif error.entry is FORBIDDEN:
+        error_code = forbidden
     return PartitionProduceResponse(
         number,
-        INVALID_PRODUCER_EPOCH if is_fenced else code(error),
+        error_code,
         -1,
         log_start_offset=_log_start_offset(call, topic, number, error),
         error_message=error.message,

@@ -25,7 +25,16 @@ from raftlog.broker.transactions import (
     TransactionDescription,
 )
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, cluster_code, code, code_of, coordinator_code, each
+from raftlog.kafka.handlers.names import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    NONE,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    cluster_code,
+    code,
+    code_of,
+    coordinator_code,
+    each,
+)
 from raftlog.kafka.messages.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -73,7 +82,6 @@ from raftlog.kafka.messages.write_txn_markers import (
 from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 INVALID_PRODUCER_EPOCH: Final = 47
 """Of a fenced producer, for versions older than its own code (90)."""
 INVALID_REGULAR_EXPRESSION: Final = 128
@@ -90,11 +98,17 @@ STATES: Final = {
 PATTERN_CHARACTERS_MAX: Final = 1_000
 
 
-def _code(error: LogError, call: Call, *, since: int) -> int:
+def _code(
+    error: LogError,
+    call: Call,
+    *,
+    since: int,
+    forbidden: int = TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+) -> int:
     """The error's code; `since`: the first version that knows the code of a fenced producer."""
     if error.entry is PRODUCER_FENCED and call.version < since:
         return INVALID_PRODUCER_EPOCH
-    return coordinator_code(error, forbidden=TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return coordinator_code(error, forbidden=forbidden)
 
 
 def _producer(producer_id: int, epoch: int) -> Producer:
@@ -104,8 +118,10 @@ def _producer(producer_id: int, epoch: int) -> Producer:
 async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
     """22: a producer id; with a transactional id its coordinator's, and the older one is fenced."""
     broker = call.broker
+    forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     try:
         if request.transactional_id is None:
+            forbidden = CLUSTER_AUTHORIZATION_FAILED
             producer_id, epoch = await broker.produce.allocate_producer_id(call.principal)
         else:
             initialized = await broker.transactions.init(
@@ -117,7 +133,8 @@ async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitPr
             )
             producer_id, epoch = initialized.producer
     except LogError as error:
-        return InitProducerIdResponse(error_code=_code(error, call, since=4))
+        error_code = _code(error, call, since=4, forbidden=forbidden)
+        return InitProducerIdResponse(error_code=error_code)
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
 
 
@@ -303,7 +320,8 @@ async def _described(call: Call, transactional_id: str) -> DescribedTransaction:
     try:
         found, _ = await call.broker.transactions.describe(call.principal, transactional_id)
     except LogError as error:
-        return DescribedTransaction(code(error), transactional_id)
+        forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return DescribedTransaction(coordinator_code(error, forbidden=forbidden), transactional_id)
     summary = found.summary
     return DescribedTransaction(
         NONE,
