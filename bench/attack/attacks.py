@@ -17,17 +17,14 @@ import secrets
 import socket
 import struct
 import sys
-import time
 import urllib.request
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 import uvloop
 
+from bench.attack.attacker import ADDRESSES, ANSWER_TIMEOUT_S, Attack, Kind, drop, status_of
 from bench.attack.inputs import (
     JSON_TYPE,
     MIB,
@@ -45,6 +42,7 @@ from bench.attack.inputs import (
     opening,
     stranger_batch,
 )
+from bench.attack.kafka_attacks import KAFKA_ATTACKS
 from bench.attack.verdict import Work
 from raftlog.peer.auth import NONCE_BYTES, Caller, derive_key
 from raftlog.peer.opening import KEY_BYTES, NONCE_HEADER, request_head
@@ -52,152 +50,11 @@ from raftlog.record.frames import BATCHES_MEDIA_TYPE
 
 NICENESS: Final = 15
 """The processor is for the node and for the other clients first."""
-ANSWER_TIMEOUT_S: Final = 20.0
-ADDRESSES: Final = 4
-"""Most addresses of one attack: 127.0.0.2 and following."""
 CHANNELS: Final = ("quorum", "join", "replication", "data")
-READY: Final = "ready"
-"""The line that tells the end of the preparations: the time of the attack begins."""
 SECRET_VARIABLE: Final = "RAFTLOG_ATTACK_SECRET"
 """The cluster's secret: `replays` records one true opening with it."""
 FILES_WANTED: Final = 8_192
-BEGUN_AT_ONCE: Final = 50
-"""Loops of an attack that begin in one turn."""
 UPGRADED: Final = 101
-
-
-@dataclass(slots=True)
-class Attack:
-    """One attack on one node."""
-
-    host: str
-    port: int
-    seconds: float
-    rng: random.Random
-    deadline: float = 0.0
-    counts: Counter[str] = field(default_factory=Counter)
-    """Of requests, connections, answers by status, …: see `Work`."""
-    _open: int = 0
-
-    def begin(self) -> None:
-        """Say that the inputs are prepared; from now on the time counts."""
-        print(READY, flush=True)
-        self.deadline = time.monotonic() + self.seconds
-
-    @asynccontextmanager
-    async def connection(
-        self, address: int = 0
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection from one of the attackers' addresses. Raises OSError, TimeoutError."""
-        # Not by `open_connection` alone: it resolves addresses in a thread, thousands of times.
-        connected = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            connected.bind((f"127.0.0.{2 + address}", 0))
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await asyncio.get_running_loop().sock_connect(connected, (self.host, self.port))
-                reader, writer = await asyncio.open_connection(sock=connected)
-        except BaseException:
-            connected.close()
-            raise
-        self.counts["connections"] += 1
-        self._open += 1
-        self.counts["open"] = max(self.counts["open"], self._open)
-        try:
-            yield reader, writer
-        finally:
-            self._open -= 1
-            writer.transport.abort()
-
-    async def send(self, request: Request, address: int = 0) -> int | None:
-        """Send one request on a connection of its own; read and drop the answer, count its status.
-
-        Returns the status; None without an answer.
-        """
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-            async with self.connection(address) as (reader, writer):
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    self.counts["requests"] += 1
-                    writer.write(request.head() + request.body)
-                    return await self.answer(reader)
-        return None
-
-    async def answer(self, reader: asyncio.StreamReader) -> int:
-        """Read one answer, drop it and count its status. Raises OSError, IncompleteReadError."""
-        head = await self.answer_head(reader)
-        with suppress(asyncio.IncompleteReadError):
-            await _drop(reader, head)
-        return _status(head)
-
-    async def answer_head(self, reader: asyncio.StreamReader) -> bytes:
-        """Read the head of one answer and count its status. Raises as `answer`."""
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.counts[str(_status(head))] += 1
-        return head
-
-    async def until_cut(self, reader: asyncio.StreamReader, seconds: float) -> None:
-        """Read until the node ends the connection, or for so long; count an answer's status."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                try:
-                    await self.answer_head(reader)
-                    while await reader.read(MIB):
-                        pass
-                except (OSError, asyncio.IncompleteReadError):
-                    pass
-                self.counts["cut"] += 1
-
-    def breach(self) -> None:
-        """Count an answer that a bound of the node must have prevented."""
-        self.counts["breaches"] += 1
-
-    async def repeat(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
-        """Run `count` loops of `work`, each with its number, for the attack's time."""
-        self.begin()
-
-        async def loop(number: int) -> None:
-            while True:
-                try:
-                    await work(number)
-                except (OSError, TimeoutError, asyncio.IncompleteReadError):
-                    self.counts["broken"] += 1
-                except asyncio.LimitOverrunError:
-                    self.counts["overlong"] += 1
-                await asyncio.sleep(0.001)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = []
-            for number in range(count):
-                tasks.append(group.create_task(loop(number)))
-                if number % BEGUN_AT_ONCE == BEGUN_AT_ONCE - 1:
-                    # All at once, thousands would be half begun for the whole attack.
-                    await asyncio.sleep(0.001)
-            await asyncio.sleep(max(0.0, self.deadline - time.monotonic()))
-            running = set(tasks)
-            while running:
-                # A connect that ends at this moment takes the cancellation with it.
-                for task in running:
-                    task.cancel()
-                _, running = await asyncio.wait(running, timeout=1.0)
-
-
-def _status(head: bytes) -> int:
-    return int(head[9:12]) if head[9:12].isdigit() else 0
-
-
-async def _drop(reader: asyncio.StreamReader, head: bytes) -> None:
-    """Read an answer to its end and drop the bytes."""
-    head = head.lower()
-    if b"transfer-encoding" in head:
-        last = b""
-        while not last.endswith(b"\r\n0\r\n\r\n") and (chunk := await reader.read(MIB)):
-            last = last[-16:] + chunk[-16:]
-        return
-    length = 0
-    for line in head.split(b"\r\n"):
-        if line.startswith(b"content-length:"):
-            length = int(line.partition(b":")[2])
-    while length > 0 and (chunk := await reader.read(min(length, MIB))):
-        length -= len(chunk)
 
 
 async def honest(attack: Attack) -> None:
@@ -441,7 +298,7 @@ async def node_channels(attack: Attack) -> None:
             attack.counts["requests"] += 1
             writer.write(head if number % 4 else head[: attack.rng.randrange(len(head))])
             async with asyncio.timeout(1):
-                if _status(await attack.answer_head(reader)) == UPGRADED:
+                if status_of(await attack.answer_head(reader)) == UPGRADED:
                     attack.breach()
 
     await attack.repeat(work, 200)
@@ -474,14 +331,14 @@ async def _record(attack: Attack, channel: str, key: bytes) -> tuple[bytes, byte
     async with attack.connection() as (reader, writer), asyncio.timeout(ANSWER_TIMEOUT_S):
         writer.write(first)
         head = await reader.readuntil(b"\r\n\r\n")
-        await _drop(reader, head)
+        await drop(reader, head)
         callee_nonce = _nonce(head)
         proof = Caller(key, channel, b"", nonce, callee_nonce).opening()
         proven = request_head(
             address, channel, socket_key, nonce, callee_nonce=callee_nonce, proof=proof
         )
         writer.write(proven)
-        status = _status(await reader.readuntil(b"\r\n\r\n"))
+        status = status_of(await reader.readuntil(b"\r\n\r\n"))
         assert status == UPGRADED, f"the node answers {status} to the secret"
     return first, proven
 
@@ -493,14 +350,6 @@ def _nonce(head: bytes) -> bytes:
         if name.lower() == NONCE_HEADER.lower():
             return base64.b64decode(value)
     raise AssertionError("the node gives no nonce")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """An attack, and the least of its work: counts without which the attack attacked nothing."""
-
-    run: Callable[[Attack], Awaitable[None]]
-    least: Mapping[str, int]
 
 
 CALM: Final = "calm"
@@ -523,6 +372,7 @@ ATTACKS: Final[dict[str, Kind]] = {
     "browsers": Kind(browsers, {"403": 50, "421": 50}),
     "node-channels": Kind(node_channels, {"401": 50, "open": 150}),
     "replays": Kind(replays, {"401": 50, "recorded": len(CHANNELS)}),
+    **KAFKA_ATTACKS,
 }
 
 

@@ -84,7 +84,7 @@ class Observed:
     loop_holds: int
     """Steps of a node's event loop with more processor time than the bound."""
     internal_errors: int
-    """Answers of status 500."""
+    """Answers of status 500, and tracebacks in the nodes' logs."""
     ended: Sequence[int]
     """Nodes without their process."""
     elections: int
@@ -93,6 +93,8 @@ class Observed:
     """None: the hostile process printed no summary."""
     least: Mapping[str, int] = field(default_factory=dict)
     """Counts of `work` without which the attack attacked nothing."""
+    leftovers: Sequence[str] = ()
+    """Connections and bytes in flight that a node still held a while after the attack."""
 
     @property
     def p99_s(self) -> float:
@@ -139,7 +141,8 @@ def findings(calm: Observed, attacked: Observed, slack: float = 1.0) -> list[str
     if attacked.elections:
         found.append(f"the metadata quorum elected {attacked.elections} times")
     if attacked.internal_errors:
-        found.append(f"{attacked.internal_errors} answers of status 500")
+        found.append(f"{attacked.internal_errors} answers of status 500, or tracebacks")
+    found += [f"left over: {one}" for one in attacked.leftovers]
     calm_holds = calm.loop_holds * attacked.seconds / calm.seconds
     holds_max = HOLDS_SPARE + math.ceil(P99_FACTOR_MAX * calm_holds)
     if attacked.loop_holds > holds_max:

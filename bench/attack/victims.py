@@ -1,7 +1,8 @@
 """The other clients: steady, modest writes and reads, with their times.
 
-`python -m bench.attack.victims HOST:PORT,… TOPIC` prints one line for each operation, until
-terminated: name, time of its start (CLOCK_MONOTONIC) and seconds; or `failed` and the error.
+`python -m bench.attack.victims HOST:PORT,… KAFKA_HOST:PORT TOPIC` prints one line for each
+operation, until terminated: name, time of its start (CLOCK_MONOTONIC) and seconds; or `failed` and
+the error.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Final
 import aiohttp
 import uvloop
 from raftlog_client import Producer
+
+from bench.attack.kafka_client import KafkaClient
 
 EVERY_S: Final = 0.02
 """From one operation of a kind to the next."""
@@ -36,8 +39,8 @@ async def _steadily(name: str, operation: Callable[[], Awaitable[None]]) -> None
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
-async def run(servers: str, topic: str) -> None:
-    """Write by the Python client and by REST, and read, for ever."""
+async def run(servers: str, kafka: str, topic: str) -> None:
+    """Write by the Python client, by REST and by Kafka's protocol, and read, without end."""
     first = servers.split(",", maxsplit=1)[0]
     async with (
         Producer(bootstrap_servers=servers) as producer,
@@ -60,14 +63,22 @@ async def run(servers: str, topic: str) -> None:
                 answer.raise_for_status()
 
         async with asyncio.TaskGroup() as group:
-            for name, operation in (("send", send), ("rest", rest), ("read", read)):
+            writer, reader = KafkaClient(kafka, topic, 0), KafkaClient(kafka, topic, 1)
+            operations = (
+                ("send", send),
+                ("rest", rest),
+                ("read", read),
+                ("kafka-send", writer.send),
+                ("kafka-read", reader.read),
+            )
+            for name, operation in operations:
                 group.create_task(_steadily(name, operation))
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the clients until the process is terminated."""
-    servers, topic = arguments
-    uvloop.run(run(servers, topic))
+    servers, kafka, topic = arguments
+    uvloop.run(run(servers, kafka, topic))
 
 
 if __name__ == "__main__":

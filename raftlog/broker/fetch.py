@@ -311,12 +311,13 @@ class MultiFetch:
     async def chunks(self, max_bytes: int | None) -> AsyncIterator[tuple[PartitionFetch, Fetched]]:
         """Chunks of each partition in turn, until every partition or the answer is full.
 
+        With `max_bytes` 0 they have marks and errors, and no data; None: the node's bound.
         Each partition yields at least once, with its error or marks if it has no data. Only the
         last chunk of a bound may exceed it, by a batch. Take `error` of the partition before the
         next step: a later chunk may fail.
         """
         bytes_max = self._service.settings.response_bytes_max
-        bytes_left = min(max_bytes or bytes_max, bytes_max)
+        bytes_left = bytes_max if max_bytes is None else min(max_bytes, bytes_max)
         closing = self._service.closing
         turns = self._partitions
         while turns:

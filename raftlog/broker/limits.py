@@ -90,6 +90,11 @@ class AddressBudget:
         """Amount that one address holds."""
         return self._by_address.get(address, 0)
 
+    def room(self, address: str) -> int:
+        """Amount that `take` would still grant the address."""
+        held = self._by_address.get(address, 0)
+        return max(min(self.share_max - held, self.total_max - self.used), 0)
+
     def take(self, size: int, address: str) -> None:
         """Hold `size` more for `address`. Match each take by a `give`.
 

@@ -330,6 +330,10 @@ class ProduceService:
         row = image.partition(topic, partition)
         return row.leader_epoch, image.brokers.get(row.leader)
 
+    def log_start_offset(self, topic: str, partition: PartitionId) -> Offset:
+        """The log start offset that an UNKNOWN_PRODUCER_ID answer names. Raises LogError."""
+        return self._replicas.partition(topic, partition).log_start_offset
+
     async def _missing_topic(self, principal: Principal, name: str) -> TopicImage:
         """Create an unknown topic, if the settings say so; else raise LogError UNKNOWN_TOPIC."""
         if self._auto_create:

@@ -1,7 +1,7 @@
 """Fetch partitions of any leaders through this node, for clients that know no leaders.
 
-Each round waits at all leaders for the first record, then reads with one call per leader. Rounds go
-on until there are `min_bytes`, or the time is up. Nothing is repeated after an error: it is the
+A fetch waits at all leaders for the first record, then reads with one call per leader. Rounds go on
+until there are `min_bytes`, or the time is up. Nothing is repeated after an error: it is the
 partition's own, and the client comes again. The answer holds `max_bytes`, and one batch more for
 each call.
 """
@@ -42,7 +42,7 @@ class RoutedRead:
 
 
 class RoutedFetch:
-    """One fetch: `add` each partition, then iterate over `chunks`."""
+    """One fetch: `add` each partition, `wait`, then iterate over `chunks`."""
 
     def __init__(
         self, service: FetchService, principal: Principal, clock: Clock, isolation: Isolation
@@ -76,16 +76,22 @@ class RoutedFetch:
             return error.as_outcome()
         return None
 
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the first record of any partition; False if none has come in time."""
+        timeout_s = min(timeout_s, self._service.settings.long_poll_s_max)
+        return await self._wait(self._reads, self._clock.monotonic() + timeout_s)
+
     async def chunks(
-        self, max_bytes: int | None, *, min_bytes: int, timeout_s: float
+        self, max_bytes: int, *, min_bytes: int, timeout_s: float
     ) -> AsyncIterator[tuple[RoutedRead, Fetched]]:
         """Batches of the partitions, each at least once with its error or marks.
 
         Waits up to `timeout_s` for `min_bytes` of all partitions together, unless one has an error.
+        With `max_bytes` 0 there are marks and errors, and no data.
         """
         settings = self._service.settings
         deadline = self._clock.monotonic() + min(timeout_s, settings.long_poll_s_max)
-        bytes_left = min(max_bytes or settings.response_bytes_max, settings.response_bytes_max)
+        bytes_left = min(max_bytes, settings.response_bytes_max)
         size = 0
         is_first = True
         for one in self._reads:

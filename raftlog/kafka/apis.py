@@ -131,25 +131,27 @@ def unsupported_version(frame: Buffer) -> list[Buffer]:
     return [answer_head(head.correlation_id, len(answer), is_flexible=False), answer]
 
 
-HELD: Final = {"is_held": True, "ends_with_connection": True}
+LOOKUP: Final = {"ends_with_connection": True}
+"""Of reads that may take long: thousands of groups, each of them a call."""
+HELD: Final = {"is_held": True, **LOOKUP}
 
 APIS: Final = {
     api.key: api
     for api in (
         _api(PRODUCE, "Produce", produce.produce, 13, takes_records=True),
         _api(1, "Fetch", fetch.fetch, 18, **HELD),
-        _api(2, "ListOffsets", offsets.list_offsets, 10),
+        _api(2, "ListOffsets", offsets.list_offsets, 10, **LOOKUP),
         # librdkafka writes the count of no topics with four bytes in place of one (its issue 5049).
         # The first of them says all topics, and Kafka does not look at the rest.
         _api(3, "Metadata", metadata.metadata, 13, has_trailing_bytes=True),
         _api(8, "OffsetCommit", group_offsets.commit, 10),
-        _api(9, "OffsetFetch", group_offsets.fetch, 10),
+        _api(9, "OffsetFetch", group_offsets.fetch, 10, **LOOKUP),
         _api(10, "FindCoordinator", groups.find_coordinator, 6),
         _api(11, "JoinGroup", classic.join, 9, **HELD),
         _api(12, "Heartbeat", classic.heartbeat, 4),
         _api(13, "LeaveGroup", classic.leave, 5),
         _api(14, "SyncGroup", classic.sync, 5, **HELD),
-        _api(15, "DescribeGroups", groups.describe_groups, 6),
+        _api(15, "DescribeGroups", groups.describe_groups, 6, **LOOKUP),
         _api(16, "ListGroups", groups.list_groups, 5),
         _api(API_VERSIONS, "ApiVersions", api_versions, 4),
         _api(19, "CreateTopics", topics.create_topics, 7),
@@ -178,10 +180,10 @@ APIS: Final = {
         _api(55, "DescribeQuorum", cluster.describe_quorum, 2),
         _api(60, "DescribeCluster", cluster.describe_cluster, 2),
         _api(61, "DescribeProducers", transactions.describe_producers, 0),
-        _api(65, "DescribeTransactions", transactions.describe, 0),
+        _api(65, "DescribeTransactions", transactions.describe, 0, **LOOKUP),
         _api(66, "ListTransactions", transactions.list_, 2),
         _api(68, "ConsumerGroupHeartbeat", groups.heartbeat, 1),
-        _api(69, "ConsumerGroupDescribe", groups.describe_consumer_groups, 1),
+        _api(69, "ConsumerGroupDescribe", groups.describe_consumer_groups, 1, **LOOKUP),
         _api(74, "ListConfigResources", configs.list_config_resources, 1),
         _api(75, "DescribeTopicPartitions", topics.describe_topic_partitions, 0),
     )

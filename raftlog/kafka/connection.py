@@ -48,10 +48,12 @@ logger = logging.getLogger(__name__)
 class _Slot:
     """The place of one request's answer."""
 
-    __slots__ = ("answer", "api", "is_done", "size", "task")
+    __slots__ = ("answer", "api", "is_done", "size", "taken", "task")
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, taken: int) -> None:
         self.api = api
+        self.taken = taken
+        """Bytes of the budget for the request's frame."""
         self.answer: Sequence[Buffer] = ()
         """In pieces; none: there is no answer."""
         self.size = 0
@@ -118,6 +120,8 @@ class Connection(asyncio.BufferedProtocol):
         for slot in self._slots:
             if slot.task is not None and slot.api.ends_with_connection:
                 slot.task.cancel()
+                # The task may not have begun; then it never does.
+                self._give_frame(slot)
             self._give(slot.size)
         self._slots.clear()
         self._drop_large()
@@ -253,14 +257,14 @@ class Connection(asyncio.BufferedProtocol):
     # Requests
 
     def _begin(self, frame: Buffer, taken: int) -> None:
-        """Handle a frame; `taken` bytes of the budget are to be given back at its end."""
+        """Handle a frame, which has taken so many bytes of the budget."""
         prefix = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
         api = APIS[prefix[0]]
-        slot = _Slot(api)
+        slot = _Slot(api, taken)
         self._slots.append(slot)
-        slot.task = self._listener.spawn(self._handle(api, prefix[1], frame, slot, taken))
+        slot.task = self._listener.spawn(self._handle(api, prefix[1], frame, slot))
 
-    async def _handle(self, api: Api, version: int, frame: Buffer, slot: _Slot, taken: int) -> None:
+    async def _handle(self, api: Api, version: int, frame: Buffer, slot: _Slot) -> None:
         clock = self._broker.clock
         begun = clock.monotonic()
         try:
@@ -286,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
                 bytes_in=SIZE_BYTES + len(frame),
                 bytes_out=slot.size,
             )
-            self._give(taken)
+            self._give_frame(slot)
             slot.is_done = True
             if self._transport is None:
                 slot.size = 0
@@ -334,6 +338,10 @@ class Connection(asyncio.BufferedProtocol):
     def _sent(self) -> None:
         sending, self._sending = self._sending, 0
         self._give(sending)
+
+    def _give_frame(self, slot: _Slot) -> None:
+        taken, slot.taken = slot.taken, 0
+        self._give(taken)
 
     def _give(self, size: int) -> None:
         if size:

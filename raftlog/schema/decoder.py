@@ -2,7 +2,7 @@
 
 The generated function reads runs of fields of fixed size with one `unpack_from`, and nested structs
 and arrays inline. It names the position `p`, the bytes `data`, their number `size`, the array
-elements still allowed `left`.
+elements and unknown tagged fields still allowed `left`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from raftlog.schema.fields import (
 from raftlog.schema.varints import decode_uvarint, decode_varint, decode_varlong
 
 Decode: TypeAlias = Callable[[Buffer, int, int], Any]
-"""Bytes, position, most array elements. Raises DecodeError."""
+"""Bytes, position, most array elements and unknown tagged fields. Raises DecodeError."""
 
 
 def compile_decoders(layout: StructLayout) -> tuple[Decode, Decode]:
@@ -146,7 +146,7 @@ class _Writer:
         return f"{struct_type}({', '.join(values[field.name] for field in layout.fields)})"
 
     def _tagged(self, fields: list[FieldLayout]) -> dict[str, str]:
-        """The tagged fields. Unknown tags are skipped (KIP-482)."""
+        """The tagged fields. Unknown tags are skipped (KIP-482), and count as elements."""
         values = {}
         for field in fields:
             values[field.name] = self._name("v")
@@ -163,6 +163,11 @@ class _Writer:
         self._line(f"if {end} > size or {tag} <= {last}:")
         self._line(f"    raise DecodeError(f'tag {{{tag}}} before byte {{p}}: too long, or twice')")
         self._line(f"{last} = {tag}")
+        known = "".join(f"{field.tag}, " for field in fields)
+        self._line(f"if {tag} not in ({known}):")
+        self._line("    left -= 1")
+        self._line("    if left < 0:")
+        self._line("        raise DecodeError(f'too many unknown tags before byte {p}')")
         for field in fields:
             self._line(f"if {tag} == {field.tag}:")
             self._indent += 1

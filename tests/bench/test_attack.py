@@ -69,6 +69,7 @@ def test_an_attack_that_nothing_suffers_from_is_held() -> None:
         ({"elections": 1}, "elected 1 times"),
         ({"internal_errors": 3}, "3 answers of status 500"),
         ({"loop_holds": HOLDS_SPARE + 1}, "processor time"),
+        ({"leftovers": ["3 connections at node 1"]}, "left over: 3 connections"),
         ({"rss_bytes": RSS_BYTES_MAX + 1}, "MiB of memory"),
         ({"operations": [*operations(0.02), Operation("rest", 1.0, None, "Boom()")]}, "Boom()"),
         ({"operations": []}, "did nothing"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from confluent_kafka.admin import (
 )
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
+from bench.attack import kafka_inputs
 from bench.node import LoneNode
 from raftlog.kafka.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -189,6 +192,25 @@ async def test_a_running_producer_survives_a_topic_made_anew(node: tuple[LoneNod
     produce(10)
     assert not failures
     assert len(read_by_kafka(address, "anew", 10)) == 10
+
+
+async def test_requests_of_random_values_break_no_handler(node: tuple[LoneNode, str]) -> None:
+    """Each sound request is answered, or held back; only errors without an answer end it."""
+    process, address = node
+    host, _, port = address.partition(":")
+    chance = random.Random(1)
+    answered = 0
+    for api, version in kafka_inputs.versions():
+        for body in kafka_inputs.samples(chance, api, version, 5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(kafka_inputs.sized(kafka_inputs.head(api, version) + body))
+            with suppress(TimeoutError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(0.2):
+                    await reader.readexactly(8)
+                    answered += 1
+            writer.transport.abort()
+    assert answered > 500
+    assert "Traceback" not in process.log.read_text()
 
 
 def offsets_of(admin: AdminClient, topic: str, spec: OffsetSpec) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -23,7 +24,7 @@ from raftlog.kafka.messages.produce import (
 from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.schema.codec import codec_of
-from tests.kafka.peers import KafkaNode, batch, kafka_node
+from tests.kafka.peers import DEADLINE_S, KafkaNode, batch, kafka_node
 
 VERSIONS = ApiVersionsRequest("test", "1")
 
@@ -107,17 +108,6 @@ async def test_answers_leave_in_the_order_of_the_requests(one: KafkaNode) -> Non
         assert numbers == list(range(21))
 
 
-async def test_requests_of_one_connection_are_appended_in_their_order(one: KafkaNode) -> None:
-    async with one.client() as client:
-        frames = [client.frame(produce(b"%d" % number), 9) for number in range(100)]
-        client.writer.write(b"".join(frames))
-        offsets = []
-        for _ in frames:
-            _, answer = await client.receive()
-            offsets.append(answer.responses[0].partition_responses[0].base_offset)
-        assert offsets == list(range(100))
-
-
 async def test_a_frame_may_arrive_byte_by_byte(one: KafkaNode) -> None:
     async with one.client() as client:
         for byte in client.frame(produce(b"slow"), 9) + client.frame(VERSIONS, 3):
@@ -135,16 +125,6 @@ async def test_large_frames_and_what_follows_them(one: KafkaNode, size: int) -> 
         for number in range(4):
             assert (await client.receive())[0] == number
         assert one.node.record_count() == 3
-
-
-async def test_without_acks_there_is_no_answer(one: KafkaNode) -> None:
-    async with one.client() as client:
-        await client.send(produce(b"a", acks=0), 9)
-        await client.send(VERSIONS, 3)
-        assert (await client.receive())[0] == 1
-        assert one.node.record_count() == 1
-        await client.send(produce(b"a", topic="unknown", acks=0), 9)
-        assert await client.ends()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +177,34 @@ async def test_a_large_frame_waits_for_room_and_is_never_refused() -> None:
         assert (await client.receive())[0] == 0
 
 
+async def test_answers_that_clients_do_not_read_are_bounded_for_all_of_an_address() -> None:
+    """Each of 200 slow readers took 32 MiB of a node."""
+    share = 4 << 20
+    async with kafka_node(bytes_in_flight_max=4 * share) as one, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(one.client())
+        for _ in range(12):
+            await first.ask(produce(bytes(900_000)), 9)
+        clients = [await stack.enter_async_context(one.client()) for _ in range(8)]
+        part = FetchPartition(0, -1, 0, partition_max_bytes=32 << 20)
+        request = FetchRequest(max_bytes=32 << 20, topics=(FetchTopic("one", None, (part,)),))
+        for client in clients:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await client.send(request, 12)
+        async with asyncio.timeout(DEADLINE_S):
+            while one.listener._tasks or not one.broker.bytes_in_flight.used:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert share / 2 < one.broker.bytes_in_flight.used <= share + (1 << 20)
+        sizes = []
+        for client in clients:
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            _, answer = await client.receive()
+            sizes.append(len(answer.responses[0].partitions[0].records))
+        assert max(sizes) > share / 2
+        assert min(sizes) == 0
+        answer = await clients[0].ask(request, 12)
+        assert answer.responses[0].partitions[0].records
+
+
 async def test_a_client_that_leaves_ends_its_fetch_and_no_write(one: KafkaNode) -> None:
     async with one.client() as client:
         await client.send(fetch(0, wait_ms=60_000), 12)
@@ -205,6 +213,29 @@ async def test_a_client_that_leaves_ends_its_fetch_and_no_write(one: KafkaNode) 
     async with asyncio.timeout(5):
         while one.listener._tasks or one.listener._connections:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+async def test_a_large_fetch_that_never_began_gives_its_bytes_back(one: KafkaNode) -> None:
+    """Its connection is lost in the step of the event loop in which the last bytes come."""
+    part = FetchPartition(0, -1, 0, partition_max_bytes=1 << 20)
+    topics = tuple(FetchTopic(f"none-{number}", None, (part,)) for number in range(2_000))
+    async with one.client() as client:
+        frame = memoryview(client.frame(FetchRequest(topics=topics), 12))
+        await client.ask(VERSIONS, 3)
+        [connection] = one.listener._connections
+        while frame:
+            buffer = connection.get_buffer(len(frame))
+            count = min(len(buffer), len(frame))
+            buffer[:count] = frame[:count]
+            connection.buffer_updated(count)
+            frame = frame[count:]
+        assert one.broker.bytes_in_flight.used
+        connection._transport.abort()  # type: ignore[union-attr]
+        connection.connection_lost(None)
+        async with asyncio.timeout(DEADLINE_S):
+            while one.listener._tasks:  # noqa: ASYNC110 (plain data)
+                await asyncio.sleep(0.005)
+        assert not one.broker.bytes_in_flight.used
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,14 @@ async def test_metadata_of_some_topics_by_name_and_id(one: KafkaNode, client: Ra
     assert (await client.ask(MetadataRequest(()), 12)).topics == ()
 
 
+async def test_metadata_of_an_unknown_id_in_a_version_without_null_names(
+    client: RawClient,
+) -> None:
+    wanted = (MetadataRequestTopic(UNKNOWN_ID, ""),)  # type: ignore[arg-type]
+    answer = await client.ask(MetadataRequest(wanted), 10)
+    assert [(topic.error_code, topic.name) for topic in answer.topics] == [(100, "")]
+
+
 async def test_metadata_tells_the_authorized_operations_on_request(client: RawClient) -> None:
     plain = await client.ask(MetadataRequest(None), 8)
     unknown = plain.topics[0].topic_authorized_operations
@@ -136,17 +144,6 @@ async def test_each_partition_of_a_produce_request_has_its_own_outcome(
     codes = [[row.error_code for row in topic.partition_responses] for topic in answer.responses]
     assert codes == [[0, 2, 3, 87, 87], [3]]
     assert one.node.record_count() == 1
-
-
-async def test_produce_by_topic_id(one: KafkaNode, client: RawClient) -> None:
-    topic_id = one.node.metadata.image.topics_by_name["one"].topic_id
-    topics = (
-        data("", (0, batch(b"x")), topic_id=topic_id),
-        data("", (0, batch(b"x")), topic_id=UNKNOWN_ID),
-    )
-    answer = await client.ask(ProduceRequest(None, 1, 10_000, topics), 13)
-    assert [topic.topic_id for topic in answer.responses] == [topic_id, UNKNOWN_ID]
-    assert [topic.partition_responses[0].error_code for topic in answer.responses] == [0, 100]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from raftlog.broker.authorize import Operation, Principal, Resource, ResourceType
@@ -15,13 +16,14 @@ from raftlog.kafka.messages.consumer_group_heartbeat import (
 )
 from raftlog.kafka.messages.delete_groups import DeleteGroupsRequest
 from raftlog.kafka.messages.describe_groups import DescribeGroupsRequest
+from raftlog.kafka.messages.describe_transactions import DescribeTransactionsRequest
 from raftlog.kafka.messages.find_coordinator import FindCoordinatorRequest
 from raftlog.kafka.messages.heartbeat import HeartbeatRequest
 from raftlog.kafka.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from raftlog.kafka.messages.leave_group import LeaveGroupRequest
 from raftlog.kafka.messages.list_groups import ListGroupsRequest
 from raftlog.kafka.messages.offset_delete import OffsetDeleteRequest
-from raftlog.kafka.messages.offset_fetch import OffsetFetchRequest
+from raftlog.kafka.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from raftlog.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from raftlog.record.errors import (
     DISK_FULL,
@@ -41,6 +43,7 @@ from tests.kafka.peers import KafkaNode, RawClient, group_node
 GROUP: Final = "g"
 READ, DELETE, DESCRIBE = 1 << 3, 1 << 6, 1 << 8
 """Bits of authorized operations: the codes are AclOperation's."""
+MANY: Final = tuple(f"none-{number}" for number in range(2_000))
 
 
 def beat(epoch: int = 0, member_id: str = "m", **fields: Any) -> ConsumerGroupHeartbeatRequest:
@@ -353,3 +356,34 @@ async def test_groups_need_rights() -> None:
             assert (await client.ask(request, 1)).groups[0].error_code == 30
         assert (await client.ask(DeleteGroupsRequest((GROUP,)), 2)).results[0].error_code == 30
         assert (await client.ask(ListGroupsRequest(), 5)).groups == ()
+
+
+@pytest.mark.parametrize(
+    ("request_", "version"),
+    [
+        (DescribeGroupsRequest(MANY), 6),
+        (ConsumerGroupDescribeRequest(MANY), 1),
+        (DeleteGroupsRequest(MANY), 2),
+        (FindCoordinatorRequest(key_type=0, coordinator_keys=MANY), 6),
+        (OffsetFetchRequest(groups=tuple(OffsetFetchRequestGroup(one) for one in MANY)), 9),
+        (DescribeTransactionsRequest(MANY), 0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_long_requests_take_turns_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, request_: msgspec.Struct, version: int
+) -> None:
+    """Calls of a coordinator on the same node hardly suspend: thousands held the loop for 2 s."""
+    turns = 0
+
+    async with group_node() as one, one.client() as client:
+        wait = one.broker.turns.wait
+
+        async def counted() -> None:
+            nonlocal turns
+            turns += 1
+            await wait()
+
+        monkeypatch.setattr(one.broker.turns, "wait", counted)
+        await client.ask(request_, version)
+    assert turns >= len(MANY) // 8 - 1

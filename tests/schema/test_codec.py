@@ -297,6 +297,14 @@ class TestTags:
         data = bytes.fromhex("01 01  03  00 02 abcd  02 01 07  ff7f 01 00")
         assert decoded(Strict, 1, data) == Strict("", (), 7)
 
+    def test_unknown_ones_count_as_elements(self) -> None:
+        """Each costs the decoder a step: a large message of nothing else would hold its caller."""
+        codec = codec_of(Strict, 1)
+        data = bytes.fromhex("01 01  03  00 00  02 01 07  03 00")
+        assert codec.decode(data, 0, 2) == Strict("", (), 7)
+        with pytest.raises(DecodeError, match="unknown"):
+            codec.decode(data, 0, 1)
+
     @pytest.mark.parametrize(
         ("tags", "reason"),
         [

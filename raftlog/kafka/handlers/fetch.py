@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -13,6 +14,7 @@ from raftlog.broker.fetch import (
     RoutedFetch,
     RoutedRead,
 )
+from raftlog.broker.limits import address_group
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.brokers import current_leader
 from raftlog.kafka.handlers.names import (
@@ -41,6 +43,11 @@ INVALID_FETCH_SESSION_EPOCH: Final = 71
 FIRST_EPOCHS: Final = (-1, 0)
 """Session epochs of a full fetch: without a session, and to begin one, which we never do."""
 PARTITIONS_PER_TURN: Final = 256
+ROOM_BYTES_MIN: Final = 1 << 20
+"""Of the budget, at least, for an answer with data: its first batch comes whole."""
+ROOM_POLLS: Final = 50
+ROOM_POLL_S: Final = 0.02
+"""Pause between two looks for room in the budget."""
 CHUNK_BYTES: Final = 1 << 20
 """Clients ask for as much of a partition by default: one read, and no join."""
 
@@ -98,15 +105,12 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
                 )
     # With an error the answer leaves at once.
     wait_s = max(request.max_wait_ms, 0) / 1000 if parts and len(parts) == seen else 0.0
-    async for one, fetched in await _chunks(plan, request, wait_s):
-        part = parts[one.topic, one.number]
-        if part.fetched is None:
-            part.fetched = fetched
-        if one.error is not None:
-            part.error_code = partition_code(one.error)
-        elif fetched.data:
-            part.pieces.append(fetched.data)
-            part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
+    deadline = call.broker.clock.monotonic() + wait_s
+    has_data = await _wait(plan, request.min_bytes, wait_s)
+    max_bytes = max(request.max_bytes, 1) if has_data else 0
+    await _read(
+        call, plan, parts, max_bytes=max_bytes, min_bytes=request.min_bytes, deadline=deadline
+    )
     nodes: dict[int, NodeEndpoint] = {}
     return FetchResponse(
         responses=tuple(
@@ -131,15 +135,77 @@ def _plan(call: Call, count: int, isolation: Isolation) -> MultiFetch | RoutedFe
     )
 
 
-async def _chunks(
-    plan: MultiFetch | RoutedFetch, request: FetchRequest, wait_s: float
-) -> AsyncIterator[tuple[PartitionFetch | RoutedRead, Fetched]]:
-    """The batches of all partitions, after a wait for them of up to `wait_s`."""
+async def _wait(plan: MultiFetch | RoutedFetch, min_bytes: int, timeout_s: float) -> bool:
+    """Wait for `min_bytes` of all partitions; whether there may be anything to read."""
     if isinstance(plan, RoutedFetch):
-        return plan.chunks(request.max_bytes, min_bytes=request.min_bytes, timeout_s=wait_s)
-    if wait_s > 0 and plan.is_at_end():
-        await plan.wait(min_bytes=request.min_bytes, timeout_s=wait_s)
-    return plan.chunks(request.max_bytes)
+        return await plan.wait(timeout_s)
+    if timeout_s > 0 and plan.is_at_end():
+        await plan.wait(min_bytes=min_bytes, timeout_s=timeout_s)
+    return not plan.is_at_end()
+
+
+async def _read(
+    call: Call,
+    plan: MultiFetch | RoutedFetch,
+    parts: dict[tuple[str, int], _Part],
+    *,
+    max_bytes: int,
+    min_bytes: int,
+    deadline: float,
+) -> None:
+    """Read the partitions, within the bytes that the client's address may hold.
+
+    The answer's bytes are taken from the budget until the client has them; here they are taken
+    before they are read, so that many slow readers hold no more than one address may.
+    """
+    budget, group = call.broker.bytes_in_flight, address_group(call.address)
+    wanted = min(max_bytes, sum(part.wanted.partition_max_bytes for part in parts.values()))
+    taken = await _room(call, group, wanted) if max_bytes > 0 else 0
+    budget.take(taken, group)
+    try:
+        async for one, fetched in _chunks(call, plan, min(max_bytes, taken), min_bytes, deadline):
+            part = parts[one.topic, one.number]
+            if part.fetched is None:
+                part.fetched = fetched
+            if one.error is not None:
+                part.error_code = partition_code(one.error)
+            elif fetched.data:
+                part.pieces.append(fetched.data)
+                part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
+    finally:
+        # The connection takes the bytes of the answer before another task runs.
+        budget.give(taken, group)
+
+
+def _chunks(
+    call: Call,
+    plan: MultiFetch | RoutedFetch,
+    max_bytes: int,
+    min_bytes: int,
+    deadline: float,
+) -> AsyncIterator[tuple[PartitionFetch | RoutedRead, Fetched]]:
+    if isinstance(plan, RoutedFetch):
+        remaining_s = deadline - call.broker.clock.monotonic() if max_bytes else 0.0
+        return plan.chunks(max_bytes, min_bytes=min_bytes, timeout_s=remaining_s)
+    return plan.chunks(max_bytes)
+
+
+async def _room(call: Call, group: str, wanted: int) -> int:
+    """Bytes that the answer may have now; 0: the address held its share for a while.
+
+    Then the answer has no data, and the client fetches again.
+    """
+    broker, budget = call.broker, call.broker.bytes_in_flight
+    most = min(max(wanted, ROOM_BYTES_MIN), broker.fetch.settings.response_bytes_max)
+    least = min(ROOM_BYTES_MIN, budget.share_max)
+    for _ in range(ROOM_POLLS):
+        room = budget.room(group)
+        if room >= least:
+            return min(most, room)
+        if broker.closing.is_set():
+            break
+        await asyncio.sleep(ROOM_POLL_S)
+    return 0
 
 
 _UNCOMMITTED: Final = Isolation.READ_UNCOMMITTED

@@ -6,11 +6,12 @@ Newer versions name topics by their ids alone, and several groups in one fetch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from raftlog.broker.groups import Committer, FetchedOffset, OffsetToCommit
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code, topic_name
+from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code, each, topic_name
 from raftlog.kafka.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -152,7 +153,7 @@ async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """9: committed offsets of one group, or of several."""
     is_stable = request.require_stable
     if call.version >= GROUPS_SINCE:
-        groups = [await _of_group(call, one, is_stable=is_stable) for one in request.groups]
+        groups = await each(call, partial(_of_group, call, is_stable=is_stable), request.groups)
         return OffsetFetchResponse(groups=tuple(groups))
     wanted = None
     if request.topics is not None:
@@ -269,7 +270,7 @@ async def delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteRespon
     except LogError as error:
         return OffsetDeleteResponse(error_code=coordinator_code(error))
     return OffsetDeleteResponse(
-        topics=tuple([await _deleted(call, request.group_id, topic) for topic in request.topics])
+        topics=tuple(await each(call, partial(_deleted, call, request.group_id), request.topics))
     )
 
 

@@ -7,6 +7,7 @@ clients. Clients ask each node for its groups, and so get only those that the no
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from raftlog.broker.groups import (
@@ -26,6 +27,7 @@ from raftlog.kafka.handlers.names import (
     UNKNOWN_OPERATIONS,
     code,
     coordinator_code,
+    each,
     group_operations,
 )
 from raftlog.kafka.messages.consumer_group_describe import (
@@ -104,9 +106,8 @@ CONSUMER_MEMBER: Final = 1
 async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     """10: the nodes that coordinate groups or transactional ids."""
     if call.version >= KEYS_SINCE:
-        found = [
-            await _coordinator(call, request.key_type, one) for one in request.coordinator_keys
-        ]
+        find = partial(_coordinator, call, request.key_type)
+        found = await each(call, find, request.coordinator_keys)
         return FindCoordinatorResponse(coordinators=tuple(found))
     one = await _coordinator(call, request.key_type, request.key)
     return FindCoordinatorResponse(
@@ -201,13 +202,15 @@ async def describe_consumer_groups(
     call: Call, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     """69: modern groups with their members."""
-    wants = request.include_authorized_operations
-    found = [await _described_consumer(call, group_id, wants) for group_id in request.group_ids]
+    describe = partial(
+        _described_consumer, call, wants_operations=request.include_authorized_operations
+    )
+    found = await each(call, describe, request.group_ids)
     return ConsumerGroupDescribeResponse(groups=tuple(found))
 
 
 async def _described_consumer(
-    call: Call, group_id: str, wants_operations: bool
+    call: Call, group_id: str, *, wants_operations: bool
 ) -> DescribedConsumerGroup:
     try:
         found = await _consumer_group(call, group_id)
@@ -270,13 +273,15 @@ def _named(call: Call, topics: Iterable[TopicPartitions]) -> DescribedAssignment
 
 async def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
     """15: classic groups with their members. Others are missing here."""
-    wants = request.include_authorized_operations
-    found = [await _described_classic(call, group_id, wants) for group_id in request.groups]
+    describe = partial(
+        _described_classic, call, wants_operations=request.include_authorized_operations
+    )
+    found = await each(call, describe, request.groups)
     return DescribeGroupsResponse(groups=tuple(found))
 
 
 async def _described_classic(
-    call: Call, group_id: str, wants_operations: bool
+    call: Call, group_id: str, *, wants_operations: bool
 ) -> DescribedClassicGroup:
     try:
         found = await _classic_group(call, group_id)
@@ -355,12 +360,13 @@ async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsRespo
 
 async def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     """42: delete empty groups with their offsets."""
-    results = []
-    for group_id in request.groups_names:
-        error_code = NONE
-        try:
-            await call.broker.groups.delete(call.principal, group_id)
-        except LogError as error:
-            error_code = coordinator_code(error)
-        results.append(DeletableGroupResult(group_id, error_code))
+    results = await each(call, partial(_deleted, call), request.groups_names)
     return DeleteGroupsResponse(results=tuple(results))
+
+
+async def _deleted(call: Call, group_id: str) -> DeletableGroupResult:
+    try:
+        await call.broker.groups.delete(call.principal, group_id)
+    except LogError as error:
+        return DeletableGroupResult(group_id, coordinator_code(error))
+    return DeletableGroupResult(group_id)

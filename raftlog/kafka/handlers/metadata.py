@@ -28,6 +28,8 @@ from raftlog.metadata.image import (
 from raftlog.record.errors import UNKNOWN_TOPIC, LogError
 
 UNKNOWN_TOPIC_ID: Final = 100
+NULLABLE_NAMES: Final = 12
+"""The first version whose answers may have topics without a name."""
 PARTITIONS_PER_TURN: Final = 1_000
 """Partitions described in one turn of the event loop: 5 ms with their encoding."""
 
@@ -81,7 +83,8 @@ async def _topics(call: Call, request: MetadataRequest) -> list[TopicImage | Met
             topic = by_id.get(one.topic_id)
             seen = None if topic is None else broker.admin.topics_of(principal, [topic.name])
             if topic is None or not seen or seen[topic.name] is None:
-                found.append(MetadataResponseTopic(UNKNOWN_TOPIC_ID, None, one.topic_id))
+                unknown = None if call.version >= NULLABLE_NAMES else ""
+                found.append(MetadataResponseTopic(UNKNOWN_TOPIC_ID, unknown, one.topic_id))
             else:
                 found.append(topic)
         elif name is not None:

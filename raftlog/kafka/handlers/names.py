@@ -32,14 +32,15 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import TopicId
 
-A = TypeVar("A")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 NONE: Final = 0
 COORDINATOR_NOT_AVAILABLE: Final = 15
 GROUP_AUTHORIZATION_FAILED: Final = 30
 REQUEST_TIMED_OUT: Final = 7
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 UNSUPPORTED_VERSION: Final = 35
 INVALID_REPLICATION_FACTOR: Final = 38
 INVALID_REPLICA_ASSIGNMENT: Final = 39
@@ -48,11 +49,13 @@ LISTENER_NOT_FOUND: Final = 72
 FENCED_LEADER_EPOCH: Final = 74
 UNKNOWN_LEADER_EPOCH: Final = 75
 
+ITEMS_PER_TURN: Final = 8
+"""Items of a request, each a call of a coordinator or a leader, at once and in one turn of the
+event loop: 2 ms."""
+ITEMS_S_MAX: Final = 60.0
+"""Longest time for all items of a request: no client waits longer for it."""
 REQUEST_MS_MAX: Final = 300_000
 """Longest timeout of a request; a longer one counts as this."""
-
-FORWARDED_AT_ONCE: Final = 16
-"""Partitions of one request with a call to their leader at once, where each has its own."""
 
 _CODES: Final = {
     Operation.READ: 3,
@@ -172,12 +175,22 @@ async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
         ) from None
 
 
-async def in_turns(wanted: Sequence[A], work: Callable[[A], Awaitable[T]]) -> list[T]:
-    """Outcomes of calls that may be forwarded, in the order of `wanted`, a few at a time."""
-    found: list[T] = []
-    for start in range(0, len(wanted), FORWARDED_AT_ONCE):
-        found += await asyncio.gather(*map(work, wanted[start : start + FORWARDED_AT_ONCE]))
-    return found
+async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Sequence[Item]) -> list[T]:
+    """The results of a request's items in their order, a few at a time.
+
+    Calls of a coordinator or partition on this node never suspend: without turns of the event loop,
+    thousands would hold it. Raises LogError REQUEST_TIMEOUT.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ITEMS_S_MAX
+    results: list[T] = []
+    for start in range(0, len(items), ITEMS_PER_TURN):
+        if start:
+            await call.broker.turns.wait()
+            if loop.time() > deadline:
+                raise LogError(REQUEST_TIMEOUT, f"{start} items took {ITEMS_S_MAX:g} s.")
+        results += await asyncio.gather(*map(work, items[start : start + ITEMS_PER_TURN]))
+    return results
 
 
 def topic_operations(call: Call, name: str) -> int:

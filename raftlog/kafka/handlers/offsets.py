@@ -13,8 +13,8 @@ from raftlog.kafka.handlers.names import (
     UNSUPPORTED_VERSION,
     by,
     deadline_of,
+    each,
     epoch_error,
-    in_turns,
     partition_code,
 )
 from raftlog.kafka.messages.delete_records import (
@@ -170,7 +170,7 @@ async def offset_for_leader_epoch(
             if not call.any_node:
                 rows.append(await _epoch_end(call, topic.topic, one))
         if call.any_node:
-            rows = await in_turns(topic.partitions, partial(_epoch_end, call, topic.topic))
+            rows = await each(call, partial(_epoch_end, call, topic.topic), topic.partitions)
         topics.append(OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
     return OffsetForLeaderEpochResponse(topics=tuple(topics))
 

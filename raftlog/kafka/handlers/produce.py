@@ -8,7 +8,12 @@ from typing import Final
 from raftlog.broker.produce import Acks, BatchesAppended, ProduceOptions
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.brokers import current_leader
-from raftlog.kafka.handlers.names import NONE, partition_code, topic_name
+from raftlog.kafka.handlers.names import (
+    NONE,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    partition_code,
+    topic_name,
+)
 from raftlog.kafka.messages.produce import (
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -20,9 +25,11 @@ from raftlog.kafka.messages.produce import (
 )
 from raftlog.record.errors import (
     BAD_REQUEST,
+    FORBIDDEN,
     INVALID_BODY,
     NO_LEADER,
     PRODUCER_FENCED,
+    UNKNOWN_PRODUCER_ID,
     LogError,
 )
 from raftlog.record.frames import ProduceFrame
@@ -32,6 +39,7 @@ ACKS: Final = {int(acks): acks for acks in Acks}
 TIMEOUT_MS_MAX: Final = 300_000
 ADDS_BY_PRODUCE: Final = 12
 """The version from which on the first batch of a transaction adds its partition (KIP-890)."""
+UNKNOWN_OFFSET: Final = -1
 INVALID_PRODUCER_EPOCH: Final = 47
 """Of a fenced producer, in Produce: clients take PRODUCER_FENCED (90) for the end there."""
 
@@ -39,10 +47,13 @@ INVALID_PRODUCER_EPOCH: Final = 47
 async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
     """0: append batches. With acks=0 there is no answer."""
     outcomes: list[list[BatchesAppended | LogError]]
+    forbidden = FORBIDDEN.kafka_code
     try:
         outcomes = await _append(call, request)
     except LogError as error:
         failed = error.as_outcome()
+        # Topics are refused one by one, the whole request for its transactional id.
+        forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         outcomes = [[failed] * len(topic.partition_data) for topic in request.topic_data]
     if request.acks == Acks.NONE:
         errors = [one for row in outcomes for one in row if isinstance(one, LogError)]
@@ -52,7 +63,7 @@ async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None
         return None
     nodes: dict[int, NodeEndpoint] = {}
     responses = tuple(
-        _answer(call, topic, row, nodes)
+        _answer(call, topic, row, nodes, forbidden=forbidden)
         for topic, row in zip(request.topic_data, outcomes, strict=True)
     )
     return ProduceResponse(responses, node_endpoints=tuple(nodes.values()))
@@ -104,12 +115,17 @@ def _answer(
     topic: TopicProduceData,
     outcomes: list[BatchesAppended | LogError],
     nodes: dict[int, NodeEndpoint],
+    *,
+    forbidden: int,
 ) -> TopicProduceResponse:
-    """One topic's part; the leaders that it names go to `nodes` (KIP-951)."""
+    """One topic's part; the leaders that it names go to `nodes` (KIP-951).
+
+    `forbidden`: Kafka's code of FORBIDDEN.
+    """
     rows = []
     for one, outcome in zip(topic.partition_data, outcomes, strict=True):
         if isinstance(outcome, LogError):
-            rows.append(_failed(call, topic, one.index, outcome, nodes))
+            rows.append(_failed(call, topic, one.index, outcome, nodes, forbidden=forbidden))
         else:
             rows.append(
                 PartitionProduceResponse(
@@ -129,6 +145,8 @@ def _failed(
     number: int,
     error: LogError,
     nodes: dict[int, NodeEndpoint],
+    *,
+    forbidden: int,
 ) -> PartitionProduceResponse:
     leader = LeaderIdAndEpoch()
     if error.entry is NO_LEADER and call.version >= 10:
@@ -141,11 +159,28 @@ def _failed(
             one = known.endpoint
             nodes[one.broker_id] = NodeEndpoint(one.broker_id, one.host, one.port, one.rack)
             leader = LeaderIdAndEpoch(one.broker_id, known.epoch)
-    is_fenced = error.entry is PRODUCER_FENCED
+    error_code = partition_code(error)
+    if error.entry is PRODUCER_FENCED:
+        error_code = INVALID_PRODUCER_EPOCH
+    elif error.entry is FORBIDDEN:
+        error_code = forbidden
     return PartitionProduceResponse(
         number,
-        INVALID_PRODUCER_EPOCH if is_fenced else partition_code(error),
+        error_code,
         -1,
+        log_start_offset=_log_start_offset(call, topic, number, error),
         error_message=error.message,
         current_leader=leader,
     )
+
+
+def _log_start_offset(call: Call, topic: TopicProduceData, number: int, error: LogError) -> int:
+    """The offset beside an unknown producer's error: Java repeats the batch while it is -1."""
+    if error.entry is not UNKNOWN_PRODUCER_ID:
+        return UNKNOWN_OFFSET
+    try:
+        name = topic_name(call.broker, topic.name, topic.topic_id)
+        return call.broker.produce.log_start_offset(name, PartitionId(number))
+    except LogError:
+        # Moved or deleted meanwhile: the next attempt learns that.
+        return UNKNOWN_OFFSET

@@ -26,12 +26,14 @@ from raftlog.broker.transactions import (
 )
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import (
+    CLUSTER_AUTHORIZATION_FAILED,
     NONE,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     cluster_code,
     code,
     code_of,
     coordinator_code,
-    in_turns,
+    each,
     partition_code,
 )
 from raftlog.kafka.messages.add_offsets_to_txn import (
@@ -81,7 +83,6 @@ from raftlog.kafka.messages.write_txn_markers import (
 from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 INVALID_PRODUCER_EPOCH: Final = 47
 """Of a fenced producer, for versions older than its own code (90)."""
 INVALID_REGULAR_EXPRESSION: Final = 128
@@ -98,11 +99,17 @@ STATES: Final = {
 PATTERN_CHARACTERS_MAX: Final = 1_000
 
 
-def _code(error: LogError, call: Call, *, since: int) -> int:
+def _code(
+    error: LogError,
+    call: Call,
+    *,
+    since: int,
+    forbidden: int = TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+) -> int:
     """The error's code; `since`: the first version that knows the code of a fenced producer."""
     if error.entry is PRODUCER_FENCED and call.version < since:
         return INVALID_PRODUCER_EPOCH
-    return coordinator_code(error, forbidden=TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return coordinator_code(error, forbidden=forbidden)
 
 
 def _producer(producer_id: int, epoch: int) -> Producer:
@@ -112,8 +119,10 @@ def _producer(producer_id: int, epoch: int) -> Producer:
 async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
     """22: a producer id; with a transactional id its coordinator's, and the older one is fenced."""
     broker = call.broker
+    forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     try:
         if request.transactional_id is None:
+            forbidden = CLUSTER_AUTHORIZATION_FAILED
             producer_id, epoch = await broker.produce.allocate_producer_id(call.principal)
         else:
             initialized = await broker.transactions.init(
@@ -125,7 +134,8 @@ async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitPr
             )
             producer_id, epoch = initialized.producer
     except LogError as error:
-        return InitProducerIdResponse(error_code=_code(error, call, since=4))
+        error_code = _code(error, call, since=4, forbidden=forbidden)
+        return InitProducerIdResponse(error_code=error_code)
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
 
 
@@ -239,7 +249,7 @@ async def describe_producers(
     """61: the producers of partitions led here; `kafka-transactions` finds hanging ones by it."""
     topics = []
     for topic in request.topics:
-        rows = await in_turns(topic.partition_indexes, partial(_producers, call, topic.name))
+        rows = await each(call, partial(_producers, call, topic.name), topic.partition_indexes)
         topics.append(TopicResponse(topic.name, tuple(rows)))
     return DescribeProducersResponse(topics=tuple(topics))
 
@@ -272,9 +282,7 @@ async def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
 
 async def write_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     """27: an operator's abort of a transaction in single partitions (KIP-664)."""
-    return WriteTxnMarkersResponse(
-        tuple([await _marked(call, marker) for marker in request.markers])
-    )
+    return WriteTxnMarkersResponse(tuple(await each(call, partial(_marked, call), request.markers)))
 
 
 async def _marked(call: Call, wanted: WritableTxnMarker) -> WritableTxnMarkerResult:
@@ -302,7 +310,7 @@ async def describe(
     """65: transactional ids with their transactions."""
     return DescribeTransactionsResponse(
         transaction_states=tuple(
-            [await _described(call, name) for name in request.transactional_ids]
+            await each(call, partial(_described, call), request.transactional_ids)
         )
     )
 
@@ -311,7 +319,8 @@ async def _described(call: Call, transactional_id: str) -> DescribedTransaction:
     try:
         found, _ = await call.broker.transactions.describe(call.principal, transactional_id)
     except LogError as error:
-        return DescribedTransaction(code(error), transactional_id)
+        forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return DescribedTransaction(coordinator_code(error, forbidden=forbidden), transactional_id)
     summary = found.summary
     return DescribedTransaction(
         NONE,
