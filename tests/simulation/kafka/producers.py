@@ -1,10 +1,10 @@
 """Producers that pipeline, as Kafka's do, and clients that die in the middle of a request.
 
 An idempotent producer has up to five requests in flight on a connection. After an error or the end
-of a connection it waits for what is still in flight of that partition, and sends the rest again, in
-order and with the same sequences, to the leader that Metadata names then. The errors that end such
-a producer (45 of the first batch in line, 47, 59, and all that are not retriable) are complaints:
-nothing in these histories explains them.
+of a connection the producer waits for the rest in flight of that partition, then repeats in order
+and with the same sequences, at the leader named by Metadata. Errors that end such a producer (45
+and 59 of the first batch in line, 47, and all that are not retriable) are complaints: nothing in
+these histories explains them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
 from raftlog.kafka.messages.produce import (
     PartitionProduceData,
@@ -30,12 +31,14 @@ from tests.simulation.kafka.clients import (
     PAUSE_S,
     REQUEST_S,
     RETRIABLE,
+    UNKNOWN_PRODUCER_ID,
     Client,
 )
-from tests.simulation.kafka.wire import Cut, DisconnectedError, Exchange, Wire
+from tests.simulation.kafka.wire import Cut, DisconnectedError, Exchange, How, Wire
 from tests.verification.log_history import Outcome, Send
 
 PRODUCE: Final = 11
+FETCH: Final = 12
 INIT: Final = 4
 """Versions."""
 IN_FLIGHT_MAX: Final = 5
@@ -45,6 +48,9 @@ UNRESOLVED_MAX: Final = 8
 PARTITIONS_MAX: Final = 3
 """In one request."""
 TIMEOUT_MS: Final = 1_500
+UNREAD: Final = 0.4
+"""Share of a dying client's connections that take nothing of a large answer."""
+UNREAD_S: Final = 1_000.0
 SIZES: Final = (0, 0, 0, 100, 1_000, 3_000)
 """By how much a value is longer than its name."""
 
@@ -272,8 +278,9 @@ class Producer(Client):
             self.heard(batch.part, row.current_leader.leader_epoch, row.current_leader.leader_id)
         self._is_stale = True
         may_pass = row.error_code in RETRIABLE
-        if row.error_code == OUT_OF_ORDER_SEQUENCE:
-            # One before it has failed; alone it would be the end of the producer.
+        if row.error_code in {OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID}:
+            # A batch before it has failed, perhaps the producer's first one here; without such a
+            # batch it is the end of the producer.
             may_pass = not is_first
         if not may_pass:
             self.complain(
@@ -313,9 +320,13 @@ def produce_request(
 class DyingClient(Client):
     """Sends one request a connection, without sequences, dies meanwhile, and never repeats it.
 
+    Some of its connections only fetch, and take nothing of the answer.
+
     A request whose last byte never left must not have taken place: not even one of its partitions.
     """
 
+    unread: int = 0
+    """Fetches of which nothing was read."""
     cut_off: int = 0
     """Requests that were not sent whole."""
     _written: int = 0
@@ -340,6 +351,9 @@ class DyingClient(Client):
         wire = await self.wire(node_id)
         if wire is None:
             return
+        if self.chance.random() < UNREAD:
+            self._read_nothing(wire, led)
+            return
         batches = []
         data = self.history.data
         for part in self.chance.sample(led, min(len(led), self.chance.randint(1, 3))):
@@ -349,7 +363,7 @@ class DyingClient(Client):
             batches.append(Batch(part, [value], content, data.step(), 0.0))
         acks = self.chance.choice((0, 1, -1))
         request = produce_request(batches, acks=acks)
-        how = self.chance.choice(("reset", "close", "half-close"))
+        how: How = self.chance.choice(("reset", "close", "half-close"))
         size = sum(len(batch.data) for batch in batches)
         at = self.chance.randint(0, int(1.2 * size) + 100)
         wire.cut = Cut(how, request_byte=wire.sent + at, is_late=self.chance.random() < 0.7)
@@ -382,4 +396,23 @@ class DyingClient(Client):
                         idempotent=False,
                     )
                 )
-        wire.end(self.chance.choice(("reset", "close", "vanish")))
+        self._die(wire)
+
+    def _read_nothing(self, wire: Wire, parts: list[Part]) -> None:
+        """Fetch all there is, and take nothing of the answer."""
+        self.unread += 1
+        wire.pace_s = UNREAD_S
+        rows = tuple(
+            FetchPartition(part.number, -1, 0, partition_max_bytes=1 << 20) for part in parts
+        )
+        topic = FetchTopic(parts[0].topic, None, rows)
+        wire.begin(FetchRequest(max_wait_ms=100, min_bytes=1, topics=(topic,)), FETCH)
+        later_s = self.chance.uniform(0.0, 1.0)
+        asyncio.get_running_loop().call_later(later_s, self._die, wire)
+        # The next one is another connection.
+        self.wires.clear()
+
+    def _die(self, wire: Wire) -> None:
+        how = self.chance.choice(("reset", "close", "vanish"))
+        self.cuts += how == "vanish"
+        wire.end(how)
