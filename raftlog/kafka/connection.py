@@ -258,6 +258,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin(self, frame: Buffer, taken: int) -> None:
         """Handle a frame, which has taken so many bytes of the budget."""
+        if self._sending and not self._buffered():
+            # Before the request takes bytes: the client has the answers before it.
+            self._sent()
         prefix = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
         api = APIS[prefix[0]]
         slot = _Slot(api, taken)

@@ -197,7 +197,7 @@ async def _room(call: Call, group: str, wanted: int) -> int:
     """
     broker, budget = call.broker, call.broker.bytes_in_flight
     most = min(max(wanted, ROOM_BYTES_MIN), broker.fetch.settings.response_bytes_max)
-    least = min(ROOM_BYTES_MIN, budget.share_max)
+    least = min(ROOM_BYTES_MIN, budget.share_max // 4)
     for _ in range(ROOM_POLLS):
         room = budget.room(group)
         if room >= least:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import re
 import sys
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
@@ -31,6 +30,7 @@ from raftlog.coordinator import service
 from raftlog.coordinator.transaction_kind import TOPIC as TRANSACTIONS_TOPIC
 from raftlog.http.settings import ServerSettings
 from raftlog.kafka import connection, listener
+from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.errors import LogError
 from tests.simulation import runner
@@ -75,7 +75,6 @@ LEAVE_S_MAX: Final = 60.0
 """From the last client's leave until the listeners hold nothing: clients that have vanished are
 noticed by their silence."""
 STEPS_MAX: Final = 3_000_000
-REQUEST_FAILED: Final = re.compile(r"\w+: ")
 TIME_S_MAX: Final = 400.0
 
 
@@ -334,14 +333,18 @@ class History:
         """Note why listeners close connections."""
         refuse = connection.Connection._refuse
 
-        def noted(one: connection.Connection, reason: str) -> None:
-            self.world.trace("refused:", reason)
+        def noted(
+            one: connection.Connection,
+            complaint: str,
+            reason: EndReason = EndReason.MALFORMED,
+        ) -> None:
+            self.world.trace("refused:", complaint)
             # An error of the request, not of its bytes: acks=0, or a node that is not ready.
-            if REQUEST_FAILED.match(reason):
+            if reason is EndReason.ERROR:
                 self.refused += 1
             else:
-                self.nonsense.append(reason)
-            refuse(one, reason)
+                self.nonsense.append(complaint)
+            refuse(one, complaint, reason)
 
         return mock.patch.object(connection.Connection, "_refuse", noted)
 
