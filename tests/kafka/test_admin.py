@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from raftlog.broker.authorize import Operation
-from raftlog.kafka.handlers import configs, topics
+from raftlog.kafka.handlers import configs, names, topics
 from raftlog.kafka.messages import (
     create_partitions,
     create_topics,
@@ -21,6 +21,7 @@ from raftlog.kafka.messages import (
     offset_for_leader_epoch,
     produce,
 )
+from raftlog.record.errors import NO_CONTROLLER, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from tests.kafka.peers import KafkaNode, RawClient, batch, kafka_node, refusing
 
@@ -155,6 +156,29 @@ async def test_a_request_whose_time_is_over_says_so(
         create_topics.CreateTopicsRequest((created("a"), created("b")), timeout_ms=20), 2
     )
     assert [topic.error_code for topic in answer.topics] == [7, 7]
+
+
+async def test_a_change_waits_for_the_next_controller(
+    one: KafkaNode, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka's admin client gives up at NOT_CONTROLLER (41)."""
+    create, refusals = one.node.metadata.create_topic, 2
+
+    async def create_topic(*arguments: Any, **named: Any) -> Any:
+        nonlocal refusals
+        refusals -= 1
+        if refusals >= 0:
+            raise LogError(NO_CONTROLLER)
+        return await create(*arguments, **named)
+
+    monkeypatch.setattr(names, "CONTROLLER_PAUSE_S", 0.01)
+    monkeypatch.setattr(one.node.metadata, "create_topic", create_topic)
+    answer = await client.ask(create_topics.CreateTopicsRequest((created("a"),)), 2)
+    assert [topic.error_code for topic in answer.topics] == [0]
+    refusals = 1 << 30
+    answer = await client.ask(create_topics.CreateTopicsRequest((created("b"),), timeout_ms=50), 2)
+    assert [topic.error_code for topic in answer.topics] == [41]
+    assert refusals < (1 << 30) - 1
 
 
 @pytest.mark.parametrize("version", [1, 5])

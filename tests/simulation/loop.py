@@ -202,11 +202,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
 
-    async def create_server(self, factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
+    async def create_server(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
         """Listen on a simulated socket; a real one is refused."""
-        if not isinstance(sock, ListeningSocket):
+        listening = options.get("sock")
+        if not isinstance(listening, ListeningSocket):
             return _refuse("create_server")(self)
-        return sock.listen(factory)
+        return listening.listen(protocol_factory)
 
     async def shutdown_asyncgens(self) -> None:
         """Do nothing: generators end with their lives."""

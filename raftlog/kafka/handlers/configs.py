@@ -14,7 +14,14 @@ from typing import Final, NamedTuple
 
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.brokers import GATEWAY_ID
-from raftlog.kafka.handlers.names import NONE, UNSUPPORTED_VERSION, cluster_code, code
+from raftlog.kafka.handlers.names import (
+    NONE,
+    UNSUPPORTED_VERSION,
+    by,
+    cluster_code,
+    code,
+    deadline_of,
+)
 from raftlog.kafka.messages.alter_configs import AlterableConfig as WholeConfig
 from raftlog.kafka.messages.alter_configs import (
     AlterConfigsRequest,
@@ -286,6 +293,10 @@ def _whole(configs: Iterable[WholeConfig]) -> dict[str, str]:
     return values
 
 
+TIMEOUT_MS: Final = 30_000
+"""Of a change: these requests have no timeout of their own."""
+
+
 async def _alter(
     call: Call,
     kind: int,
@@ -297,14 +308,23 @@ async def _alter(
 ) -> None:
     """Carry out the change of a resource that may be changed. Raises LogError."""
     admin, (values, removals) = call.broker.admin, change
-    if kind == TOPIC:
-        await admin.alter_configs(
-            call.principal, name, values, removals, replaces=replaces, validate_only=validate_only
-        )
-    else:
-        await admin.alter_cluster_settings(
-            call.principal, values, removals, replaces=replaces, validate_only=validate_only
-        )
+
+    async def alter() -> None:
+        if kind == TOPIC:
+            await admin.alter_configs(
+                call.principal,
+                name,
+                values,
+                removals,
+                replaces=replaces,
+                validate_only=validate_only,
+            )
+        else:
+            await admin.alter_cluster_settings(
+                call.principal, values, removals, replaces=replaces, validate_only=validate_only
+            )
+
+    await by(deadline_of(TIMEOUT_MS), alter)
 
 
 def _check_changeable(call: Call, kind: int, name: str, count: int) -> None:

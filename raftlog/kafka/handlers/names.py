@@ -54,6 +54,8 @@ ITEMS_PER_TURN: Final = 8
 event loop: 2 ms."""
 ITEMS_S_MAX: Final = 60.0
 """Longest time for all items of a request: no client waits longer for it."""
+CONTROLLER_PAUSE_S: Final = 0.2
+"""Before the repetition of a change that found no active controller."""
 REQUEST_MS_MAX: Final = 300_000
 """Longest timeout of a request; a longer one counts as this."""
 
@@ -162,17 +164,27 @@ def deadline_of(timeout_ms: int) -> float:
 
 
 async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
-    """The result of a part of a request. Raises LogError REQUEST_TIMEOUT at the deadline."""
-    if asyncio.get_running_loop().time() >= deadline:
-        raise LogError(REQUEST_TIMEOUT, "The request's time was over before this was begun.")
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await work()
-    except TimeoutError:
-        raise LogError(
-            REQUEST_TIMEOUT,
-            "The request's time was over before this was known to be done: it may be, or not.",
-        ) from None
+    """The result of a part of a request. Raises LogError REQUEST_TIMEOUT at the deadline.
+
+    Repeated while the cluster has no active controller, since nothing was changed then: librdkafka
+    gives up at NOT_CONTROLLER.
+    """
+    refusal = LogError(REQUEST_TIMEOUT, "The request's time was over before this was begun.")
+    while asyncio.get_running_loop().time() < deadline:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await work()
+        except TimeoutError:
+            raise LogError(
+                REQUEST_TIMEOUT,
+                "The request's time was over before this was known to be done: it may be, or not.",
+            ) from None
+        except LogError as error:
+            if error.entry is not NO_CONTROLLER:
+                raise
+            refusal = error
+        await asyncio.sleep(CONTROLLER_PAUSE_S)
+    raise refusal
 
 
 async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Sequence[Item]) -> list[T]:
