@@ -97,7 +97,7 @@ class KafkaClient:
         self._topic, self._partition = topic, partition
         self._connection: KafkaConnection | None = None
         self._end = 0
-        """The offset after the last record that was written."""
+        """The offset after the last record that is known."""
 
     async def send(self) -> None:
         """Append one record. Raises FailedError, OSError, asyncio.IncompleteReadError."""
@@ -108,11 +108,12 @@ class KafkaClient:
         self._end = row.base_offset + 1
 
     async def read(self) -> None:
-        """Read the last record that was written. Raises as `send`."""
+        """Read the last record that is known. Raises as `send`."""
         message = fetch(self._topic, self._partition, offset=max(self._end - 1, 0))
         answer = await self._ask(message, FETCH_VERSION)
         [row] = answer.responses[0].partitions
         self._check(row.error_code)
+        self._end = row.high_watermark
 
     async def _ask(self, message: msgspec.Struct, version: int) -> Any:
         connection = self._connection or await self._at_leader()

@@ -205,6 +205,22 @@ async def test_answers_that_clients_do_not_read_are_bounded_for_all_of_an_addres
         assert answer.responses[0].partitions[0].records
 
 
+async def test_an_address_that_holds_nothing_reads_while_others_hold_the_budget(
+    one: KafkaNode,
+) -> None:
+    budget = one.broker.bytes_in_flight
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"):
+        budget.take(budget.share_max, address)
+    try:
+        async with one.client() as client:
+            await client.ask(produce(b"x"), 9)
+            answer = await client.ask(fetch(0), 12)
+            assert answer.responses[0].partitions[0].records
+    finally:
+        for address in ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"):
+            budget.give(budget.share_max, address)
+
+
 async def test_a_client_that_leaves_ends_its_fetch_and_no_write(one: KafkaNode) -> None:
     async with one.client() as client:
         await client.send(fetch(0, wait_ms=60_000), 12)

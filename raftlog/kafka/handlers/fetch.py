@@ -45,6 +45,8 @@ FIRST_EPOCHS: Final = (-1, 0)
 PARTITIONS_PER_TURN: Final = 256
 ROOM_BYTES_MIN: Final = 1 << 20
 """Of the budget, at least, for an answer with data: its first batch comes whole."""
+LONE_BYTES: Final = 1 << 16
+"""Of an answer to an address that holds nothing, while others hold the whole budget."""
 ROOM_POLLS: Final = 50
 ROOM_POLL_S: Final = 0.02
 """Pause between two looks for room in the budget."""
@@ -161,7 +163,7 @@ async def _read(
     budget, group = call.broker.bytes_in_flight, address_group(call.address)
     wanted = min(max_bytes, sum(part.wanted.partition_max_bytes for part in parts.values()))
     taken = await _room(call, group, wanted) if max_bytes > 0 else 0
-    budget.take(taken, group)
+    budget.take_anyway(taken, group)
     try:
         async for one, fetched in _chunks(call, plan, min(max_bytes, taken), min_bytes, deadline):
             part = parts[one.topic, one.number]
@@ -193,7 +195,8 @@ def _chunks(
 async def _room(call: Call, group: str, wanted: int) -> int:
     """Bytes that the answer may have now; 0: the address held its share for a while.
 
-    Then the answer has no data, and the client fetches again.
+    Then the answer has no data, and the client fetches again. An address that holds nothing gets a
+    few bytes in any case: others may hold all that there is.
     """
     broker, budget = call.broker, call.broker.bytes_in_flight
     most = min(max(wanted, ROOM_BYTES_MIN), broker.fetch.settings.response_bytes_max)
@@ -202,6 +205,8 @@ async def _room(call: Call, group: str, wanted: int) -> int:
         room = budget.room(group)
         if room >= least:
             return min(most, room)
+        if not budget.used_by(group):
+            return min(most, LONE_BYTES)
         if broker.closing.is_set():
             break
         await asyncio.sleep(ROOM_POLL_S)
