@@ -57,6 +57,8 @@ NOISE: Final = (
     b"\xff" * 64,
     b"\x7f\xff\xff\xff" * 16,
 )
+HELD_MS: Final = 20_000
+"""Wait of a held fetch: a client that leaves behind it, with requests unread, is noticed then."""
 
 
 async def answers(attack: Attack, reader: asyncio.StreamReader, count: int) -> None:
@@ -349,7 +351,7 @@ async def pipelines(attack: Attack) -> None:
 
 async def held(attack: Attack) -> None:
     """Fetches that wait for records which never come, with many requests behind each."""
-    message = fetch(TOPIC, 0, offset=0, wait_ms=2**31 - 1, min_bytes=2**31 - 1)
+    message = fetch(TOPIC, 0, offset=0, wait_ms=HELD_MS, min_bytes=2**31 - 1)
     frames = request(message, FETCH_VERSION) + VERSIONS * (64 * KIB // len(VERSIONS))
 
     async def work(number: int) -> None:

@@ -19,7 +19,7 @@ from raftlog_client import Producer
 
 from bench.attack.kafka_client import KafkaClient
 
-EVERY_S: Final = 0.02
+EVERY_S: Final = 0.05
 """From one operation of a kind to the next."""
 TIMEOUT_S: Final = 15.0
 

@@ -179,7 +179,11 @@ class Connection(asyncio.BufferedProtocol):
     def _parse(self, data: bytearray | memoryview) -> int:
         """Begin the requests that are there; the end of what was used."""
         position = 0
-        while self._may_begin() and len(data) - position >= PREFIX_BYTES:
+        while (
+            len(data) - position >= PREFIX_BYTES
+            and self._may_begin()
+            and self._listener.may_begin(self)
+        ):
             prefix = parse_prefix(data, position)
             complaint = self._complaint(prefix)
             if complaint is not None:
@@ -233,7 +237,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         is_coming = self._large is not None
         # While nothing has come that would have to wait, the end of the connection is to be heard.
-        is_full = bool(self._rest) and not (is_coming or self._may_begin())
+        may_begin = self._may_begin() and not self._listener.is_in_line(self)
+        is_full = bool(self._rest) and not (is_coming or may_begin)
         is_muted = is_full or self._listener.is_waiting(self)
         if is_muted != self._is_muted:
             self._is_muted = is_muted
@@ -266,6 +271,7 @@ class Connection(asyncio.BufferedProtocol):
         slot = _Slot(api, taken)
         self._slots.append(slot)
         slot.task = self._listener.spawn(self._handle(api, prefix[1], frame, slot))
+        self._listener.begun()
 
     async def _handle(self, api: Api, version: int, frame: Buffer, slot: _Slot) -> None:
         clock = self._broker.clock

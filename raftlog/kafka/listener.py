@@ -21,6 +21,12 @@ RECEIVE_BUFFER_BYTES: Final = 64 * 1024
 """The one buffer into which all connections receive."""
 SWEEP_S: Final = 1.0
 """Pause between two looks at all connections."""
+REQUESTS_PER_TURN: Final = 64
+"""Requests that begin in one turn of the event loop, of all connections."""
+SLOW_REQUESTS_PER_TURN: Final = 2
+"""The same while turns take long."""
+TURN_S: Final = 0.002
+"""A turn that takes longer makes the next ones smaller."""
 ROOM_S: Final = 0.05
 """Pause between two looks for room of connections that wait for it."""
 
@@ -45,6 +51,14 @@ class KafkaListener:
         self._server: asyncio.Server | None = None
         self._connections: dict[Connection, None] = {}
         self._by_address: Counter[str] = Counter()
+        self._in_line: dict[Connection, None] = {}
+        """Connections whose next requests begin in later turns of the event loop, in order."""
+        self._served: Connection | None = None
+        """The one in front, while its requests begin."""
+        self._turn_max = self._turn_left = REQUESTS_PER_TURN
+        """Requests of one turn, and those that may still begin in this one."""
+        self._turn_at = 0.0
+        self._is_turn_due = False
         self._waiting: dict[Connection, None] = {}
         """Connections that wait for room for a large frame, the longest first."""
         self._is_room_due = False
@@ -113,6 +127,7 @@ class KafkaListener:
         """A connection has ended."""
         self.metrics.ended[connection.end_reason] += 1
         self._waiting.pop(connection, None)
+        self._in_line.pop(connection, None)
         if connection in self._connections:
             del self._connections[connection]
             self._by_address[connection.address_group] -= 1
@@ -130,6 +145,53 @@ class KafkaListener:
         """A handler failed with an error that it should not have: an assertion ends the node."""
         if isinstance(error, AssertionError):
             self._on_broken_invariant(error)
+
+    # Turns of the event loop
+
+    def may_begin(self, connection: Connection) -> bool:
+        """Whether a request may begin in this turn of the event loop; if not, it is in line.
+
+        Then `proceed` is called in a later turn: thousands of connections with pipelines would hold
+        the loop, and with it all other work of the node.
+        """
+        if self._turn_left > 0 and (connection is self._served or not self._in_line):
+            return True
+        self._in_line[connection] = None
+        self._schedule_turn()
+        return False
+
+    def is_in_line(self, connection: Connection) -> bool:
+        """Whether the connection's next request begins in a later turn."""
+        return connection in self._in_line
+
+    def begun(self) -> None:
+        """Count a request in this turn."""
+        self._turn_left -= 1
+        self._schedule_turn()
+
+    def _schedule_turn(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_turn_due = False
+        now = self.broker.clock.monotonic()
+        if not self._in_line:
+            self._turn_max = REQUESTS_PER_TURN
+        elif now - self._turn_at > TURN_S:
+            # With a line, the loop was not idle since the last turn.
+            self._turn_max = max(self._turn_max // 2, SLOW_REQUESTS_PER_TURN)
+        else:
+            self._turn_max = min(self._turn_max + 1, REQUESTS_PER_TURN)
+        self._turn_at = now
+        self._turn_left = self._turn_max
+        while self._in_line and self._turn_left > 0:
+            connection = next(iter(self._in_line))
+            del self._in_line[connection]
+            self._served = connection
+            connection.proceed()
+        self._served = None
 
     # Room for large frames
 

@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from raftlog.kafka import listener
+from raftlog.kafka.listener import KafkaListener
 from raftlog.kafka.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from raftlog.kafka.messages.list_offsets import (
@@ -106,6 +108,36 @@ async def test_answers_leave_in_the_order_of_the_requests(one: KafkaNode) -> Non
         await other.ask(produce(b"x"), 9)
         numbers = [(await client.receive())[0] for _ in range(21)]
         assert numbers == list(range(21))
+
+
+async def test_pipelines_of_many_connections_take_turns(
+    one: KafkaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = most = 0
+    count, advance = KafkaListener.begun, KafkaListener._next_turn
+
+    def counted(self: KafkaListener) -> None:
+        nonlocal begun, most
+        begun += 1
+        most = max(most, begun)
+        count(self)
+
+    def advanced(self: KafkaListener) -> None:
+        nonlocal begun
+        begun = 0
+        advance(self)
+
+    monkeypatch.setattr(listener, "REQUESTS_PER_TURN", 4)
+    monkeypatch.setattr(KafkaListener, "begun", counted)
+    monkeypatch.setattr(KafkaListener, "_next_turn", advanced)
+    one.listener._next_turn()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(one.client()) for _ in range(5)]
+        for client in clients:
+            client.writer.write(b"".join(client.frame(VERSIONS, 3) for _ in range(50)))
+        for client in clients:
+            assert [(await client.receive())[0] for _ in range(50)] == list(range(50))
+    assert most == 4
 
 
 async def test_a_frame_may_arrive_byte_by_byte(one: KafkaNode) -> None:
