@@ -81,6 +81,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_paused = False
         self._sending = 0
         """Bytes of answers in the transport, held in the budget."""
+        self._written = 0
+        """Bytes of all answers so far."""
         self._is_ending = False
         now = listener.now()
         self._active_at = now
@@ -88,7 +90,9 @@ class Connection(asyncio.BufferedProtocol):
         self._received = 0
         """Bytes since then."""
         self._stalled_since: float | None = None
-        self._stalled_bytes = 0
+        """Since when the client has taken nothing of what the transport holds."""
+        self._taken = 0
+        """Bytes of answers that the client had taken by then."""
 
     # The transport's calls
 
@@ -150,13 +154,10 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The client is slow to take its answers."""
         self._is_write_paused = True
-        self._stalled_since = self._listener.now()
-        self._stalled_bytes = self._buffered()
 
     def resume_writing(self) -> None:
         """All is sent."""
         self._is_write_paused = False
-        self._stalled_since = None
         self._sent()
         self._flush()
 
@@ -305,6 +306,7 @@ class Connection(asyncio.BufferedProtocol):
             slot = slots.popleft()
             if slot.answer and self._transport is not None:
                 self._sending += slot.size
+                self._written += slot.size
                 self._transport.writelines(slot.answer)
         if not self._buffered():
             self._sent()
@@ -368,16 +370,28 @@ class Connection(asyncio.BufferedProtocol):
     def sweep(self, now: float) -> None:
         """Cut the connection if its client is idle, or too slow."""
         settings = self._settings
-        if self._stalled_since is not None:
-            buffered = self._buffered()
-            if buffered < self._stalled_bytes:
-                self._stalled_since, self._stalled_bytes = now, buffered
-            elif now - self._stalled_since > settings.write_stall_s:
-                self.abort(f"took nothing of an answer for {settings.write_stall_s:g} s")
+        if self._is_stalled(now):
+            self.abort(f"took nothing of an answer for {settings.write_stall_s:g} s")
         elif self._receiving_since is not None:
             taken_s = now - self._receiving_since
             is_slow = self._received < taken_s * settings.bytes_per_second_min
             if is_slow and taken_s > settings.receive_s:
                 self.abort(f"sent {self._received} bytes of a request in {taken_s:.0f} s")
-        elif not self._slots and now - self._active_at > settings.idle_s:
+        elif not self.is_busy and now - self._active_at > settings.idle_s:
             self.close()
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether the client has taken nothing for too long.
+
+        A transport below its limit never says when it is empty: what it has sent is given back to
+        the budget here, and a client that reads nothing is noticed here, also after `close`.
+        """
+        buffered = self._buffered()
+        if not buffered:
+            self._stalled_since = None
+            self._sent()
+            return False
+        taken = self._written - buffered
+        if self._stalled_since is None or taken > self._taken:
+            self._stalled_since, self._taken = now, taken
+        return now - self._stalled_since > self._settings.write_stall_s

@@ -85,6 +85,8 @@ class Client:
     chance: random.Random = field(init=False)
     is_calm: bool = False
     """From the healing on: connections are whole, and read at once."""
+    cuts: int = 0
+    """Connections with an end planned."""
     _connecting: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -123,7 +125,7 @@ class Client:
             return None
         how = chance.choice(("reset", "reset", "close", "half-close", "vanish"))
         at = int(chance.expovariate(1 / rough.cut_bytes_mean))
-        self.history.cuts += 1
+        self.cuts += 1
         if chance.random() < 0.5:
             return Cut(how, answer_byte=at)
         return Cut(how, request_byte=at, is_late=chance.random() < 0.5)
@@ -149,6 +151,11 @@ class Client:
         self.is_calm = True
         for wire in self.wires.values():
             wire.cut, wire.pace_s, wire.read_bytes_max = None, 0.0, 1 << 16
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether a node may still hold something for a connection that is gone."""
+        return self.cuts > 0
 
     def leave(self) -> None:
         """End all connections."""

@@ -66,6 +66,8 @@ STOP_S: Final = 4.0
 FLUSH_S_MAX: Final = 30.0
 """From the healing until every batch has its answer."""
 STABLE_S_MAX: Final = 30.0
+SWEEPS_S: Final = 5.0
+"""Until a listener has given back the bytes of all answers that were taken."""
 LEAVE_S_MAX: Final = 40.0
 """From the last client's leave until the listeners hold nothing: clients that have vanished are
 noticed by their silence."""
@@ -180,7 +182,6 @@ class History:
     cast: Cast
     front: KafkaFront
     wires: int = 0
-    cuts: int = 0
     flush_s: float = 0.0
     leave_s: float = 0.0
     nonsense: list[str] = field(default_factory=list)
@@ -349,6 +350,9 @@ class History:
         await self.data.settle()
         await nodes.until(self._is_stable, STABLE_S_MAX)
         await self._drain()
+        if not any(each.has_vanished for each in self.clients()):
+            # The clients are there, and have all their answers.
+            await nodes.until(self._has_no_bytes, SWEEPS_S)
         for client in self.clients():
             client.leave()
         left_s = loop.now
@@ -361,6 +365,12 @@ class History:
         if found:
             self.world.trace("held", *found)
         return not found
+
+    def _has_no_bytes(self) -> bool:
+        return not any(
+            self.front.listeners[node_id].broker.bytes_in_flight.used
+            for node_id in self.data.nodes.cores
+        )
 
     def _is_stable(self) -> bool:
         """Whether no replica knows of an open transaction, and all are equal."""
@@ -444,7 +454,7 @@ class History:
             sum(len(each.records) for each in polls),
             sum(each.committed for each in self.transactional),
             self.wires,
-            self.cuts,
+            sum(each.cuts for each in self.clients()),
             sum(each.cut_off for each in self.dying),
             self.refused,
             self.flush_s,

@@ -1,0 +1,183 @@
+"""Mistakes of a Kafka listener, planted one at a time: the histories must find each.
+
+    scripts/simulate planted-kafka out-of-order 0:50    which seeds find it
+    scripts/simulate planted-kafka all 0:50             each
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from unittest import mock
+
+from raftlog.kafka import connection
+from raftlog.kafka.apis import APIS, PRODUCE
+from raftlog.kafka.connection import Connection
+from raftlog.kafka.handlers import produce
+from raftlog.replication.partition import Acks
+from tests.simulation import runner
+from tests.simulation.kafka.histories import replay
+
+FETCH: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedBug:
+    """One planted mistake."""
+
+    name: str
+    promise: str
+    """What it breaks."""
+    plant: Callable[[], AbstractContextManager[Any]]
+    seed: int
+    """Finds it."""
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with self.plant():
+            yield
+
+
+def _method(name: str, wrong: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(Connection, name, wrong)
+
+
+def _builtin(name: str, wrong: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(connection, name, wrong, create=True)
+
+
+def _api(key: int, **changes: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.dict(APIS, {key: replace(APIS[key], **changes)})
+
+
+async def _waiting(call: Any, request: Any) -> Any:
+    """Wait before the append, for short requests longer than for long ones."""
+    size = sum(len(row.records or b"") for topic in request.topic_data for row in topic.partition_data)
+    await asyncio.sleep(1 / (100 + size))
+    return await produce.produce(call, request)
+
+
+def _any_first(one: Connection) -> None:
+    """Give whatever is finished to the transport."""
+    for slot in [slot for slot in one._slots if slot.is_done]:
+        one._slots.remove(slot)
+        if slot.answer and one._transport is not None:
+            one._sending += slot.size
+            one._written += slot.size
+            one._transport.writelines(slot.answer)
+    if not one._buffered():
+        one._sent()
+    one.proceed()
+
+
+def _same(data: Any = b"") -> Any:
+    """A view of the receive buffer in place of a copy; `bytes` otherwise."""
+    return data if isinstance(data, memoryview) else bytes(data)
+
+
+class _Reused:
+    """`bytearray`, but large ones of one size share their bytes."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bytearray] = {}
+
+    def __call__(self, size: int = 0) -> bytearray:
+        return self._known.setdefault(size, bytearray(size)) if size else bytearray()
+
+
+_LOST: Final = Connection.connection_lost
+_FILL: Final = Connection.buffer_updated
+_FLUSH: Final = Connection._flush
+_DROP: Final = Connection._drop_large
+
+
+def _executed_in_part(one: Connection, error: Exception | None) -> None:
+    """Begin what has come of a large request, though its end has not."""
+    if one._large is not None:
+        frame, one._large = one._large, None
+        one._begin(frame, len(frame))
+    _LOST(one, error)
+
+
+def _forgotten(one: Connection) -> None:
+    """Drop a large frame, and keep its bytes of the budget."""
+    one._large = None
+
+
+def _kept_counted(one: Connection, now: float) -> bool:
+    """Notice no stall, and give nothing back: what `sweep` did before."""
+    del one, now
+    return False
+
+
+def _overtaking(one: Connection) -> bool:
+    """Begin a request beside a held one, and without a bound."""
+    return not one._is_ending and one._large is None
+
+
+def _torn(one: Connection, count: int) -> None:
+    """A large frame is whole one byte too early."""
+    if one._large is not None and one._filled + count == len(one._large) - 1:
+        one._large[-1:] = b"\0"
+        count += 1
+    _FILL(one, count)
+
+
+def _dropped_rest(one: Connection) -> None:
+    """Forget what came behind a request."""
+    one._parse(one._rest)
+    one._rest.clear()
+
+
+BUGS: Final = (
+    PlantedBug(
+        "waits-before-append", "order of one connection", _api(PRODUCE, handler=_waiting), 0
+    ),
+    PlantedBug("out-of-order", "answers in order", _method("_flush", _any_first), 0),
+    PlantedBug("receive-buffer-shared", "records as they were sent", _builtin("bytes", _same), 0),
+    PlantedBug(
+        "large-buffer-shared", "records as they were sent", _builtin("bytearray", _Reused()), 0
+    ),
+    PlantedBug(
+        "executed-in-part",
+        "a request that was not sent whole does not take place",
+        _method("connection_lost", _executed_in_part),
+        0,
+    ),
+    PlantedBug(
+        "answered-before-commit",
+        "acknowledged records stay",
+        lambda: mock.patch.dict(produce.ACKS, {int(Acks.ALL): Acks.LEADER}),
+        0,
+    ),
+    PlantedBug("forgotten-bytes", "nothing leaks", _method("_drop_large", _forgotten), 0),
+    PlantedBug("no-stalls", "nothing leaks", _method("_is_stalled", _kept_counted), 0),
+    PlantedBug("torn-frame", "records as they were sent", _method("buffer_updated", _torn), 0),
+    PlantedBug("dropped-rest", "every byte counts", _method("_parse_rest", _dropped_rest), 0),
+    PlantedBug(
+        "fetch-outlives-client", "nothing leaks", _api(FETCH, ends_with_connection=False), 0
+    ),
+)
+
+
+def bug(name: str) -> PlantedBug:
+    """The bug of that name."""
+    return next(each for each in BUGS if each.name == name)
+
+
+def find(name: str, seed: int) -> str | None:
+    """What the history finds of the planted bug, if anything."""
+    try:
+        with bug(name).planted():
+            replay(seed)
+    except AssertionError as error:
+        return runner.sign_of(error)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(runner.run_planted([each.name for each in BUGS], find, sys.argv[1:]))

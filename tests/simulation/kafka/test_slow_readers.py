@@ -1,0 +1,97 @@
+"""Clients that take their answers slowly, or not at all: what the listener holds for them ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from raftlog.kafka.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from raftlog.kafka.settings import KafkaSettings
+from tests.simulation.data.clients import encode
+from tests.simulation.kafka.front import KafkaFront
+from tests.simulation.kafka.pipeline import FETCH, OLD, PRODUCE, Trials
+from tests.simulation.node_world import NodeWorld
+from tests.simulation.streams import StreamManner
+from tests.simulation.world import World, run
+
+ANSWER_BYTES: Final = 50_000
+"""Less than what a transport holds before its protocol is to pause."""
+SMALL: Final = StreamManner(sent_bytes_max=1_000, unread_bytes_max=1_000)
+STALL_S: Final = 2.0
+IDLE_S: Final = 60.0
+
+
+def slow(work: Any) -> None:
+    """Run `work(trials)` at a node with small sockets' buffers and a record to read."""
+
+    async def main(world: World) -> None:
+        nodes = NodeWorld(world, node_count=1, voter_count=1)
+        settings = KafkaSettings(write_stall_s=STALL_S, idle_s=IDLE_S)
+        trials = Trials(world, KafkaFront(nodes, settings, manner=SMALL))
+        await trials.open()
+        wire = await trials.connect()
+        row = PartitionProduceData(0, bytes(encode(["x" * ANSWER_BYTES])[0].data))
+        await wire.ask(
+            ProduceRequest(None, -1, 5_000, (TopicProduceData(OLD, None, (row,)),)), PRODUCE
+        )
+        wire.end("close")
+        await trials._settled()
+        await work(trials)
+
+    run(0, main)
+
+
+def fetch() -> FetchRequest:
+    """Of all there is."""
+    part = FetchPartition(0, -1, 0, partition_max_bytes=1 << 20)
+    return FetchRequest(min_bytes=1, topics=(FetchTopic(OLD, None, (part,)),))
+
+
+def test_an_answer_is_no_longer_counted_once_its_client_has_it() -> None:
+    """Though the connection stays, and asks for nothing more."""
+
+    async def work(trials: Trials) -> None:
+        wire = await trials.connect()
+        in_flight = trials.front.listeners[1].broker.bytes_in_flight
+        answer = await wire.ask(fetch(), FETCH)
+        assert len(answer.responses[0].partitions[0].records) > ANSWER_BYTES
+        await trials.front.nodes.until(lambda: not in_flight.used, 3.0)
+        assert not wire.is_over
+
+    slow(work)
+
+
+@pytest.mark.parametrize("how", ["reads nothing", "reads nothing and half-closes"])
+def test_a_client_that_does_not_take_a_small_answer_is_cut_off(how: str) -> None:
+    async def work(trials: Trials) -> None:
+        wire = await trials.connect()
+        wire.pace_s = 10 * IDLE_S
+        # The reader waits already: it takes one more piece.
+        wire.begin(fetch(), FETCH)
+        if "half-closes" in how:
+            await asyncio.sleep(0.5)
+            wire.end("half-close")
+        await trials.front.nodes.until(lambda: not trials.front.leaks(), 3 * STALL_S)
+
+    slow(work)
+
+
+def test_a_slow_reader_gets_all_of_its_answer() -> None:
+    """As long as it takes some bytes within each `write_stall_s`."""
+
+    async def work(trials: Trials) -> None:
+        wire = await trials.connect()
+        wire.pace_s, wire.read_bytes_max = STALL_S / 4, 1_000
+        async with asyncio.timeout(20 * STALL_S):
+            answer = await wire.begin(fetch(), FETCH).answered
+        assert len(answer.responses[0].partitions[0].records) > ANSWER_BYTES
+        wire.end("close")
+
+    slow(work)
