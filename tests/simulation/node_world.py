@@ -50,9 +50,7 @@ class Ending:
 class Listeners(Protocol):
     """Listeners for clients, beside a node's core."""
 
-    async def open(
-        self, process: Process, core: NodeCore, on_fatal: Callable[[str], None]
-    ) -> None:
+    async def open(self, process: Process, core: NodeCore, on_fatal: Callable[[str], None]) -> None:
         """Open a node's, before it serves."""
 
     async def close(self, node_id: int) -> None:

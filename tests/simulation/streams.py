@@ -92,7 +92,9 @@ class Flow:
     @property
     def room(self) -> int:
         """Bytes that the sender's operating system takes now."""
-        return 0 if self._has_end or self._is_over else self.manner.sent_bytes_max - len(self.unsent)
+        return (
+            0 if self._has_end or self._is_over else self.manner.sent_bytes_max - len(self.unsent)
+        )
 
     @property
     def is_delivered(self) -> bool:
@@ -434,7 +436,7 @@ class NodeTransport(asyncio.Transport):
             if self._random.random() < SPURIOUS:
                 self._protocol.get_buffer(-1)
             buffer = memoryview(self._protocol.get_buffer(-1))
-            assert len(buffer), "get_buffer() has returned an empty buffer"
+            assert buffer, "get_buffer() has returned an empty buffer"
             data = flow.read(min(len(buffer), flow.manner.read_bytes_max))
             buffer[: len(data)] = data
             self._protocol.buffer_updated(len(data))
@@ -579,7 +581,7 @@ class SimulatedServer:
 class Streams:
     """All streams of a world, and the links between clients and nodes."""
 
-    def __init__(self, world: World, manner: StreamManner = StreamManner()) -> None:  # noqa: B008
+    def __init__(self, world: World, manner: StreamManner = StreamManner()) -> None:
         self.world = world
         self.loop = world.loop
         self.manner = manner

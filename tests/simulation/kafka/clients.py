@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 REQUEST_S: Final = 2.0
 """A client's patience with one request."""
+CALM_S: Final = 10.0
+"""The same, once the faults are over: narrow streams are slow."""
 CONNECT_S: Final = 1.0
 PAUSE_S: Final = 0.05
 METADATA: Final = 12
@@ -136,7 +138,7 @@ class Client:
         if wire is None:
             raise DisconnectedError
         try:
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(CALM_S if self.is_calm else REQUEST_S):
                 return await wire.ask(request, version)
         except TimeoutError:
             self.give_up(wire)

@@ -33,7 +33,9 @@ LIST_OFFSETS: Final = 7
 LATEST: Final = -1
 WAITS_MS: Final = (0, 50, 500, 1_500)
 BYTES: Final = (1, 300, 2_000, 50_000)
+CALM_BYTES: Final = 10_000
 SEEKS: Final = 0.02
+HELD_MS: Final = 20_000
 
 
 @dataclass
@@ -114,6 +116,15 @@ class Fetcher(Client):
             await asyncio.sleep(self.chance.uniform(0.0, PAUSE_S))
             await self.refresh()
 
+    def begin_held(self) -> None:
+        """Send a fetch to each node that is held back, and ends with the connection."""
+        for node_id, wire in sorted(self.wires.items()):
+            parts = [part for part in self.history.data.parts if self.leader(part) == node_id]
+            if parts and not wire.is_over:
+                topic = FetchTopic(parts[0].topic, None, tuple(map(self._wanted, parts)))
+                request = FetchRequest(max_wait_ms=HELD_MS, min_bytes=1, topics=(topic,))
+                wire.begin(request, FETCH)
+
     def _wanted(self, part: Part) -> FetchPartition:
         return FetchPartition(
             part.number,
@@ -123,7 +134,7 @@ class Fetcher(Client):
         )
 
     def _bytes(self) -> int:
-        return max(BYTES) if self.is_calm else self.chance.choice(BYTES)
+        return CALM_BYTES if self.is_calm else self.chance.choice(BYTES)
 
     def _take(self, part: Part, row: Any, invoked: int, node_id: int) -> bool:
         """Take a partition's records; whether it failed."""
@@ -146,7 +157,9 @@ class Fetcher(Client):
             for batch in iterate_batches(data):
                 header = batch.header
                 is_first = position == start
-                if header.base_offset > position or not (is_first or header.base_offset == position):
+                if header.base_offset > position or not (
+                    is_first or header.base_offset == position
+                ):
                     self.complain(f"{part}: a batch at {header.base_offset}, not at {position}")
                 position = int(header.next_offset)
             records = decode_all(data, start, aborted)

@@ -42,9 +42,7 @@ class KafkaFront:
         for node_id in self.nodes.node_ids:
             self.nodes.overrides.setdefault(node_id, {})["kafka_listen"] = f"{host(node_id)}:{PORT}"
 
-    async def open(
-        self, process: Process, core: NodeCore, on_fatal: Callable[[str], None]
-    ) -> None:
+    async def open(self, process: Process, core: NodeCore, on_fatal: Callable[[str], None]) -> None:
         """See `node_world.Listeners`."""
         broker = Broker(core.services, self.limits)
         listener = KafkaListener(

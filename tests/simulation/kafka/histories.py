@@ -66,6 +66,9 @@ STOP_S: Final = 4.0
 FLUSH_S_MAX: Final = 30.0
 """From the healing until every batch has its answer."""
 STABLE_S_MAX: Final = 30.0
+DRAIN_S_MAX: Final = 120.0
+HELD_S: Final = 0.5
+"""For the last fetches to be held back."""
 SWEEPS_S: Final = 5.0
 """Until a listener has given back the bytes of all answers that were taken."""
 LEAVE_S_MAX: Final = 40.0
@@ -129,7 +132,7 @@ class Cast:
                 read_bytes_max=pick((100, 1 << 16)),
                 is_split=chance.random() < 0.8,
                 sent_bytes_max=pick((500, 10_000, 1 << 16)),
-                unread_bytes_max=pick((500, 10_000, 1 << 16)),
+                unread_bytes_max=pick((2_000, 10_000, 1 << 16)),
             ),
             settings=KafkaSettings(
                 requests_per_connection_max=pick((2, 5, 16)),
@@ -309,9 +312,11 @@ class History:
             async with asyncio.timeout(STOP_S):
                 await self.data.nodes.stop(node_id)
             self.events["stop"] += 1
-        except (NodeDiedError, TimeoutError):
-            if node_id in self.world.processes:
-                self.data.nodes.kill(node_id)
+        except (NodeDiedError, TimeoutError) as error:
+            self.world.trace(f"no clean stop of {node_id}: {error!r}")
+        finally:
+            # Also in the middle of a stop, at the end of the faults.
+            self.data.nodes.kill(node_id)
 
     async def _block_link(self, chance: random.Random) -> None:
         """One direction between a client and a node, for a while."""
@@ -350,13 +355,17 @@ class History:
         await self.data.settle()
         await nodes.until(self._is_stable, STABLE_S_MAX)
         await self._drain()
-        if not any(each.has_vanished for each in self.clients()):
+        has_vanished = any(each.has_vanished for each in self.clients())
+        if not has_vanished:
             # The clients are there, and have all their answers.
             await nodes.until(self._has_no_bytes, SWEEPS_S)
+        for fetcher in self.fetchers:
+            fetcher.begin_held()
+        await asyncio.sleep(HELD_S)
         for client in self.clients():
             client.leave()
         left_s = loop.now
-        await nodes.until(self._has_no_leaks, LEAVE_S_MAX)
+        await nodes.until(self._has_no_leaks, LEAVE_S_MAX if has_vanished else SWEEPS_S)
         self.leave_s = loop.now - left_s
         await self._judge()
 
@@ -391,7 +400,7 @@ class History:
 
     async def _drain(self) -> None:
         """Let each reader read to the end."""
-        deadline_s = self.world.loop.now + STABLE_S_MAX
+        deadline_s = self.world.loop.now + DRAIN_S_MAX
         for fetcher in self.fetchers:
             await fetcher.refresh()
             while any(fetcher.positions[part] < self._end_of(part) for part in self.data.parts):
@@ -428,8 +437,8 @@ class History:
             if isinstance(send, Send) and send.idempotent and not send.transaction:
                 sent.setdefault((send.partition, send.producer), []).extend(send.values)
         writers = {value: key for key, values in sent.items() for value in values}
-        for key in sent:
-            sent[key].sort(key=_number)
+        for values in sent.values():
+            values.sort(key=_number)
         for final in self.data.history:
             if not isinstance(final, FinalRead) or final.is_committed:
                 continue

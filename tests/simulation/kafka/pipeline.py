@@ -154,7 +154,9 @@ class Trials:
 
     def begin(self, wire: Wire, steps: Sequence[Step]) -> list[Exchange]:
         """Send all requests at once."""
-        return [wire.begin(each.request, each.version, has_answer=bool(each.acks)) for each in steps]
+        return [
+            wire.begin(each.request, each.version, has_answer=bool(each.acks)) for each in steps
+        ]
 
     # One trial
 
@@ -169,7 +171,9 @@ class Trials:
         await self._settled()
         done = self._require_effect(steps, exchanges, answers, cut)
         repeated = [
-            step for step, answer in zip(steps, answers, strict=True) if answer is None and step.acks
+            step
+            for step, answer in zip(steps, answers, strict=True)
+            if answer is None and step.acks
         ]
         again = await self.connect()
         for step, answer in zip(
@@ -367,7 +371,10 @@ def main(arguments: Sequence[str]) -> int:
             print(
                 f"{side}, {how}{', late' if is_late else ''}: {len(positions)} bytes, "
                 f"{len(errors)} of {len(parts)} worlds failed, {time.time() - started:.0f} s",
-                *[f"\n    {error!r} {getattr(error, '__notes__', '')}"[:600] for error in errors[:3]],
+                *[
+                    f"\n    {error!r} {getattr(error, '__notes__', '')}"[:600]
+                    for error in errors[:3]
+                ],
                 flush=True,
             )
     return 1 if failed else 0

@@ -1,7 +1,7 @@
 """Mistakes of a Kafka listener, planted one at a time: the histories must find each.
 
-    scripts/simulate planted-kafka out-of-order 0:50    which seeds find it
-    scripts/simulate planted-kafka all 0:50             each
+scripts/simulate planted-kafka out-of-order 0:50    which seeds find it
+scripts/simulate planted-kafka all 0:50             each
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from unittest import mock
 from raftlog.kafka import connection
 from raftlog.kafka.apis import APIS, PRODUCE
 from raftlog.kafka.connection import Connection
+from raftlog.kafka.framing import parse_head
 from raftlog.kafka.handlers import produce
 from raftlog.replication.partition import Acks
+from raftlog.schema.errors import DecodeError
 from tests.simulation import runner
 from tests.simulation.kafka.histories import replay
 
@@ -56,7 +58,9 @@ def _api(key: int, **changes: Any) -> Callable[[], AbstractContextManager[Any]]:
 
 async def _waiting(call: Any, request: Any) -> Any:
     """Wait before the append, for short requests longer than for long ones."""
-    size = sum(len(row.records or b"") for topic in request.topic_data for row in topic.partition_data)
+    size = sum(
+        len(row.records or b"") for topic in request.topic_data for row in topic.partition_data
+    )
     await asyncio.sleep(1 / (100 + size))
     return await produce.produce(call, request)
 
@@ -91,15 +95,20 @@ class _Reused:
 
 _LOST: Final = Connection.connection_lost
 _FILL: Final = Connection.buffer_updated
-_FLUSH: Final = Connection._flush
-_DROP: Final = Connection._drop_large
 
 
 def _executed_in_part(one: Connection, error: Exception | None) -> None:
-    """Begin what has come of a large request, though its end has not."""
+    """Begin a large request though its end has not come, where its head is enough."""
     if one._large is not None:
         frame, one._large = one._large, None
-        one._begin(frame, len(frame))
+        api, version = APIS[frame[1]], frame[3]
+        try:
+            head = parse_head(frame, is_flexible=api.is_request_flexible(version))
+            api.decode(frame, head.end, version)
+        except DecodeError:
+            one._give(len(frame))
+        else:
+            one._begin(frame, len(frame))
     _LOST(one, error)
 
 
@@ -112,11 +121,6 @@ def _kept_counted(one: Connection, now: float) -> bool:
     """Notice no stall, and give nothing back: what `sweep` did before."""
     del one, now
     return False
-
-
-def _overtaking(one: Connection) -> bool:
-    """Begin a request beside a held one, and without a bound."""
-    return not one._is_ending and one._large is None
 
 
 def _torn(one: Connection, count: int) -> None:
@@ -137,26 +141,29 @@ BUGS: Final = (
     PlantedBug(
         "waits-before-append", "order of one connection", _api(PRODUCE, handler=_waiting), 0
     ),
-    PlantedBug("out-of-order", "answers in order", _method("_flush", _any_first), 0),
+    PlantedBug("out-of-order", "answers in order", _method("_flush", _any_first), 2),
     PlantedBug("receive-buffer-shared", "records as they were sent", _builtin("bytes", _same), 0),
     PlantedBug(
-        "large-buffer-shared", "records as they were sent", _builtin("bytearray", _Reused()), 0
+        "large-buffer-shared",
+        "records as they were sent",
+        lambda: mock.patch.object(connection, "bytearray", _Reused(), create=True),
+        2,
     ),
     PlantedBug(
         "executed-in-part",
         "a request that was not sent whole does not take place",
         _method("connection_lost", _executed_in_part),
-        0,
+        -1,
     ),
     PlantedBug(
         "answered-before-commit",
         "acknowledged records stay",
         lambda: mock.patch.dict(produce.ACKS, {int(Acks.ALL): Acks.LEADER}),
-        0,
+        2,
     ),
-    PlantedBug("forgotten-bytes", "nothing leaks", _method("_drop_large", _forgotten), 0),
-    PlantedBug("no-stalls", "nothing leaks", _method("_is_stalled", _kept_counted), 0),
-    PlantedBug("torn-frame", "records as they were sent", _method("buffer_updated", _torn), 0),
+    PlantedBug("forgotten-bytes", "nothing leaks", _method("_drop_large", _forgotten), 2),
+    PlantedBug("no-stalls", "nothing leaks", _method("_is_stalled", _kept_counted), 3),
+    PlantedBug("torn-frame", "records as they were sent", _method("buffer_updated", _torn), 1),
     PlantedBug("dropped-rest", "every byte counts", _method("_parse_rest", _dropped_rest), 0),
     PlantedBug(
         "fetch-outlives-client", "nothing leaks", _api(FETCH, ends_with_connection=False), 0

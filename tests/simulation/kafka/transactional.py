@@ -11,14 +11,14 @@ import msgspec
 from raftlog.kafka.messages.end_txn import EndTxnRequest
 from raftlog.kafka.messages.find_coordinator import FindCoordinatorRequest
 from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
+from raftlog.record.codec import BatchBuilder
+from raftlog.record.compression import Compression
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.simulation.data.clients import TIME_MS, Part
 from tests.simulation.kafka.clients import NONE, PAUSE_S, RETRIABLE, Client
 from tests.simulation.kafka.producers import Batch, produce_request
 from tests.simulation.kafka.wire import DisconnectedError
 from tests.simulation.transactions.clients import Record
-from raftlog.record.codec import BatchBuilder
-from raftlog.record.compression import Compression
 from tests.verification.log_history import Outcome, Send
 
 FIND, INIT, PRODUCE, END = 4, 4, 12, 5
@@ -151,9 +151,7 @@ class TransactionalProducer(Client):
             await self.refresh()
         raise OverError("a batch without an answer")
 
-    async def _insist(
-        self, request: msgspec.Struct, version: int, *, at_coordinator: bool
-    ) -> Any:
+    async def _insist(self, request: msgspec.Struct, version: int, *, at_coordinator: bool) -> Any:
         """Repeat a request until it succeeds. Raises OverError."""
         deadline = self.history.world.loop.now + INSIST_S
         while self.history.world.loop.now < deadline:

@@ -96,9 +96,7 @@ class Wire:
 
     # Requests
 
-    def begin(
-        self, request: msgspec.Struct, version: int, *, has_answer: bool = True
-    ) -> Exchange:
+    def begin(self, request: msgspec.Struct, version: int, *, has_answer: bool = True) -> Exchange:
         """Send a request, without waiting. Its future fails with DisconnectedError at the end."""
         api = _BY_TYPE[type(request)]
         loop = asyncio.get_running_loop()
@@ -142,7 +140,7 @@ class Wire:
         return False
 
     async def _cut_later(self, cut: Cut) -> None:
-        while not self.is_over and not self.stream.is_delivered:
+        while not self.is_over and not self.stream.is_delivered:  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(0.0005)
         self.end(cut.how)
 
@@ -212,7 +210,9 @@ class Wire:
             self.stream.half_close()
             return
         self.is_over = True
-        {"reset": self.stream.reset, "close": self.stream.close, "vanish": self.stream.vanish}[how]()
+        {"reset": self.stream.reset, "close": self.stream.close, "vanish": self.stream.vanish}[
+            how
+        ]()
         self._reader.cancel()
         exchanges, self.exchanges = self.exchanges, deque()
         for exchange in exchanges:
