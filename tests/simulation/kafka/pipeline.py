@@ -168,6 +168,11 @@ class Trials:
         exchanges = self.begin(wire, steps)
         answers = await self._answers(exchanges)
         self._require_prefix(steps, answers)
+        if all(
+            answer is not None for answer, step in zip(answers, steps, strict=True) if step.acks
+        ):
+            # The cut is behind the last answer.
+            wire.end("close")
         await self._settled()
         done = self._require_effect(steps, exchanges, answers, cut)
         repeated = [
