@@ -1,10 +1,10 @@
 """Producers that pipeline, as Kafka's do, and clients that die in the middle of a request.
 
 An idempotent producer has up to five requests in flight on a connection. After an error or the end
-of a connection it waits for what is still in flight of that partition, and sends the rest again, in
-order and with the same sequences, to the leader that Metadata names then. The errors that end such
-a producer (45 of the first batch in line, 47, 59, and all that are not retriable) are complaints:
-nothing in these histories explains them.
+of a connection the producer waits for the rest in flight of that partition, then repeats in order
+and with the same sequences, at the leader named by Metadata. Errors that end such a producer (45
+and 59 of the first batch in line, 47, and all that are not retriable) are complaints: nothing in
+these histories explains them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from tests.simulation.kafka.clients import (
     PAUSE_S,
     REQUEST_S,
     RETRIABLE,
+    UNKNOWN_PRODUCER_ID,
     Client,
 )
-from tests.simulation.kafka.wire import Cut, DisconnectedError, Exchange, Wire
+from tests.simulation.kafka.wire import Cut, DisconnectedError, Exchange, How, Wire
 from tests.verification.log_history import Outcome, Send
 
 PRODUCE: Final = 11
@@ -272,8 +273,9 @@ class Producer(Client):
             self.heard(batch.part, row.current_leader.leader_epoch, row.current_leader.leader_id)
         self._is_stale = True
         may_pass = row.error_code in RETRIABLE
-        if row.error_code == OUT_OF_ORDER_SEQUENCE:
-            # One before it has failed; alone it would be the end of the producer.
+        if row.error_code in {OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID}:
+            # A batch before it has failed, perhaps the producer's first one here; without such a
+            # batch it is the end of the producer.
             may_pass = not is_first
         if not may_pass:
             self.complain(
@@ -349,7 +351,7 @@ class DyingClient(Client):
             batches.append(Batch(part, [value], content, data.step(), 0.0))
         acks = self.chance.choice((0, 1, -1))
         request = produce_request(batches, acks=acks)
-        how = self.chance.choice(("reset", "close", "half-close"))
+        how: How = self.chance.choice(("reset", "close", "half-close"))
         size = sum(len(batch.data) for batch in batches)
         at = self.chance.randint(0, int(1.2 * size) + 100)
         wire.cut = Cut(how, request_byte=wire.sent + at, is_late=self.chance.random() < 0.7)
@@ -382,4 +384,6 @@ class DyingClient(Client):
                         idempotent=False,
                     )
                 )
-        wire.end(self.chance.choice(("reset", "close", "vanish")))
+        how = self.chance.choice(("reset", "close", "vanish"))
+        self.cuts += how == "vanish"
+        wire.end(how)

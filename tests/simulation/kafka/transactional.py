@@ -167,8 +167,8 @@ class TransactionalProducer(Client):
                 if answer.error_code == NONE:
                     return answer
                 if isinstance(request, EndTxnRequest) and answer.error_code in ENDING:
-                    # A timeout of the transaction has ended it; whether after the commit, no one
-                    # says: it stays in doubt.
+                    # Ended by its timeout, or committed by a request whose answer was lost: the
+                    # outcome stays unknown.
                     raise OverError(f"error {answer.error_code} of EndTxn")
                 self._require_passing(answer.error_code, type(request).__name__)
                 self._coordinator = None

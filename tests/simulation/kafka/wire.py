@@ -103,7 +103,7 @@ class Wire:
         exchange = Exchange(
             api, version, self._numbers, loop.create_future(), has_answer=has_answer
         )
-        # Nobody may be waiting for it.
+        # Perhaps no caller waits for it.
         exchange.answered.add_done_callback(lambda one: one.cancelled() or one.exception())
         frame = frame_of(request, version, self._numbers)
         self._numbers += 1
