@@ -3,10 +3,10 @@
 A client has a machine of its own, and a number below zero. Its end is a `ClientStream`; the node's
 end is a `NodeTransport`, which the shipped listener drives like asyncio's. Each direction is a
 `Flow`: the sender's operating system takes a bounded number of bytes, these travel in pieces of
-random length, and the receiver's operating system holds a bounded number that nothing has read.
+random length, and the receiver's operating system holds a bounded number of unread bytes.
 
-A piece may end at any byte. A half-closed direction ends after its last byte; a reset loses what is
-on the way, and perhaps what was not read. A client may vanish, and a node's machine may lose its
+A piece may end at any byte. A half-closed direction ends after its last byte; a reset loses the
+bytes on the way, and perhaps unread ones. A client may vanish, and a node's machine may lose its
 power: then the other side hears nothing at all. A paused node's operating system takes bytes until
 its buffer is full.
 """
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 LATENCY_S: Final = 0.001
 GARBAGE: Final = 0xA5
-"""What a receive buffer that connections share has, once the protocol has returned."""
+"""Content of a shared receive buffer after the protocol has returned."""
 SPLIT: Final = 0.5
-"""Share of the pieces and reads that end at a random byte."""
+"""Share of the pieces and reads with an end at a random byte."""
 SPURIOUS: Final = 0.05
 """Share of reads before which the loop asks for a buffer, and finds nothing to read."""
 CLIENT_PORT: Final = 40_000
@@ -43,15 +43,15 @@ class StreamManner:
     """Sizes of operating systems' buffers, and how streams are split."""
 
     piece_bytes_max: int = 1 << 16
-    """Most bytes that travel together."""
+    """Most bytes in one piece."""
     read_bytes_max: int = 1 << 16
-    """Most bytes that a node reads at once."""
+    """Most bytes of one read by a node."""
     is_split: bool = True
     """Pieces and reads end at random bytes; else each is as long as it may be."""
     sent_bytes_max: int = 1 << 16
-    """Bytes that the sender's operating system takes before the receiver's has these."""
+    """Size of the sender's buffer in the operating system."""
     unread_bytes_max: int = 1 << 16
-    """Bytes that the receiver's operating system takes before they are read."""
+    """Size of the receiver's."""
 
 
 class Flow:
@@ -65,13 +65,13 @@ class Flow:
         self.arrived = bytearray()
         """Not yet read."""
         self.moved = 0
-        """Bytes that the receiver has read."""
+        """Bytes read by the receiver."""
         self.is_at_end = False
         """The end has arrived: nothing follows `arrived`."""
         self.is_reset = False
         """A reset has arrived."""
         self.is_deaf = False
-        """Nothing reads any more: what arrives is answered by `on_unheard`."""
+        """Closed by the receiver: more bytes are answered by `on_unheard`."""
         self.on_arrival: Callable[[], None] = _nothing
         self.on_room: Callable[[], None] = _nothing
         self.on_unheard: Callable[[], None] = _nothing
@@ -91,22 +91,22 @@ class Flow:
 
     @property
     def room(self) -> int:
-        """Bytes that the sender's operating system takes now."""
+        """Free bytes of the sender's buffer."""
         return (
             0 if self._has_end or self._is_over else self.manner.sent_bytes_max - len(self.unsent)
         )
 
     @property
     def is_delivered(self) -> bool:
-        """Whether the receiver has read all that was sent."""
+        """Whether the receiver has read everything."""
         return not (self.unsent or self._on_way or self.arrived)
 
     # The sender
 
     def take(self, data: Buffer) -> int:
-        """Take the first bytes of `data` that there is room for; their count.
+        """Take the first bytes of `data`, as room permits; their count.
 
-        Repeat it until it is 0: `on_room` is called after that only.
+        Repeat the call until it returns 0: `on_room` comes only then.
         """
         count = min(self.room, len(data))
         if count:
@@ -120,7 +120,7 @@ class Flow:
         self.flush(0.0)
 
     def reset(self) -> None:
-        """Let a reset overtake what is on the way."""
+        """Let a reset overtake the bytes on the way."""
         if self._is_denied:
             return
         self._is_denied = True
@@ -177,11 +177,11 @@ class Flow:
             self._end_on_way = self._call_at(at, self._arrive_end)
 
     def end_in(self, delay_s: float) -> None:
-        """Deliver the reset, after the bytes that still arrive."""
+        """Deliver the reset, after the bytes still arriving."""
         self._call_at(max(self._last_at, self._loop.now + delay_s), self._arrive_reset)
 
     def _split(self, count: int) -> int:
-        """How many of `count` bytes go together: half of the time all of them."""
+        """Length of a piece of `count` bytes: half of the time all."""
         is_split = self.manner.is_split and count > 1 and self._random.random() < SPLIT
         return self._random.randint(1, count) if is_split else count
 
@@ -215,7 +215,7 @@ class Flow:
     # The receiver
 
     def read(self, count: int) -> bytes:
-        """Up to `count` bytes that have arrived."""
+        """Up to `count` arrived bytes."""
         count = self._split(min(count, len(self.arrived)))
         data = bytes(self.arrived[:count])
         del self.arrived[:count]
@@ -246,7 +246,7 @@ class ClientStream:
         to_client.on_unheard = to_node.reset
 
     def write(self, data: Buffer) -> None:
-        """Send bytes, however long that takes."""
+        """Send bytes, in whatever time."""
         self._unwritten += data
         self._write_on()
 
@@ -259,7 +259,7 @@ class ClientStream:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether the node has read all that was written."""
+        """Whether the node has read everything."""
         return not self._unwritten and self.to_node.is_delivered
 
     async def read(self, count: int) -> bytes:
@@ -282,7 +282,7 @@ class ClientStream:
             self._waiter.set_result(None)
 
     def half_close(self) -> None:
-        """Send the end after all that was written, and read on."""
+        """Send the end after all bytes, and read on."""
         self._is_finishing = True
         self._write_on()
 
@@ -333,10 +333,10 @@ class NodeTransport(asyncio.Transport):
         self._protocol: Any = None
         self._high, self._low = 64 * 1024, 16 * 1024
         self._buffers: deque[memoryview] = deque()
-        """Not copied: whatever is written to them before they leave, the client gets."""
+        """Not copied: a change before they leave reaches the client."""
         self._size = 0
         self._is_paused = False
-        """The protocol was asked to pause writing."""
+        """Between `pause_writing` and `resume_writing` of the protocol."""
         self._is_reading = True
         self._is_read_due = False
         self._is_write_due = False
@@ -468,7 +468,7 @@ class NodeTransport(asyncio.Transport):
             self._lose()
 
     def _send(self) -> None:
-        """Give the operating system what it takes."""
+        """Fill the buffer of the operating system."""
         if self._to_node.is_reset:
             self._fail()
         while self._buffers:
@@ -521,7 +521,7 @@ class NodeTransport(asyncio.Transport):
 
 
 class ListeningSocket:
-    """A bound socket of a node: what `create_server` takes in a simulated loop."""
+    """A bound socket of a node, for `create_server` in a simulated loop."""
 
     def __init__(self, streams: Streams, process: Process, port: int) -> None:
         self.streams = streams
@@ -540,7 +540,7 @@ class ListeningSocket:
 
 
 class SimulatedServer:
-    """`asyncio.Server`, as far as a listener uses it."""
+    """The part of `asyncio.Server` used by listeners."""
 
     def __init__(
         self, bound: ListeningSocket, factory: Callable[[], asyncio.BufferedProtocol]
@@ -554,7 +554,7 @@ class SimulatedServer:
 
     @property
     def sockets(self) -> tuple[ListeningSocket, ...]:
-        """The sockets that it listens on."""
+        """The listening sockets."""
         return (self._bound,) if self._is_open else ()
 
     @property
@@ -569,7 +569,7 @@ class SimulatedServer:
     def accept(
         self, peer: tuple[str, int], to_node: Flow, to_client: Flow, chance: random.Random
     ) -> None:
-        """Accept a connection, which the process learns of when it runs."""
+        """Accept a connection; a paused process notices after its pause."""
         transport = NodeTransport(self, peer, to_node, to_client, chance)
 
         def begin() -> None:
