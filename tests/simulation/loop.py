@@ -367,7 +367,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if self._closed:
             return
         self._closed = True
-        tasks, self._tasks = self._tasks, []
         disabled = logging.root.manager.disable
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         logging.disable(logging.CRITICAL)
@@ -375,8 +374,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                while tasks:
-                    _dispose(tasks.pop())
+                # `finally` blocks may create tasks, which never start.
+                while self._tasks:
+                    tasks, self._tasks = self._tasks, []
+                    while tasks:
+                        _dispose(tasks.pop())
                 self._grave.clear()
                 self._ready.clear()
                 self._timers.clear()

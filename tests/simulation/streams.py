@@ -70,6 +70,8 @@ class Flow:
         """The end has arrived: nothing follows `arrived`."""
         self.is_reset = False
         """A reset has arrived."""
+        self.is_silent = False
+        """The receiver's machine is gone: no byte is acknowledged, and no more are sent."""
         self.is_deaf = False
         """Closed by the receiver: more bytes are answered by `on_unheard`."""
         self.on_arrival: Callable[[], None] = _nothing
@@ -155,7 +157,7 @@ class Flow:
             self.on_room()
 
     def _send(self, delay_s: float) -> None:
-        if self._is_over or not (self.unsent or self._has_end):
+        if self._is_over or self.is_silent or not (self.unsent or self._has_end):
             return
         if self.link.blocked:
             self.link.stalled[self] = None
@@ -306,6 +308,7 @@ class ClientStream:
     def vanish(self) -> None:
         """The client's machine is gone, without a sound."""
         self.to_client.close()
+        self.to_client.is_silent = True
         self.to_client.on_unheard = _nothing
         self._unwritten.clear()
         self.to_node.vanish()

@@ -71,7 +71,7 @@ HELD_S: Final = 0.5
 """For the last fetches to be held back."""
 SWEEPS_S: Final = 5.0
 """Until a listener has given back the bytes of all answers that were taken."""
-LEAVE_S_MAX: Final = 40.0
+LEAVE_S_MAX: Final = 60.0
 """From the last client's leave until the listeners hold nothing: clients that have vanished are
 noticed by their silence."""
 STEPS_MAX: Final = 3_000_000
@@ -137,7 +137,7 @@ class Cast:
             settings=KafkaSettings(
                 requests_per_connection_max=pick((2, 5, 16)),
                 receive_s=pick((1.0, 10.0)),
-                bytes_per_second_min=pick((100, 10_000)),
+                bytes_per_second_min=pick((1_000, 10_000)),
                 write_stall_s=pick((1.0, 5.0)),
                 idle_s=pick((2.0, 5.0)),
                 shutdown_s=pick((0.5, 5.0)),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
 from raftlog.kafka.messages.produce import (
     PartitionProduceData,
@@ -37,6 +38,7 @@ from tests.simulation.kafka.wire import Cut, DisconnectedError, Exchange, How, W
 from tests.verification.log_history import Outcome, Send
 
 PRODUCE: Final = 11
+FETCH: Final = 12
 INIT: Final = 4
 """Versions."""
 IN_FLIGHT_MAX: Final = 5
@@ -46,6 +48,9 @@ UNRESOLVED_MAX: Final = 8
 PARTITIONS_MAX: Final = 3
 """In one request."""
 TIMEOUT_MS: Final = 1_500
+UNREAD: Final = 0.4
+"""Share of a dying client's connections that take nothing of a large answer."""
+UNREAD_S: Final = 1_000.0
 SIZES: Final = (0, 0, 0, 100, 1_000, 3_000)
 """By how much a value is longer than its name."""
 
@@ -315,9 +320,13 @@ def produce_request(
 class DyingClient(Client):
     """Sends one request a connection, without sequences, dies meanwhile, and never repeats it.
 
+    Some of its connections only fetch, and take nothing of the answer.
+
     A request whose last byte never left must not have taken place: not even one of its partitions.
     """
 
+    unread: int = 0
+    """Fetches of which nothing was read."""
     cut_off: int = 0
     """Requests that were not sent whole."""
     _written: int = 0
@@ -341,6 +350,9 @@ class DyingClient(Client):
         led = [part for part in parts if self.leader(part) == node_id]
         wire = await self.wire(node_id)
         if wire is None:
+            return
+        if self.chance.random() < UNREAD:
+            self._read_nothing(wire, led)
             return
         batches = []
         data = self.history.data
@@ -384,6 +396,23 @@ class DyingClient(Client):
                         idempotent=False,
                     )
                 )
+        self._die(wire)
+
+    def _read_nothing(self, wire: Wire, parts: list[Part]) -> None:
+        """Fetch all there is, and take nothing of the answer."""
+        self.unread += 1
+        wire.pace_s = UNREAD_S
+        rows = tuple(
+            FetchPartition(part.number, -1, 0, partition_max_bytes=1 << 20) for part in parts
+        )
+        topic = FetchTopic(parts[0].topic, None, rows)
+        wire.begin(FetchRequest(max_wait_ms=100, min_bytes=1, topics=(topic,)), FETCH)
+        later_s = self.chance.uniform(0.0, 1.0)
+        asyncio.get_running_loop().call_later(later_s, self._die, wire)
+        # The next one is another connection.
+        self.wires.clear()
+
+    def _die(self, wire: Wire) -> None:
         how = self.chance.choice(("reset", "close", "vanish"))
         self.cuts += how == "vanish"
         wire.end(how)
