@@ -153,7 +153,7 @@ BUGS: Final = (
         "executed-in-part",
         "a request that was not sent whole does not take place",
         _method("connection_lost", _executed_in_part),
-        9,
+        16,
     ),
     PlantedBug(
         "answered-before-commit",
