@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 class _Slot:
     """The place of one request's answer."""
 
-    __slots__ = ("answer", "api", "is_done", "size", "taken", "task")
+    __slots__ = ("answer", "api", "is_done", "is_refused", "size", "taken", "task")
 
     def __init__(self, api: Api, taken: int) -> None:
         self.api = api
@@ -59,6 +59,8 @@ class _Slot:
         self.size = 0
         """Of the answer, taken from the budget until the client has it."""
         self.is_done = False
+        self.is_refused = False
+        """There is no answer, and no later one of the connection is sent."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -81,6 +83,8 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes of it that have come."""
         self._is_muted = False
         self._slots: deque[_Slot] = deque()
+        self._is_answering = True
+        """Until a request without its answer has had its turn."""
         self._is_write_paused = False
         self._sending = 0
         """Bytes of answers in the transport, held in the budget."""
@@ -283,11 +287,14 @@ class Connection(asyncio.BufferedProtocol):
                 slot.answer = await self._answer(api, version, frame)
             slot.size = sum(map(len, slot.answer))
         except DecodeError as error:
+            slot.is_refused = True
             self._refuse(f"{api.name}, version {version}: {error}")
         except LogError as error:
             # Handlers answer errors; this one leaves the client without an answer.
+            slot.is_refused = True
             self._refuse(f"{api.name}: {error.message}", EndReason.ERROR)
         except Exception as error:
+            slot.is_refused = True
             logger.exception("kafka: %s of %s failed", api.name, self.address)
             self._listener.on_broken_invariant(error)
             self._end(EndReason.ERROR)
@@ -332,7 +339,12 @@ class Connection(asyncio.BufferedProtocol):
         slots = self._slots
         while slots and slots[0].is_done and not self._is_write_paused:
             slot = slots.popleft()
-            if slot.answer and self._transport is not None:
+            self._is_answering = self._is_answering and not slot.is_refused
+            if not self._is_answering:
+                # A closing transport with something left takes more: it would stand for the answer
+                # that is missing.
+                self._give(slot.size)
+            elif slot.answer and self._transport is not None:
                 self._sending += slot.size
                 self._written += slot.size
                 self._transport.writelines(slot.answer)

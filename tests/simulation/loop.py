@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from tests.simulation.handles import Handle, SimulatedFuture, SimulatedTask
 from tests.simulation.life import Life, SimulationError, current_life
-from tests.simulation.streams import ListeningSocket
+from tests.simulation.node_transport import ListeningSocket
 
 T = TypeVar("T")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.streams import ListeningSocket, StreamManner, Streams
+from tests.simulation.node_transport import ListeningSocket
+from tests.simulation.streams import StreamManner, Streams
 from tests.simulation.world import Process, World, run
 
 PORT = 9092

@@ -12,8 +12,9 @@ from raftlog.http.settings import ServerSettings
 from raftlog.kafka.listener import KafkaListener
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.node.assembly import NodeCore
+from tests.simulation.node_transport import ListeningSocket
 from tests.simulation.node_world import NodeWorld
-from tests.simulation.streams import ListeningSocket, StreamManner, Streams
+from tests.simulation.streams import StreamManner, Streams
 from tests.simulation.world import Process
 
 PORT: Final = 9092

@@ -25,6 +25,7 @@ from raftlog.kafka.messages.produce import (
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.simulation.data.clients import Part, encode
 from tests.simulation.kafka.clients import (
+    DUPLICATE_SEQUENCE,
     NONE,
     NOT_LEADER,
     OUT_OF_ORDER_SEQUENCE,
@@ -66,6 +67,8 @@ class Batch:
     begun_s: float
     tries: int = 0
     is_in_flight: bool = False
+    passed: int = 0
+    """Later batches that were acknowledged meanwhile."""
     wire: Wire | None = None
     """By which it was sent last."""
 
@@ -269,9 +272,15 @@ class Producer(Client):
         is_first = line.batches[0] is batch
         if row.error_code == NONE:
             # The first one may have failed without a known outcome, and be in the log.
-            line.batches.remove(batch)
-            self.acknowledged += 1
-            self._note(batch, "ok", int(row.base_offset))
+            for earlier in line.batches:
+                if earlier is batch:
+                    break
+                earlier.passed += 1
+            self._done(batch, int(row.base_offset))
+            return
+        if row.error_code == DUPLICATE_SEQUENCE and batch.passed:
+            # In the log, behind more batches than are remembered: success for Kafka's clients.
+            self._done(batch, None)
             return
         line.is_stopped = True
         if row.error_code == NOT_LEADER and row.current_leader.leader_id >= 0:
@@ -288,6 +297,11 @@ class Producer(Client):
                 f"{row.error_code}: {row.error_message}"
             )
             self.end_session()
+
+    def _done(self, batch: Batch, offset: int | None) -> None:
+        self.lines[batch.part].batches.remove(batch)
+        self.acknowledged += 1
+        self._note(batch, "ok", offset)
 
     def _note(self, batch: Batch, outcome: Outcome, offset: int | None) -> None:
         self.history.data.history.append(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any, Final
 
 import pytest
 
+from raftlog.kafka.messages.api_versions import ApiVersionsRequest
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from raftlog.kafka.messages.metadata import MetadataRequest
 from raftlog.kafka.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -16,9 +19,18 @@ from raftlog.kafka.messages.produce import (
 from raftlog.kafka.settings import KafkaSettings
 from tests.simulation.data.clients import encode
 from tests.simulation.kafka.front import KafkaFront
-from tests.simulation.kafka.pipeline import FETCH, OLD, PRODUCE, Trials
+from tests.simulation.kafka.pipeline import (
+    API_VERSIONS,
+    CLIENT,
+    FETCH,
+    METADATA,
+    OLD,
+    PRODUCE,
+    Trials,
+)
+from tests.simulation.kafka.wire import frame_of
 from tests.simulation.node_world import NodeWorld
-from tests.simulation.streams import StreamManner
+from tests.simulation.streams import StreamManner, exactly
 from tests.simulation.world import World, run
 
 ANSWER_BYTES: Final = 50_000
@@ -79,6 +91,30 @@ def test_a_client_that_does_not_take_a_small_answer_is_cut_off(how: str) -> None
             await asyncio.sleep(0.5)
             wire.end("half-close")
         await trials.front.nodes.until(lambda: not trials.front.leaks(), 3 * STALL_S)
+
+    slow(work)
+
+
+def test_nothing_is_answered_behind_a_request_that_makes_no_sense() -> None:
+    """Though the transport still holds the answer before it."""
+
+    async def work(trials: Trials) -> None:
+        wire = await trials.connect(manner=exactly(SMALL))
+        link = trials.front.streams.link(CLIENT, 1)
+        # The requests arrive together: unread ones would reset the connection.
+        link.block()
+        first = wire.begin(fetch(), FETCH)
+        nonsense = frame_of(MetadataRequest(), METADATA, 1)[4:-3] + b"\xff\xff\xff"
+        wire.write(struct.pack(">i", len(nonsense)) + nonsense)
+        versions = ApiVersionsRequest("test", "1")
+        behind = [wire.begin(versions, API_VERSIONS) for _ in range(3)]
+        link.unblock()
+        answer = await first.answered
+        assert len(answer.responses[0].partitions[0].records) > ANSWER_BYTES
+        await trials.front.nodes.until(lambda: wire.is_over, 3 * STALL_S)
+        assert not trials.complaints, trials.complaints
+        for exchange in behind:
+            assert exchange.answered.exception() is not None, exchange.answered.result()
 
     slow(work)
 
