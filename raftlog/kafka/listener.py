@@ -51,10 +51,11 @@ class KafkaListener:
         self._server: asyncio.Server | None = None
         self._connections: dict[Connection, None] = {}
         self._by_address: Counter[str] = Counter()
-        self._in_line: dict[Connection, None] = {}
-        """Connections whose next requests begin in later turns of the event loop, in order."""
+        self._in_line: dict[str, dict[Connection, None]] = {}
+        """Connections whose next requests begin in later turns of the event loop, in order, by
+        address: the addresses take turns."""
         self._served: Connection | None = None
-        """The one in front, while its requests begin."""
+        """The one in front, until its request begins."""
         self._turn_max = self._turn_left = REQUESTS_PER_TURN
         """Requests of one turn, and those that may still begin in this one."""
         self._turn_at = 0.0
@@ -127,7 +128,11 @@ class KafkaListener:
         """A connection has ended."""
         self.metrics.ended[connection.end_reason] += 1
         self._waiting.pop(connection, None)
-        self._in_line.pop(connection, None)
+        if self.is_in_line(connection):
+            connections = self._in_line[connection.address_group]
+            del connections[connection]
+            if not connections:
+                del self._in_line[connection.address_group]
         if connection in self._connections:
             del self._connections[connection]
             self._by_address[connection.address_group] -= 1
@@ -156,17 +161,18 @@ class KafkaListener:
         """
         if self._turn_left > 0 and (connection is self._served or not self._in_line):
             return True
-        self._in_line[connection] = None
+        self._in_line.setdefault(connection.address_group, {})[connection] = None
         self._schedule_turn()
         return False
 
     def is_in_line(self, connection: Connection) -> bool:
         """Whether the connection's next request begins in a later turn."""
-        return connection in self._in_line
+        return connection in self._in_line.get(connection.address_group, ())
 
     def begun(self) -> None:
-        """Count a request in this turn."""
+        """Count a request in this turn; the next one of its connection is behind the line."""
         self._turn_left -= 1
+        self._served = None
         self._schedule_turn()
 
     def _schedule_turn(self) -> None:
@@ -187,8 +193,12 @@ class KafkaListener:
         self._turn_at = now
         self._turn_left = self._turn_max
         while self._in_line and self._turn_left > 0:
-            connection = next(iter(self._in_line))
-            del self._in_line[connection]
+            address = next(iter(self._in_line))
+            connections = self._in_line.pop(address)
+            connection = next(iter(connections))
+            del connections[connection]
+            if connections:
+                self._in_line[address] = connections
             self._served = connection
             connection.proceed()
         self._served = None

@@ -6,10 +6,13 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
+from raftlog.broker.limits import address_group
 from raftlog.kafka import listener
+from raftlog.kafka.connection import Connection
 from raftlog.kafka.listener import KafkaListener
 from raftlog.kafka.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -26,7 +29,7 @@ from raftlog.kafka.messages.produce import (
 from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.schema.codec import codec_of
-from tests.kafka.peers import DEADLINE_S, KafkaNode, batch, kafka_node
+from tests.kafka.peers import DEADLINE_S, KafkaNode, RawClient, batch, kafka_node
 
 VERSIONS = ApiVersionsRequest("test", "1")
 
@@ -138,6 +141,48 @@ async def test_pipelines_of_many_connections_take_turns(
         for client in clients:
             assert [(await client.receive())[0] for _ in range(50)] == list(range(50))
     assert most == 4
+
+
+async def test_the_addresses_of_a_line_take_turns(
+    one: KafkaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One address with many connections delays no other."""
+    events: list[tuple[str, str]] = []
+    may_begin, begin = KafkaListener.may_begin, Connection._begin
+
+    def asked(self: KafkaListener, connection: Connection) -> bool:
+        may = may_begin(self, connection)
+        if not may:
+            events.append(("waits", connection.address_group))
+        return may
+
+    def began(self: Connection, frame: Any, taken: int) -> None:
+        events.append(("begins", self.address_group))
+        begin(self, frame, taken)
+
+    monkeypatch.setattr(listener, "REQUESTS_PER_TURN", 1)
+    monkeypatch.setattr(KafkaListener, "may_begin", asked)
+    monkeypatch.setattr(Connection, "_begin", began)
+    one.listener._next_turn()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(one.client()) for _ in range(40)]
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", one.listener.port, local_addr=("127.0.0.2", 0)
+        )
+        other = RawClient(reader, writer)
+        stack.callback(writer.close)
+        await other.ask(VERSIONS, 3)
+        for client in clients:
+            client.writer.write(b"".join(client.frame(VERSIONS, 3) for _ in range(10)))
+        await other.ask(VERSIONS, 3)
+        for client in clients:
+            assert [(await client.receive())[0] for _ in range(10)] == list(range(10))
+    group = address_group("127.0.0.2")
+    last = max(place for place, event in enumerate(events) if event == ("begins", group))
+    waits = [place for place, event in enumerate(events[:last]) if event == ("waits", group)]
+    since = events[waits[0] if waits else last : last]
+    assert since.count(("begins", address_group("127.0.0.1"))) <= 2
+    assert ("waits", address_group("127.0.0.1")) in events
 
 
 async def test_a_frame_may_arrive_byte_by_byte(one: KafkaNode) -> None:
