@@ -53,6 +53,10 @@ class RoutedFetch:
         self._isolation = isolation
         self._refusals: dict[str, LogError | None] = {}
         self._reads: list[RoutedRead] = []
+        self._may_have_data = False
+        """`wait` has found something, or has no time to look."""
+        self._min_bytes = 0
+        self._deadline = 0.0
 
     def add(self, topic: str, number: PartitionId, offset: Offset, *, max_bytes: int) -> None:
         """Read a partition from `offset` on. An error is the partition's own, and no exception."""
@@ -76,31 +80,37 @@ class RoutedFetch:
             return error.as_outcome()
         return None
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for the first record of any partition; False if none has come in time."""
-        timeout_s = min(timeout_s, self._service.settings.long_poll_s_max)
-        return await self._wait(self._reads, self._clock.monotonic() + timeout_s)
+    def is_at_end(self) -> bool:
+        """Whether no partition is known to have anything to read: then `wait`."""
+        return not self._may_have_data
 
-    async def chunks(
-        self, max_bytes: int, *, min_bytes: int, timeout_s: float
-    ) -> AsyncIterator[tuple[RoutedRead, Fetched]]:
+    async def wait(self, *, min_bytes: int, timeout_s: float) -> None:
+        """Wait for the first record of any partition, unless one has an error.
+
+        `chunks` waits for the rest of `min_bytes`.
+        """
+        timeout_s = min(timeout_s, self._service.settings.long_poll_s_max)
+        if any(one.error is not None for one in self._reads):
+            timeout_s = 0.0
+        self._min_bytes, self._deadline = min_bytes, self._clock.monotonic() + timeout_s
+        self._may_have_data = await self._wait(self._reads)
+
+    async def chunks(self, max_bytes: int) -> AsyncIterator[tuple[RoutedRead, Fetched]]:
         """Batches of the partitions, each at least once with its error or marks.
 
-        Waits up to `timeout_s` for `min_bytes` of all partitions together, unless one has an error.
+        Until there are the `min_bytes` of `wait`, all partitions together, or one has an error.
         With `max_bytes` 0 there are marks and errors, and no data.
         """
         settings = self._service.settings
-        deadline = self._clock.monotonic() + min(timeout_s, settings.long_poll_s_max)
         bytes_left = min(max_bytes, settings.response_bytes_max)
         size = 0
         is_first = True
         for one in self._reads:
             if one.error is not None:
-                deadline = 0.0
                 yield one, NOTHING
         pending = [one for one in self._reads if one.error is None]
-        while pending and (is_first or self._clock.monotonic() < deadline):
-            may_have_data = await self._wait(pending, deadline)
+        while pending and (is_first or self._clock.monotonic() < self._deadline):
+            may_have_data = await self._wait(pending)
             if not (may_have_data or is_first):
                 return
             has_moved = False
@@ -122,14 +132,14 @@ class RoutedFetch:
                 if count or is_first:
                     yield one, row
             is_first = False
-            is_over = bytes_left <= 0 or size >= max(min_bytes, 1) or not has_moved
+            is_over = bytes_left <= 0 or size >= max(self._min_bytes, 1) or not has_moved
             if is_over or any(one.error is not None for one in pending):
                 return
             pending = [one for one in pending if one.bytes_left > 0]
 
-    async def _wait(self, reads: list[RoutedRead], deadline: float) -> bool:
-        """Wait for a record of any partition; False if none has come until the deadline."""
-        remaining_s = deadline - self._clock.monotonic()
+    async def _wait(self, reads: list[RoutedRead]) -> bool:
+        """Wait for a record of any partition; False if none has come in time."""
+        remaining_s = self._deadline - self._clock.monotonic()
         if remaining_s <= 0:
             return True
         positions = [(one.handle, one.offset) for one in reads if one.handle is not None]
@@ -138,7 +148,7 @@ class RoutedFetch:
         except LogError:
             # The read has the reason, by partition; or no leader had room for one more wait.
             return True
-        return self._clock.monotonic() < deadline
+        return self._clock.monotonic() < self._deadline
 
     async def _read(self, reads: list[RoutedRead], max_bytes: int) -> list[Fetched | LogError]:
         wants = [

@@ -234,6 +234,14 @@ async def test_errors_of_a_fetch_are_of_their_partitions_and_end_the_wait(lone: 
         assert bytes(answer.responses[0].partitions[0].records)
 
 
+async def test_an_error_ends_the_wait_of_a_fetch_without_records(lone: KafkaNode) -> None:
+    async with lone.client() as client:
+        part = FetchPartition(0, -1, 0, partition_max_bytes=1 << 20)
+        topics = (FetchTopic("one", None, (part,)), FetchTopic("none", None, (part,)))
+        answer = await client.ask(FetchRequest(max_wait_ms=30_000, min_bytes=1, topics=topics), 12)
+        assert [topic.partitions[0].error_code for topic in answer.responses] == [0, 3]
+
+
 async def test_a_fetch_stays_within_its_bytes(lone: KafkaNode) -> None:
     async with lone.client() as client:
         for number in range(6):

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Final
 
-from raftlog.broker.fetch import (
-    Fetched,
-    Isolation,
-    MultiFetch,
-    PartitionFetch,
-    RoutedFetch,
-    RoutedRead,
-)
+from raftlog.broker.fetch import Fetched, Isolation, MultiFetch, RoutedFetch
 from raftlog.broker.limits import address_group
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.brokers import current_leader
@@ -107,12 +99,9 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
                 )
     # With an error the answer leaves at once.
     wait_s = max(request.max_wait_ms, 0) / 1000 if parts and len(parts) == seen else 0.0
-    deadline = call.broker.clock.monotonic() + wait_s
-    has_data = await _wait(plan, request.min_bytes, wait_s)
-    max_bytes = max(request.max_bytes, 1) if has_data else 0
-    await _read(
-        call, plan, parts, max_bytes=max_bytes, min_bytes=request.min_bytes, deadline=deadline
-    )
+    if plan.is_at_end():
+        await plan.wait(min_bytes=request.min_bytes, timeout_s=wait_s)
+    await _read(call, plan, parts, 0 if plan.is_at_end() else max(request.max_bytes, 1))
     nodes: dict[int, NodeEndpoint] = {}
     return FetchResponse(
         responses=tuple(
@@ -137,23 +126,11 @@ def _plan(call: Call, count: int, isolation: Isolation) -> MultiFetch | RoutedFe
     )
 
 
-async def _wait(plan: MultiFetch | RoutedFetch, min_bytes: int, timeout_s: float) -> bool:
-    """Wait for `min_bytes` of all partitions; whether there may be anything to read."""
-    if isinstance(plan, RoutedFetch):
-        return await plan.wait(timeout_s)
-    if timeout_s > 0 and plan.is_at_end():
-        await plan.wait(min_bytes=min_bytes, timeout_s=timeout_s)
-    return not plan.is_at_end()
-
-
 async def _read(
     call: Call,
     plan: MultiFetch | RoutedFetch,
     parts: dict[tuple[str, int], _Part],
-    *,
     max_bytes: int,
-    min_bytes: int,
-    deadline: float,
 ) -> None:
     """Read the partitions, within the bytes that the client's address may hold.
 
@@ -165,7 +142,7 @@ async def _read(
     taken = await _room(call, group, wanted) if max_bytes > 0 else 0
     budget.take_anyway(taken, group)
     try:
-        async for one, fetched in _chunks(call, plan, min(max_bytes, taken), min_bytes, deadline):
+        async for one, fetched in plan.chunks(min(max_bytes, taken)):
             part = parts[one.topic, one.number]
             if part.fetched is None:
                 part.fetched = fetched
@@ -177,19 +154,6 @@ async def _read(
     finally:
         # The connection takes the bytes of the answer before another task runs.
         budget.give(taken, group)
-
-
-def _chunks(
-    call: Call,
-    plan: MultiFetch | RoutedFetch,
-    max_bytes: int,
-    min_bytes: int,
-    deadline: float,
-) -> AsyncIterator[tuple[PartitionFetch | RoutedRead, Fetched]]:
-    if isinstance(plan, RoutedFetch):
-        remaining_s = deadline - call.broker.clock.monotonic() if max_bytes else 0.0
-        return plan.chunks(max_bytes, min_bytes=min_bytes, timeout_s=remaining_s)
-    return plan.chunks(max_bytes)
 
 
 async def _room(call: Call, group: str, wanted: int) -> int:
