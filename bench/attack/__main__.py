@@ -72,7 +72,7 @@ def _metrics_page(node: MeasuredNode) -> str:
 
 def _tracebacks(node: ClusterNode) -> list[str]:
     """The first tracebacks in a node's log, with the lines before and after each."""
-    found = []
+    found: list[str] = []
     lines = [line for log in node.logs for line in log.read_text().splitlines()]
     for number, line in enumerate(lines):
         if TRACEBACK in line and len(found) < TRACEBACKS_SHOWN:

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from bench.cluster_processes import ClusterProcesses
 from bench.judges.programs import DEADLINE_S, Program, ToolShell, java_command, wait_for
@@ -46,6 +47,11 @@ class Row(NamedTuple):
     offset: int
     key: bytes | None
     value: bytes | None
+
+
+def _row(message: Any) -> Row:
+    # Typed as Any: of what was consumed without an error, each part is there.
+    return Row(message.partition(), message.offset(), message.key(), message.value())
 
 
 class Trial:
@@ -167,8 +173,7 @@ class Trial:
                 for message in consumer.consume(CONSUME_MAX, timeout=0.2):
                     error = message.error()
                     if error is None:
-                        place = message.partition(), message.offset()
-                        rows.append(Row(*place, message.key(), message.value()))
+                        rows.append(_row(message))
                     elif error.code() == KafkaError._PARTITION_EOF:
                         partitions.discard(message.partition())
                     else:

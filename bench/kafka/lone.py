@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import time
+from functools import partial
 from typing import Final, cast
 
 from bench.node import LoneNode, data_directory, free_port
@@ -84,9 +85,7 @@ async def load(port: int, connections: int, seconds: float) -> tuple[float, Late
     started = time.perf_counter()
     opened = [
         await loop.create_connection(
-            lambda partition=number % PARTITIONS: _Connection(
-                _request(partition), started + seconds
-            ),
+            partial(_Connection, _request(number % PARTITIONS), started + seconds),
             "127.0.0.1",
             port,
         )

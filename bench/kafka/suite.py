@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from bench.cluster_processes import ClusterProcesses
 from bench.kafka.peer import KafkaPeer, classpath_of, java, running_peer
@@ -165,8 +166,10 @@ def _by_python(system: System, workload: str, topic: str, size: int, count: int)
 
 def _by_librdkafka(system: System, _workload: str, topic: str, size: int, count: int) -> float:
     command = [PERFORMANCE, "-P", "-t", topic, "-s", str(size), "-c", str(count), "-u"]
+    command += ["-b", system.servers]
     settings = ("enable.idempotence=true", "acks=all", "queue.buffering.max.messages=500000")
-    command += ["-b", system.servers, *(part for one in settings for part in ("-X", one))]
+    for setting in settings:
+        command += ["-X", setting]
     output = _output(command)
     match = _MS.findall(output)
     if not match:
@@ -183,20 +186,32 @@ class _JavaTools:
     def run(self, system: System, workload: str, topic: str, size: int, count: int) -> float:
         """Records a second, as the tool reports them."""
         if workload == "produce":
-            tool = (
-                *("org.apache.kafka.tools.ProducerPerformance", "--topic", topic),
-                *("--num-records", str(count), "--record-size", str(size), "--throughput", "-1"),
-                *("--producer-props", f"bootstrap.servers={system.servers}", "acks=all"),
+            output = _output(
+                java(
+                    self._classpath,
+                    *("org.apache.kafka.tools.ProducerPerformance", "--topic", topic),
+                    *(
+                        "--num-records",
+                        str(count),
+                        "--record-size",
+                        str(size),
+                        "--throughput",
+                        "-1",
+                    ),
+                    *("--producer-props", f"bootstrap.servers={system.servers}", "acks=all"),
+                )
             )
-            output = _output(java(self._classpath, *tool))
             return float(_JAVA_RATE.findall(output)[-1])
-        tool = (
-            *("org.apache.kafka.tools.ConsumerPerformance", "--topic", topic),
-            *("--num-records", str(count), "--bootstrap-server", system.servers),
-            *("--timeout", "60000", "--hide-header"),
+        output = _output(
+            java(
+                self._classpath,
+                *("org.apache.kafka.tools.ConsumerPerformance", "--topic", topic),
+                *("--num-records", str(count), "--bootstrap-server", system.servers),
+                *("--timeout", "60000", "--hide-header"),
+            )
         )
         # The last column: records a second while fetching, without the time to join the group.
-        return float(_output(java(self._classpath, *tool)).strip().splitlines()[-1].split(",")[-1])
+        return float(output.strip().splitlines()[-1].split(",")[-1])
 
 
 def _output(command: Sequence[str]) -> str:

@@ -65,4 +65,5 @@ async def _opening(cluster: Cluster, node_id: int) -> int:
     finally:
         connection.close()
     nodes = json.loads(answer.body)["nodes"]
-    return next(node["opening"] for node in nodes if node["node_id"] == node_id)
+    opening: int = next(node["opening"] for node in nodes if node["node_id"] == node_id)
+    return opening

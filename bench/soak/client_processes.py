@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from raftlog.coordinator import group_kind, transaction_kind
-from raftlog.coordinator.service import partition_of
 from raftlog.coordinator.transaction_messages import shard_key
+from raftlog.record.coordinators import partition_of
 
 COORDINATOR_PARTITIONS: Final = 16
 """Of the coordinators' topics, as a new cluster creates them."""

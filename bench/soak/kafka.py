@@ -155,7 +155,7 @@ async def soak(
     """
     for topic in TOPICS:
         await cluster.create_topic(topic, PARTITIONS, CONFIGS)
-    kafka_servers = cluster.kafka_servers
+    kafka_servers = cluster.processes.kafka_servers
     orders = client_orders(kafka_servers, directory, rate)
     processors = [number for number, each in enumerate(orders) if each.role == "processor"]
     producers = [number for number, each in enumerate(orders) if each.role != "processor"]

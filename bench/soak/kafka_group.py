@@ -66,6 +66,7 @@ class GroupMember:
         """The next records of partitions that are assigned still. Raises KafkaException."""
         invoked = self._journal.step()
         found: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        row: Any
         for row in self._consumer.consume(POLL_RECORDS_MAX, timeout=POLL_S):
             if row.error() is not None:
                 self._journal.error("consume", row.error())

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -116,10 +117,10 @@ class ProducerClient:
             self.fatal = error
 
     def close(self) -> None:
-        """End the producer at once: of what is not delivered yet the outcome is unknown."""
+        """Abort an open transaction, wait for what is not delivered yet, and end the producer."""
         # After a fatal error it cannot abort: that error is in the journal already.
         with suppress(KafkaException):
-            self._producer.close(0)
+            self._producer.close()
 
     def end_if_fatal(self) -> None:
         """Raise FencedError or SessionOverError after a fatal error."""
@@ -173,7 +174,7 @@ class TransactionalClient(ProducerClient):
         try:
             self._call("begin_transaction", self.producer.begin_transaction)
             for send in sends:
-                self._call("produce", lambda send=send: self.produce(send))
+                self._call("produce", partial(self.produce, send))
             self.producer.poll(0)
             if send_offsets is not None:
                 self._call("send_offsets_to_transaction", send_offsets)

@@ -17,7 +17,7 @@ from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.open_loop import open_loop
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 PARTITIONS: Final = 2
 RATE: Final = 200

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
-from aiokafka.record.default_records import (  # type: ignore[import-untyped] # it has no py.typed
+from aiokafka.record.default_records import (
     DefaultRecordBatch,
     DefaultRecordBatchBuilder,
 )

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -98,6 +99,18 @@ def main(
 def sign_of(error: AssertionError) -> str:
     """What a history says about a planted bug, in one line."""
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:SIGN_CHARACTERS]
+
+
+def finding(
+    planted: AbstractContextManager[object], replay: Callable[[int], object], seed: int
+) -> str | None:
+    """What a seed's history finds of a planted bug, if anything."""
+    try:
+        with planted:
+            replay(seed)
+    except AssertionError as error:
+        return sign_of(error)
+    return None
 
 
 def run_planted(

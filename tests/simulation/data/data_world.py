@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -218,6 +218,23 @@ class DataWorld:
             return None
         row = topic.partitions[part.number]
         return core.services.replicas.replica(topic.topic_id, row.partition)
+
+    def replicas_agree(self, parts: Iterable[Part]) -> bool:
+        """Whether all replicas are there, equal, and know of no open transaction."""
+        for part in parts:
+            ends = set()
+            for member in map(int, self.row(part).replicas):
+                replica = self.replica(member, part)
+                if replica is None:
+                    return False
+                ends |= {
+                    replica.last_stable_offset,
+                    replica.high_watermark,
+                    replica.log_end_offset,
+                }
+            if len(ends) != 1:
+                return False
+        return True
 
     def is_written(self, part: Part) -> bool:
         """Whether its leader, by the newest metadata, would take a write."""

@@ -386,20 +386,7 @@ class History:
 
     def _is_stable(self) -> bool:
         """Whether no replica knows of an open transaction, and all are equal."""
-        for part in self.data.parts:
-            ends = set()
-            for member in map(int, self.data.row(part).replicas):
-                replica = self.data.replica(member, part)
-                if replica is None:
-                    return False
-                ends |= {
-                    replica.last_stable_offset,
-                    replica.high_watermark,
-                    replica.log_end_offset,
-                }
-            if len(ends) != 1:
-                return False
-        return True
+        return self.data.replicas_agree(self.data.parts)
 
     async def _drain(self) -> None:
         """Let each reader read to the end."""

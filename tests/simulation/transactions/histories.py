@@ -476,20 +476,8 @@ class History:
 
     def _is_stable(self) -> bool:
         """Whether no replica knows of an open transaction, and all are equal."""
-        for part in (*self.data.parts, *self.nemesis.internal):
-            ends = set()
-            for member in map(int, self.data.row(part).replicas):
-                replica = self.data.replica(member, part)
-                if replica is None:
-                    return False
-                ends |= {
-                    replica.last_stable_offset,
-                    replica.high_watermark,
-                    replica.log_end_offset,
-                }
-            if len(ends) != 1:
-                return False
-        return self._has_ended()
+        parts = (*self.data.parts, *self.nemesis.internal)
+        return self.data.replicas_agree(parts) and self._has_ended()
 
     async def _judge(self) -> None:
         await self._drain()

@@ -11,19 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tests.simulation.runner import run_planted, sign_of
+from tests.simulation.runner import finding, run_planted
 from tests.simulation.transactions.histories import replay
 from tests.simulation.transactions.planted_bugs import PLANTED, planted_bug
 
 
 def find(name: str, seed: int) -> str | None:
     """What the history finds of the planted bug, if anything."""
-    try:
-        with planted_bug(name).planted():
-            replay(seed)
-    except AssertionError as error:
-        return sign_of(error)
-    return None
+    return finding(planted_bug(name).planted(), replay, seed)
 
 
 def main(arguments: Sequence[str]) -> int:
