@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from raftlog.broker.limits import address_group
+from raftlog.broker.limits import RateGuard, address_group
 from raftlog.kafka.apis import API_VERSIONS, APIS, Api, unsupported_version
 from raftlog.kafka.call import Call
 from raftlog.kafka.framing import (
@@ -98,8 +98,9 @@ class Connection(asyncio.BufferedProtocol):
         self._receiving_since: float | None = None
         self._received = 0
         """Bytes since then."""
-        self._stalled_since: float | None = None
-        """Since when the client has taken nothing of what the transport holds."""
+        self._reader_guard: RateGuard | None = None
+        """While the transport holds something at each look."""
+        self._looked_at = now
         self._taken = 0
         """Bytes of answers that the client had taken by then."""
 
@@ -418,11 +419,8 @@ class Connection(asyncio.BufferedProtocol):
     def sweep(self, now: float) -> None:
         """Cut the connection if its client is idle, or too slow."""
         settings = self._settings
-        if self._is_stalled(now):
-            self.abort(
-                EndReason.SLOW_READER,
-                f"took nothing of an answer for {settings.write_stall_s:g} s",
-            )
+        if self._reads_too_slowly(now):
+            self.abort(EndReason.SLOW_READER, "it read its answers too slowly")
         elif self._receiving_since is not None:
             taken_s = now - self._receiving_since
             is_slow = self._received < taken_s * settings.bytes_per_second_min
@@ -434,18 +432,21 @@ class Connection(asyncio.BufferedProtocol):
         elif not self.is_busy and now - self._active_at > settings.idle_s:
             self.close(EndReason.IDLE)
 
-    def _is_stalled(self, now: float) -> bool:
-        """Whether the client has taken nothing for too long.
+    def _reads_too_slowly(self, now: float) -> bool:
+        """Whether the client has taken less than the minimum for too long.
 
         A transport below its limit never says when it is empty: what it has sent is given back to
         the budget here, and a client that reads nothing is noticed here, also after `close`.
         """
         buffered = self._buffered()
         if not buffered:
-            self._stalled_since = None
+            self._reader_guard = None
             self._sent()
             return False
-        taken = self._written - buffered
-        if self._stalled_since is None or taken > self._taken:
-            self._stalled_since, self._taken = now, taken
-        return now - self._stalled_since > self._settings.write_stall_s
+        settings, taken = self._settings, self._written - buffered
+        if self._reader_guard is None:
+            self._reader_guard = RateGuard(settings.bytes_per_second_min, settings.write_stall_s)
+        else:
+            self._reader_guard.moved(taken - self._taken, now - self._looked_at)
+        self._looked_at, self._taken = now, taken
+        return not self._reader_guard.patience_s

@@ -21,9 +21,9 @@ class KafkaSettings:
     receive_s: float = 10.0
     """A request must arrive within this, or move at `bytes_per_second_min`."""
     bytes_per_second_min: int = 64 * KIB
-    """Minimum rate of a long request."""
+    """Minimum rate of a long request, and of answers that a client does not take at once."""
     write_stall_s: float = 30.0
-    """A client that takes nothing of its answers for so long is cut off."""
+    """A client that takes its answers below the minimum rate for so long is cut off."""
     idle_s: float = 600.0
     """An idle connection is closed after this; clients' own limit is nine minutes."""
     connections_max: int = 4_096

@@ -37,6 +37,7 @@ ANSWER_BYTES: Final = 50_000
 """Less than what a transport holds before its protocol is to pause."""
 SMALL: Final = StreamManner(sent_bytes_max=1_000, unread_bytes_max=1_000)
 STALL_S: Final = 2.0
+RATE_MIN: Final = 1_000
 IDLE_S: Final = 60.0
 
 
@@ -45,7 +46,9 @@ def slow(work: Any) -> None:
 
     async def main(world: World) -> None:
         nodes = NodeWorld(world, node_count=1, voter_count=1)
-        settings = KafkaSettings(write_stall_s=STALL_S, idle_s=IDLE_S)
+        settings = KafkaSettings(
+            write_stall_s=STALL_S, bytes_per_second_min=RATE_MIN, idle_s=IDLE_S
+        )
         trials = Trials(world, KafkaFront(nodes, settings, manner=SMALL))
         await trials.open()
         wire = await trials.connect()
@@ -120,7 +123,7 @@ def test_nothing_is_answered_behind_a_request_that_makes_no_sense() -> None:
 
 
 def test_a_slow_reader_gets_all_of_its_answer() -> None:
-    """As long as it takes some bytes within each `write_stall_s`."""
+    """As long as it takes them at the minimum rate."""
 
     async def work(trials: Trials) -> None:
         wire = await trials.connect()
@@ -129,5 +132,17 @@ def test_a_slow_reader_gets_all_of_its_answer() -> None:
             answer = await wire.begin(fetch(), FETCH).answered
         assert len(answer.responses[0].partitions[0].records) > ANSWER_BYTES
         wire.end("close")
+
+    slow(work)
+
+
+def test_a_reader_below_the_minimum_rate_is_cut_off() -> None:
+    """Though it takes some bytes all the time."""
+
+    async def work(trials: Trials) -> None:
+        wire = await trials.connect()
+        wire.pace_s, wire.read_bytes_max = STALL_S / 4, int(STALL_S / 4 * RATE_MIN / 2)
+        wire.begin(fetch(), FETCH)
+        await trials.front.nodes.until(lambda: not trials.front.leaks(), 4 * STALL_S)
 
     slow(work)
