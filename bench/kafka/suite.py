@@ -165,7 +165,7 @@ def _by_python(system: System, workload: str, topic: str, size: int, count: int)
 
 
 def _by_librdkafka(system: System, _workload: str, topic: str, size: int, count: int) -> float:
-    command = [PERFORMANCE, "-P", "-t", topic, "-s", str(size), "-c", str(count), "-u"]
+    command = [PERFORMANCE, "-P", "-t", topic, "-s", str(size), "-c", str(count)]
     command += ["-b", system.servers]
     settings = ("enable.idempotence=true", "acks=all", "queue.buffering.max.messages=500000")
     for setting in settings:
