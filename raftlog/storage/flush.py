@@ -1,10 +1,9 @@
 """Group commit for all logs of a node.
 
-A log with unsynced bytes is queued once, whatever is appended meanwhile. A free thread takes its
-share of the queue and syncs those logs one after the other. So appends arriving during a sync share
-the next one; a lone log is synced without delay; and when many logs are busy, several share the
-cost of one thread switch, while the device still gets several syncs at once, to merge. Measured in
-docs/decisions/group-commit.md.
+A log with unsynced bytes is queued once, whatever is appended meanwhile. A round takes its share of
+the queue and syncs those logs. So appends arriving during a sync share the next one; a lone log is
+synced without delay; and when many logs are busy, several share the cost of a round, while the
+device still gets several syncs at once, to merge. Measured in docs/decisions/group-commit.md.
 """
 
 from __future__ import annotations
@@ -13,42 +12,45 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from raftlog.world import Clock, Disk
+from raftlog.world import Clock, Disk, Sync
 
-SYNC_THREADS_MAX: Final = 4
-"""Syncs at once; the disk's other threads stay free for reads."""
+ROUNDS_MAX: Final = 4
+"""Rounds at once. Where threads carry them out, the disk's others stay free for reads."""
 GATHER_ITERATIONS: Final = 3
 """Iterations of the event loop between the first request for a sync and its start. Appends from
-sockets readable meanwhile are included, and the sync's thread does not compete with the loop for
-the interpreter while the loop still has appends to make. An idle loop takes microseconds for these
-iterations."""
+sockets readable meanwhile are included. An idle loop takes microseconds for these iterations."""
 SYNCS_PER_ROUND_MAX: Final = 16
-"""Most logs synced by one thread in one round: all their writers wait for the last sync."""
+"""Most logs synced in one round: all their writers wait for the last sync."""
 
 
-BeginSync: TypeAlias = Callable[[], Callable[[], None] | None]
-"""Returns the blocking work that makes everything written so far durable; None without any."""
+BeginSync: TypeAlias = Callable[[], Sync | None]
+"""Returns the sync that makes everything written so far durable; None without any."""
 EndSync: TypeAlias = Callable[[Exception | None], None]
 """Called when the sync has returned, or raised the error."""
 
 
 class _Progress:
-    """Progress of a round. Written by its thread, read by the event loop."""
+    """Progress of a round. Written where its syncs run, read by the event loop."""
 
-    def __init__(self, now: float) -> None:
-        self.since = now
-        """Start of the present sync; before the first, the time of the request for the thread."""
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.since = clock.monotonic()
+        """Start of the present syncs; before the first, the time of the request for them."""
+
+    def on_begun(self) -> None:
+        """Many lengthy syncs one after the other are a slow disk, not a stalled one."""
+        self.since = self._clock.monotonic()
 
 
 class Flusher:
     """Queue of logs waiting for a sync, and the rounds that sync them."""
 
-    def __init__(self, disk: Disk, clock: Clock, threads_max: int = SYNC_THREADS_MAX) -> None:
+    def __init__(self, disk: Disk, clock: Clock, rounds_max: int = ROUNDS_MAX) -> None:
         self.syncs = 0
         """Syncs done, for metrics."""
         self._disk = disk
         self._clock = clock
-        self._threads_max = threads_max
+        self._rounds_max = rounds_max
         self._queue: dict[BeginSync, EndSync] = {}
         self._rounds: set[asyncio.Task[None]] = set()
         self._progress: dict[_Progress, None] = {}
@@ -62,7 +64,7 @@ class Flusher:
     def request(self, begin_sync: BeginSync, end_sync: EndSync) -> None:
         """Queue one sync of a log, however often requested before `begin_sync` is called."""
         self._queue[begin_sync] = end_sync
-        if not self._scheduled and len(self._rounds) < self._threads_max:
+        if not self._scheduled and len(self._rounds) < self._rounds_max:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._gather, GATHER_ITERATIONS)
 
@@ -74,8 +76,8 @@ class Flusher:
 
     def _start(self) -> None:
         self._scheduled = False
-        while self._queue and len(self._rounds) < self._threads_max:
-            free = self._threads_max - len(self._rounds)
+        while self._queue and len(self._rounds) < self._rounds_max:
+            free = self._rounds_max - len(self._rounds)
             share = min(-(-len(self._queue) // free), SYNCS_PER_ROUND_MAX)
             begins = [begin for begin, _ in zip(self._queue, range(share), strict=False)]
             syncs = [(begin, self._queue.pop(begin)) for begin in begins]
@@ -89,38 +91,18 @@ class Flusher:
             # Logs queued during a whole sync start without further gathering.
             self._start()
 
-    async def _round(self, syncs: list[tuple[BeginSync, EndSync]]) -> None:
-        works = [(work, end) for begin, end in syncs if (work := begin()) is not None]
-        progress = _Progress(self._clock.monotonic())
+    async def _round(self, requests: list[tuple[BeginSync, EndSync]]) -> None:
+        syncs = [(sync, end) for begin, end in requests if (sync := begin()) is not None]
+        progress = _Progress(self._clock)
         self._progress[progress] = None
         errors: list[Exception | None]
         try:
-            errors = await self._disk.run(lambda: self._sync_all(works, progress))
+            errors = await self._disk.sync_all([sync for sync, _ in syncs], progress.on_begun)
         except Exception as error:
-            # Whatever stopped the thread, the extent of its syncs is unknown.
-            errors = [error] * len(works)
+            # Whatever stopped the round, the extent of its syncs is unknown.
+            errors = [error] * len(syncs)
         finally:
             del self._progress[progress]
-        self.syncs += len(works)
-        for (_, end_sync), failure in zip(works, errors, strict=True):
+        self.syncs += len(syncs)
+        for (_, end_sync), failure in zip(syncs, errors, strict=True):
             end_sync(failure)
-
-    def _sync_all(
-        self, works: list[tuple[Callable[[], None], EndSync]], progress: _Progress
-    ) -> list[Exception | None]:
-        """One sync after the other. Blocks."""
-        errors = []
-        for work, _ in works:
-            # Many lengthy syncs are a slow disk, not a stalled one.
-            progress.since = self._clock.monotonic()
-            errors.append(_attempt(work))
-        return errors
-
-
-def _attempt(work: Callable[[], None]) -> Exception | None:
-    """Run one sync. An error is returned, so that one log's failure leaves the others alone."""
-    try:
-        work()
-    except Exception as error:
-        return error
-    return None

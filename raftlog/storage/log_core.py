@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ from raftlog.storage.types import (
     PossibleLoss,
     UnreadableBatch,
 )
-from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError, File
+from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError, Sync
 
 T = TypeVar("T")
 
@@ -136,6 +136,15 @@ class Listeners:
         damage found after a restart of the log. See `damage_found`."""
 
 
+class _Syncing(NamedTuple):
+    """A running sync."""
+
+    end_offset: Offset
+    """Of what it makes durable."""
+    segment: Segment
+    lease: Lease
+
+
 class LogCore:
     """State of one log. Lives in the event loop."""
 
@@ -229,8 +238,7 @@ class LogCore:
         self._publish = publish
         self._waiters: deque[tuple[Offset, asyncio.Future[None]]] = deque()
         self._repair_waiters: set[asyncio.Future[None]] = set()
-        self._syncing_to: Offset | None = None
-        self._sync_lease: Lease | None = None
+        self._syncing: _Syncing | None = None
         self._unflushed_bytes = 0
         if opened.damage is not None:
             self.state, self.damage = LogState.DAMAGED, opened.damage.reason
@@ -584,44 +592,37 @@ class LogCore:
 
     def request_sync(self) -> None:
         """Start a sync, or schedule one after the running sync."""
-        if self._syncing_to is not None:
+        if self._syncing is not None:
             self._sync_wanted = True
         elif self.failure is None and self.flushed_offset < self.segments.end_offset:
             self.shared.flusher.request(self.begin_sync, self.end_sync)
 
-    def begin_sync(self) -> Callable[[], None] | None:
+    def begin_sync(self) -> Sync | None:
         """Return the sync of everything written so far; called by the flusher."""
-        if self.failure is not None or self._syncing_to is not None:
+        if self.failure is not None or self._syncing is not None:
             return None
         end_offset = self.segments.end_offset
         if self.flushed_offset >= end_offset:
             return None
-        self._syncing_to = end_offset
         self._sync_wanted = False
         self._unflushed_bytes = 0
         # Older segments were synced before this one took its first batch. The lease keeps the file
         # open during the sync, even if the segment releases its file meanwhile.
         active = self.segments.active
-        self._sync_lease = self.shared.files.lease(active.path)
-        if active.is_name_durable:
-            return self._sync_lease.file.sync
-        return partial(self._sync_with_name, active, self._sync_lease.file)
-
-    def _sync_with_name(self, segment: Segment, file: File) -> None:
-        file.sync()
-        self.shared.disk.sync_directory(self.directory)
-        segment.is_name_durable = True
+        lease = self.shared.files.lease(active.path)
+        self._syncing = _Syncing(end_offset, active, lease)
+        return Sync(lease.file, None if active.is_name_durable else self.directory)
 
     def end_sync(self, error: Exception | None) -> None:
         """For the flusher: the sync is over."""
-        flushed_offset, self._syncing_to = self._syncing_to, None
-        lease, self._sync_lease = self._sync_lease, None
-        assert flushed_offset is not None
-        assert lease is not None
+        assert self._syncing is not None
+        flushed_offset, segment, lease = self._syncing
+        self._syncing = None
         lease.release()
         if error is not None:
             self.fail(error)
             return
+        segment.is_name_durable = True
         if self.failure is not None:
             return
         assert self.flushed_offset <= flushed_offset <= self.segments.end_offset

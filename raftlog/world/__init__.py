@@ -10,7 +10,15 @@ packages stand here once (`Wakeup`, `read_small_file`).
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """
 
-from raftlog.world.disk import Buffer, Disk, DiskError, DiskFullError, File, read_small_file
+from raftlog.world.disk import (
+    Buffer,
+    Disk,
+    DiskError,
+    DiskFullError,
+    File,
+    Sync,
+    read_small_file,
+)
 from raftlog.world.network import Network
 from raftlog.world.randomness import Randomness
 from raftlog.world.time import Clock, Wakeup
@@ -24,6 +32,7 @@ __all__ = [
     "File",
     "Network",
     "Randomness",
+    "Sync",
     "Wakeup",
     "read_small_file",
 ]

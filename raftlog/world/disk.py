@@ -11,7 +11,7 @@ returned `sync_directory` (or `replace`). Nothing else may be assumed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -65,6 +65,13 @@ class File(Protocol):
         ...
 
 
+class Sync(NamedTuple):
+    """A file to sync, and then perhaps the directory that has its name."""
+
+    file: File
+    directory: str | None = None
+
+
 class Disk(Protocol):
     """One directory tree, owned by a node."""
 
@@ -115,9 +122,37 @@ class Disk(Protocol):
         """Identity of the kernel's present run: after a change, unsynced bytes may be gone."""
         ...
 
+    async def sync_all(
+        self, syncs: Sequence[Sync], on_begun: Callable[[], None]
+    ) -> list[Exception | None]:
+        """Carry out syncs off the event loop; return the error of each.
+
+        One error leaves the others alone. `on_begun` is called before each sync that begins alone,
+        and once for those that begin together, perhaps in another thread.
+        """
+        ...
+
     async def run(self, work: Callable[[], T]) -> T:
         """Run blocking disk work off the event loop; return its result or raise its error."""
         ...
+
+
+def sync_each(
+    disk: Disk, syncs: Sequence[Sync], on_begun: Callable[[], None]
+) -> list[Exception | None]:
+    """`Disk.sync_all`, one sync after the other. Blocks."""
+    errors: list[Exception | None] = []
+    for file, directory in syncs:
+        on_begun()
+        try:
+            file.sync()
+            if directory is not None:
+                disk.sync_directory(directory)
+        except Exception as error:  # of one file; the others have their own
+            errors.append(error)
+        else:
+            errors.append(None)
+    return errors
 
 
 def read_small_file(disk: Disk, path: str, bytes_max: int) -> bytes | None:

@@ -18,10 +18,12 @@ import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from raftlog.world.disk import Buffer, DiskError, DiskFullError
+from raftlog.world.disk import Buffer, DiskError, DiskFullError, Sync, sync_each
+from raftlog.world.kernel_sync import NOT_BEGUN, KernelSyncError, KernelSyncs
 from raftlog.world.threads import Threads
 
 T = TypeVar("T")
@@ -54,6 +56,16 @@ class FileSystemFile:
             _fail("open", path, error)
         self._size = os.fstat(self._descriptor).st_size
         self._nowait = bool(_NOWAIT)
+
+    @property
+    def path(self) -> str:
+        """As it was opened."""
+        return self._path
+
+    @property
+    def descriptor(self) -> int:
+        """For the calls of this package."""
+        return self._descriptor
 
     @property
     def size(self) -> int:
@@ -199,6 +211,10 @@ class FileSystemDisk:
             os.truncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
         self._threads = Threads(DISK_THREADS_MAX, "disk")
+        self._kernel_syncs: KernelSyncs | None = None
+        # Without it, threads sync.
+        with suppress(KernelSyncError):
+            self._kernel_syncs = KernelSyncs()
         self._boot_id = _read_boot_id()
 
     @property
@@ -301,6 +317,37 @@ class FileSystemDisk:
         """Identity of the kernel's present run."""
         return self._boot_id
 
+    async def sync_all(
+        self, syncs: Sequence[Sync], on_begun: Callable[[], None]
+    ) -> list[Exception | None]:
+        """Carry out syncs: together by the kernel, else one by one on a thread."""
+        by_threads = partial(sync_each, self, on_begun=on_begun)
+        try:
+            if self._kernel_syncs is None:
+                return await self._threads.run(partial(by_threads, syncs))
+            begun = self._kernel_syncs.begin([_file_of(one).descriptor for one in syncs])
+        except KernelSyncError:
+            return await self._threads.run(partial(by_threads, syncs))
+        on_begun()
+        errors: list[Exception | None] = []
+        for one, result in zip(syncs, await begun, strict=True):
+            error: Exception | None = None
+            if result == NOT_BEGUN:
+                [error] = await self._threads.run(partial(by_threads, [one]))
+            elif result:
+                error = _sync_error(_file_of(one).path, OSError(result, os.strerror(result)))
+            elif one.directory is not None:
+                [error] = await self._threads.run(partial(self._sync_name, one.directory))
+            errors.append(error)
+        return errors
+
+    def _sync_name(self, directory: str) -> list[Exception | None]:
+        try:
+            self.sync_directory(directory)
+        except DiskError as error:
+            return [error]
+        return [None]
+
     async def run(self, work: Callable[[], T]) -> T:
         """Run blocking work on a thread."""
         return await self._threads.run(work)
@@ -309,6 +356,8 @@ class FileSystemDisk:
         """Wait for running work, then let go of the directory. Closing twice is allowed."""
         if self._lock >= 0:
             self._threads.close()
+            if self._kernel_syncs is not None:
+                self._kernel_syncs.close()
             lock, self._lock = self._lock, -1
             os.close(lock)
 
@@ -333,5 +382,14 @@ def _fail(verb: str, path: str | Path, error: OSError) -> NoReturn:
 
 
 def _fail_sync(path: str | Path, error: OSError) -> NoReturn:
+    raise _sync_error(path, error) from error
+
+
+def _sync_error(path: str | Path, error: OSError) -> DiskError:
     """A failed sync is an error even where the cause is missing room: bytes were lost."""
-    raise DiskError(f"cannot sync {path}: {error.strerror}") from error
+    return DiskError(f"cannot sync {path}: {error.strerror}")
+
+
+def _file_of(one: Sync) -> FileSystemFile:
+    assert isinstance(one.file, FileSystemFile)
+    return one.file

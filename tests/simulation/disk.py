@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
-from raftlog.world import Buffer, DiskError, DiskFullError
+from raftlog.world import Buffer, DiskError, DiskFullError, Sync
+from raftlog.world.disk import sync_each
 from tests.simulation.disk_times import DiskTimes
 from tests.simulation.disk_tree import (
     Directory,
@@ -283,6 +284,11 @@ class SimulatedDisk:
 
     def boot_id(self) -> str:
         return f"boot-{self._reboots}"
+
+    async def sync_all(
+        self, syncs: Sequence[Sync], on_begun: Callable[[], None]
+    ) -> list[Exception | None]:
+        return await self.run(lambda: sync_each(self, syncs, on_begun))
 
     async def run(self, work: Callable[[], T]) -> T:
         if self.times is not None:

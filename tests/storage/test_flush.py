@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from raftlog.storage.flush import SYNCS_PER_ROUND_MAX, Flusher
-from raftlog.world import DiskError
+from raftlog.world import DiskError, File, Sync
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 
@@ -42,13 +42,14 @@ class CountingLog:
         self.dirty = True
         self.flusher.request(self.begin_sync, self.end_sync)
 
-    def begin_sync(self) -> Callable[[], None] | None:
+    def begin_sync(self) -> Sync | None:
         if not self.dirty:
             return None
         self.dirty = False
-        return self._sync
+        return Sync(cast("File", self))
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
+        """As its own file."""
         self.syncs += 1
         self.on_sync()
         if self.fails:
@@ -73,9 +74,9 @@ async def test_requests_of_one_round_are_one_sync() -> None:
     assert flusher.syncs == 1
 
 
-async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() -> None:
+async def test_many_logs_are_shared_among_the_rounds_and_none_is_forgotten() -> None:
     disk = SimulatedDisk(yields=True)
-    flusher = Flusher(disk, ManualClock(), threads_max=3)
+    flusher = Flusher(disk, ManualClock(), rounds_max=3)
     logs = [CountingLog(flusher) for _ in range(3 * SYNCS_PER_ROUND_MAX + 5)]
     for log in logs:
         log.write()
@@ -84,7 +85,7 @@ async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() ->
 
 
 async def test_the_error_of_one_log_is_its_own() -> None:
-    flusher = Flusher(SimulatedDisk(), ManualClock(), threads_max=1)
+    flusher = Flusher(SimulatedDisk(), ManualClock(), rounds_max=1)
     good, bad, other = CountingLog(flusher), CountingLog(flusher, fails=True), CountingLog(flusher)
     for log in (good, bad, other):
         log.write()
@@ -117,7 +118,7 @@ async def test_an_idle_flusher_has_no_tasks() -> None:
 async def test_the_oldest_sync_is_known_as_long_as_it_lasts() -> None:
     clock = ManualClock()
     disk = PausedDisk()
-    flusher = Flusher(disk, clock, threads_max=2)
+    flusher = Flusher(disk, clock, rounds_max=2)
     first, second = CountingLog(flusher), CountingLog(flusher)
     assert flusher.oldest_sync_at is None
     first_at = clock.monotonic()
@@ -138,7 +139,7 @@ async def test_the_oldest_sync_is_known_as_long_as_it_lasts() -> None:
 
 async def test_each_sync_of_a_turn_lasts_as_long_as_it_takes_itself() -> None:
     clock = ManualClock()
-    flusher = Flusher(SimulatedDisk(), clock, threads_max=1)
+    flusher = Flusher(SimulatedDisk(), clock, rounds_max=1)
     logs = [CountingLog(flusher) for _ in range(3)]
     ages: list[float] = []
 

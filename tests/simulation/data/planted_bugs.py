@@ -40,6 +40,7 @@ from raftlog.storage.log_core import LogCore
 from raftlog.storage.manager import LogManager
 from raftlog.storage.producer_entry import APPEND
 from raftlog.storage.producer_state import ProducerStates, Truncation
+from raftlog.world import Sync
 
 
 @dataclass(frozen=True)
@@ -239,9 +240,12 @@ def _without_name_sync(right: Callable[..., Any]) -> Any:
     return create_segment
 
 
-def _syncs_no_name(_self: LogCore, segment: Any, file: Any) -> None:
-    file.sync()
-    segment.is_name_durable = True
+def _syncs_no_name(right: Callable[[LogCore], Sync | None]) -> Any:
+    def begin_sync(self: LogCore) -> Sync | None:
+        sync = right(self)
+        return None if sync is None else Sync(sync.file)
+
+    return begin_sync
 
 
 def _with_present_epochs(right: Callable[..., Any]) -> Any:
@@ -350,7 +354,7 @@ BLIND_SPOTS: Final = (
         (
             (log_operations, "create_segment", _without_name_sync(opening.create_segment)),
             (opening, "create_segment", _without_name_sync(opening.create_segment)),
-            (LogCore, "_sync_with_name", _syncs_no_name),
+            (LogCore, "begin_sync", _syncs_no_name(LogCore.begin_sync)),
         ),
         1,
     ),
