@@ -29,6 +29,9 @@ __all__ = [
 
 ADDRESS_SHARE: Final = 4
 """One address holds at most a quarter of a shared budget."""
+RESERVED_SHARE: Final = 8
+LITTLE_SHARE: Final = 64
+"""An eighth of a budget is for addresses that hold at most a 64th of it each."""
 OTHERS_EXPECTED_S: Final = 0.1
 """After a request, more of its address are expected for so long."""
 LONG_WORK_EXPECTED_S: Final = 1.0
@@ -73,16 +76,20 @@ class AddressBudget:
     """Counts what clients hold of one shared resource: in total, and by client address.
 
     One address holds at most a quarter of the total, so no single client takes the resource from
-    all others. `take` refuses, and never waits: requests waiting for each other's bytes would wait
-    for ever.
+    all others; and the last eighth is for addresses that hold little, so that four that hold all
+    they may leave room for the requests of others. `take` refuses, and never waits: requests
+    waiting for each other's bytes would wait for ever.
     """
 
     def __init__(self, total_max: int, noun: str) -> None:
         self.total_max = total_max
         self.share_max = max(total_max // ADDRESS_SHARE, 1)
         """Bound of one address."""
+        self.little_max = total_max // LITTLE_SHARE
+        """What an address may hold out of the last part."""
         self.used = 0
         self.refused = 0
+        self._common_max = total_max - total_max // RESERVED_SHARE
         self._noun = noun
         self._by_address: dict[str, int] = {}
 
@@ -93,7 +100,8 @@ class AddressBudget:
     def room(self, address: str) -> int:
         """Amount that `take` would still grant the address."""
         held = self._by_address.get(address, 0)
-        return max(min(self.share_max - held, self.total_max - self.used), 0)
+        common = min(self.share_max - held, self._common_max - self.used)
+        return max(common, min(self.little_max - held, self.total_max - self.used), 0)
 
     def take(self, size: int, address: str) -> None:
         """Hold `size` more for `address`. Match each take by a `give`.
@@ -111,7 +119,8 @@ class AddressBudget:
                 f"The requests of address {address} hold {held} {self._noun}, and this one needs "
                 f"{size} more; {self.share_max} are allowed, a quarter of the node's limit.",
             )
-        if self.used + size > self.total_max:
+        is_little = held + size <= self.little_max
+        if self.used + size > (self.total_max if is_little else self._common_max):
             self.refused += 1
             raise LogError(OVERLOADED, f"The node is at its limit for {self._noun}.")
         self.used += size

@@ -31,11 +31,32 @@ def test_amounts_over_the_total_are_refused_and_leave_no_trace() -> None:
         budget.take(21, "10.0.0.9")
     assert caught.value.entry is OVERLOADED
     assert (budget.used, budget.refused) == (80, 1)
-    budget.take(20, "10.0.0.9")
+    budget.take(8, "10.0.0.9")
     for number in range(4):
         budget.give(20, f"10.0.0.{number}")
-    budget.give(20, "10.0.0.9")
+    budget.give(8, "10.0.0.9")
     assert budget.used == 0
+
+
+def test_the_last_eighth_is_for_addresses_that_hold_little() -> None:
+    budget = AddressBudget(640, "bytes in flight")
+    for number in range(4):
+        budget.take(140, f"10.0.0.{number}")
+    assert budget.used == 560, "all but the eighth"
+    for address, size in (("10.0.0.0", 1), ("10.0.1.0", 11)):
+        with pytest.raises(LogError) as caught:
+            budget.take(size, address)
+        assert caught.value.entry is OVERLOADED
+        assert budget.room(address) == (0 if address == "10.0.0.0" else 10)
+    for number in range(8):
+        budget.take(4, f"10.0.1.{number}")
+        budget.take(6, f"10.0.1.{number}")
+        with pytest.raises(LogError):
+            budget.take(1, f"10.0.1.{number}")
+    assert budget.used == 640
+    assert budget.room("10.0.1.8") == 0
+    with pytest.raises(LogError):
+        budget.take(1, "10.0.1.8")
 
 
 def test_one_address_has_a_quarter_at_most() -> None:
@@ -83,7 +104,7 @@ def test_no_sequence_exceeds_total_or_share(steps: list[tuple[int, str, bool]]) 
             try:
                 budget.take(size, address)
             except LogError:
-                assert held[address] + size > 25 or held.total() + size > 100
+                assert held[address] + size > 25 or held.total() + size > 88
             else:
                 held[address] += size
         elif held[address]:

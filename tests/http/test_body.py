@@ -210,8 +210,8 @@ async def test_bodies_together_are_bounded() -> None:
         ]
         late = await stack.enter_async_context(RawPeer.connected(server.port))
         for peer in greedy:
-            await peer.send(HEAD % 22_001 + bytes(22_000))
-        await eventually(lambda: budget.used == 88_000)
+            await peer.send(HEAD % 21_001 + bytes(21_000))
+        await eventually(lambda: budget.used == 84_000)
         reply = await late.request("POST", "/size", bytes(20_000))
         assert reply.error_code == 50305
         assert reply.headers["retry-after"] == "1"
