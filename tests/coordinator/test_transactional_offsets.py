@@ -382,6 +382,7 @@ async def test_more_new_producers_than_a_log_admits_are_refused_and_the_shard_go
     leader: GroupLeader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raftlog.storage.producer_state.NEW_PRODUCERS_MAX", 3)
+    monkeypatch.setattr("raftlog.storage.producer_state.NEW_PRODUCERS_PER_S", 0)
     outcomes = await asyncio.gather(
         *(leader.commit(7, producer(one), partition=one - 4) for one in range(4, 9)),
         return_exceptions=True,

@@ -162,7 +162,7 @@ BUGS: Final = (
         2,
     ),
     PlantedBug("forgotten-bytes", "nothing leaks", _method("_drop_large", _forgotten), 2),
-    PlantedBug("no-stalls", "nothing leaks", _method("_is_stalled", _kept_counted), 10),
+    PlantedBug("no-stalls", "nothing leaks", _method("_reads_too_slowly", _kept_counted), 10),
     PlantedBug("torn-frame", "records as they were sent", _method("buffer_updated", _torn), 1),
     PlantedBug("dropped-rest", "every byte counts", _method("_parse_rest", _dropped_rest), 0),
     PlantedBug(
