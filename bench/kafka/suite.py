@@ -185,33 +185,22 @@ class _JavaTools:
 
     def run(self, system: System, workload: str, topic: str, size: int, count: int) -> float:
         """Records a second, as the tool reports them."""
+        tool: tuple[str, ...]
         if workload == "produce":
-            output = _output(
-                java(
-                    self._classpath,
-                    *("org.apache.kafka.tools.ProducerPerformance", "--topic", topic),
-                    *(
-                        "--num-records",
-                        str(count),
-                        "--record-size",
-                        str(size),
-                        "--throughput",
-                        "-1",
-                    ),
-                    *("--producer-props", f"bootstrap.servers={system.servers}", "acks=all"),
-                )
+            tool = (
+                *("org.apache.kafka.tools.ProducerPerformance", "--topic", topic),
+                *("--num-records", str(count), "--record-size", str(size), "--throughput", "-1"),
+                *("--producer-props", f"bootstrap.servers={system.servers}", "acks=all"),
             )
+            output = _output(java(self._classpath, *tool))
             return float(_JAVA_RATE.findall(output)[-1])
-        output = _output(
-            java(
-                self._classpath,
-                *("org.apache.kafka.tools.ConsumerPerformance", "--topic", topic),
-                *("--num-records", str(count), "--bootstrap-server", system.servers),
-                *("--timeout", "60000", "--hide-header"),
-            )
+        tool = (
+            *("org.apache.kafka.tools.ConsumerPerformance", "--topic", topic),
+            *("--num-records", str(count), "--bootstrap-server", system.servers),
+            *("--timeout", "60000", "--hide-header"),
         )
         # The last column: records a second while fetching, without the time to join the group.
-        return float(output.strip().splitlines()[-1].split(",")[-1])
+        return float(_output(java(self._classpath, *tool)).strip().splitlines()[-1].split(",")[-1])
 
 
 def _output(command: Sequence[str]) -> str:

@@ -52,8 +52,8 @@ class KafkaListener:
         self._connections: dict[Connection, None] = {}
         self._by_address: Counter[str] = Counter()
         self._in_line: dict[str, dict[Connection, None]] = {}
-        """Connections whose next requests begin in later turns of the event loop, in order, by
-        address: the addresses take turns."""
+        """Connections with requests left for later turns of the event loop, in order, by address:
+        the addresses take turns."""
         self._served: Connection | None = None
         """The one in front, until its request begins."""
         self._turn_max = self._turn_left = REQUESTS_PER_TURN

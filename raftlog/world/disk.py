@@ -11,6 +11,7 @@ returned `sync_directory` (or `replace`). Nothing else may be assumed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -141,18 +142,23 @@ def sync_each(
     disk: Disk, syncs: Sequence[Sync], on_begun: Callable[[], None]
 ) -> list[Exception | None]:
     """`Disk.sync_all`, one sync after the other. Blocks."""
-    errors: list[Exception | None] = []
-    for file, directory in syncs:
+
+    def sync(file: File, directory: str | None) -> None:
         on_begun()
-        try:
-            file.sync()
-            if directory is not None:
-                disk.sync_directory(directory)
-        except Exception as error:  # of one file; the others have their own
-            errors.append(error)
-        else:
-            errors.append(None)
-    return errors
+        file.sync()
+        if directory is not None:
+            disk.sync_directory(directory)
+
+    return [attempt(partial(sync, *one)) for one in syncs]
+
+
+def attempt(work: Callable[[], None]) -> Exception | None:
+    """Run one sync. An error is returned, so that one file's failure leaves the others alone."""
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
 
 
 def read_small_file(disk: Disk, path: str, bytes_max: int) -> bytes | None:

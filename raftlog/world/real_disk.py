@@ -11,6 +11,7 @@ The system calls' promises, and their use here:
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from raftlog.world.disk import Buffer, DiskError, DiskFullError, Sync, sync_each
+from raftlog.world.disk import Buffer, DiskError, DiskFullError, Sync, attempt, sync_each
 from raftlog.world.kernel_sync import NOT_BEGUN, KernelSyncError, KernelSyncs
 from raftlog.world.threads import Threads
 
@@ -322,11 +323,8 @@ class FileSystemDisk:
     ) -> list[Exception | None]:
         """Carry out syncs: together by the kernel, else one by one on a thread."""
         by_threads = partial(sync_each, self, on_begun=on_begun)
-        try:
-            if self._kernel_syncs is None:
-                return await self._threads.run(partial(by_threads, syncs))
-            begun = self._kernel_syncs.begin([_file_of(one).descriptor for one in syncs])
-        except KernelSyncError:
+        begun = self._begun_by_kernel(syncs)
+        if begun is None:
             return await self._threads.run(partial(by_threads, syncs))
         on_begun()
         errors: list[Exception | None] = []
@@ -337,16 +335,19 @@ class FileSystemDisk:
             elif result:
                 error = _sync_error(_file_of(one).path, OSError(result, os.strerror(result)))
             elif one.directory is not None:
-                [error] = await self._threads.run(partial(self._sync_name, one.directory))
+                sync_name = partial(self.sync_directory, one.directory)
+                error = await self._threads.run(partial(attempt, sync_name))
             errors.append(error)
         return errors
 
-    def _sync_name(self, directory: str) -> list[Exception | None]:
+    def _begun_by_kernel(self, syncs: Sequence[Sync]) -> asyncio.Future[list[int]] | None:
+        """The results to come; None: nothing has begun."""
+        if self._kernel_syncs is None:
+            return None
         try:
-            self.sync_directory(directory)
-        except DiskError as error:
-            return [error]
-        return [None]
+            return self._kernel_syncs.begin([_file_of(one).descriptor for one in syncs])
+        except KernelSyncError:
+            return None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run blocking work on a thread."""
