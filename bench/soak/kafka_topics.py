@@ -19,6 +19,9 @@ PROTOCOLS: Final[tuple[Protocol, ...]] = ("classic", "consumer")
 COMMON: Final[dict[str, Any]] = {
     "socket.timeout.ms": 10_000,
     "reconnect.backoff.max.ms": 1_000,
+    # Otherwise librdkafka forgets all brokers once none answers, and a group's coordinator among
+    # them: a transaction then waits for that handle, for minutes (its issue 5511).
+    "metadata.recovery.strategy": "none",
 }
 
 
