@@ -28,6 +28,11 @@ FENCED: Final = frozenset(
     [KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH]
 )
 
+PURGED: Final = frozenset([KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
+IN_DOUBT: Final = frozenset(
+    [KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN]
+)
+
 _T = TypeVar("_T")
 
 
@@ -47,6 +52,8 @@ class ProducerClient:
         self.waiting = 0
         self.transaction = ""
         self.fatal: KafkaError | None = None
+        self.has_purged = self.is_in_doubt = False
+        """Of the transaction: messages were given up; requests may have arrived without answer."""
         self._is_once = order.is_once
         self._producer = Producer(
             {
@@ -110,11 +117,16 @@ class ProducerClient:
 
     def _failed(self, error: Any, during: str = "background") -> None:
         # Messages of an aborted transaction end with these, by the hundred.
-        if error.code() in {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}:
+        if error.code() in PURGED:
+            self.has_purged = True
             return
-        self.journal.error(during, error, self.transaction)
+        self._noted(during, error)
         if error.fatal():
             self.fatal = error
+
+    def _noted(self, during: str, error: Any) -> None:
+        self.is_in_doubt = self.is_in_doubt or error.code() in IN_DOUBT
+        self.journal.error(during, error, self.transaction)
 
     def close(self) -> None:
         """Abort an open transaction, wait for what is not delivered yet, and end the producer."""
@@ -167,6 +179,7 @@ class TransactionalClient(ProducerClient):
         Raises SessionOverError, FencedError.
         """
         name = self.transaction = f"{self.journal.session}.{next(self._numbers)}"
+        self.has_purged = self.is_in_doubt = False
         transaction = Transaction(name=name, outcome="aborted")
         self.journal.transaction(transaction)
         sends = [self.announce(*each, transaction=name) for each in values(name)]
@@ -180,6 +193,7 @@ class TransactionalClient(ProducerClient):
                 self._call("send_offsets_to_transaction", send_offsets)
             if is_aborted:
                 self._abort()
+                self._end_if_in_doubt()
                 return False
             transaction = replace(
                 transaction,
@@ -193,6 +207,7 @@ class TransactionalClient(ProducerClient):
         except _AbortableError:
             self._abort()
             self.journal.transaction(replace(transaction, outcome="aborted"))
+            self._end_if_in_doubt()
             return False
         self.journal.transaction(
             replace(transaction, completed=self.journal.step(), outcome="committed")
@@ -205,6 +220,16 @@ class TransactionalClient(ProducerClient):
         except _AbortableError as error:
             raise SessionOverError(f"an abort is to be aborted: {error}") from error
 
+    def _end_if_in_doubt(self) -> None:
+        """Raise SessionOverError if messages that an abort has given up may be in the log.
+
+        librdkafka takes them for never sent, and gives their sequence numbers to the next ones
+        (`rd_kafka_toppar_purge_queues` in 2.10; seen with 2.16.1). A new session has a new epoch.
+        """
+        self.producer.poll(0)
+        if self.has_purged and self.is_in_doubt:
+            raise SessionOverError(f"{self.transaction} is aborted, with messages in doubt")
+
     def _call(self, name: str, call: Callable[[], _T]) -> _T:
         """Make a call of the producer, again while it is retriable.
 
@@ -216,7 +241,7 @@ class TransactionalClient(ProducerClient):
                 return call()
             except KafkaException as raised:
                 error = raised.args[0]
-                self.journal.error(name, error, self.transaction)
+                self._noted(name, error)
                 if error.fatal():
                     raise ending(error) from raised
                 if error.txn_requires_abort():
