@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
 
 from raftlog.broker.authorize import ANONYMOUS, Principal
 from raftlog.broker.service import Broker
+from raftlog.record.types import BrokerId
+
+FENCED_LISTED_S: Final = 15.0
+"""A fenced broker is listed for so long. Apache Kafka lists one for the 9 s until it is fenced."""
+
+
+class Fences:
+    """Since when brokers are fenced, as a listener's requests have found them."""
+
+    def __init__(self) -> None:
+        self._since: dict[BrokerId, float] = {}
+
+    def recent(self, fenced: Collection[BrokerId], now: float) -> set[BrokerId]:
+        """Those of all fenced brokers that are to be listed still."""
+        self._since = {one: self._since.get(one, now) for one in fenced}
+        return {one for one, since in self._since.items() if now - since < FENCED_LISTED_S}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +40,8 @@ class Call:
     principal: Principal = ANONYMOUS
     gateway: tuple[str, int] | None = None
     """See `KafkaSettings.gateway`."""
+    fences: Fences = field(default_factory=Fences)
+    """The listener's."""
 
     @property
     def any_node(self) -> bool:

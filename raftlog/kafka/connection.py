@@ -323,7 +323,12 @@ class Connection(asyncio.BufferedProtocol):
         if api.key != API_VERSIONS:
             self._broker.check_ready()
         call = Call(
-            self._broker, version, self.address, head.client_id, gateway=self._settings.gateway
+            self._broker,
+            version,
+            self.address,
+            head.client_id,
+            gateway=self._settings.gateway,
+            fences=self._listener.fences,
         )
         response = await api.handler(call, request)
         if response is None:

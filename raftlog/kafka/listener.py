@@ -12,6 +12,7 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 
 from raftlog.broker.service import Broker
+from raftlog.kafka.call import Fences
 from raftlog.kafka.connection import Connection
 from raftlog.kafka.metrics import EndReason, KafkaMetrics
 from raftlog.kafka.settings import KafkaSettings
@@ -45,6 +46,7 @@ class KafkaListener:
         self.broker = broker
         self.settings = settings
         self.metrics = KafkaMetrics()
+        self.fences = Fences()
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         self._on_broken_invariant = on_broken_invariant
         self._loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raftlog.kafka.call import FENCED_LISTED_S, Fences
 from raftlog.kafka.messages import (
     alter_partition_reassignments,
     delete_records,
@@ -15,6 +16,7 @@ from raftlog.kafka.messages import (
     describe_quorum,
     elect_leaders,
     list_partition_reassignments,
+    metadata,
 )
 from raftlog.metadata.commands import ChangePartitions, PartitionChange
 from raftlog.record.types import BrokerId
@@ -64,6 +66,25 @@ async def test_the_cluster_is_described(three: KafkaNode, version: int) -> None:
             assert [row.is_fenced for row in answer.brokers] == [False, False, False, True]
             wrong = describe_cluster.DescribeClusterRequest(endpoint_type=2)
             assert (await client.ask(wrong, 1)).error_code == 114
+
+
+async def test_metadata_list_a_broker_that_is_away_for_seconds(three: KafkaNode) -> None:
+    """librdkafka forgets a broker that is not listed, and a transaction waits for it in vain."""
+    three.node.metadata.register(4, kafka_port=4)
+    async with three.client() as client:
+        answer = await client.ask(metadata.MetadataRequest(), 9)
+        assert [row.node_id for row in answer.brokers] == [1, 2, 3, 4]
+        described = await client.ask(describe_cluster.DescribeClusterRequest(), 0)
+        assert [row.broker_id for row in described.brokers] == [1, 2, 3]
+
+
+def test_a_fenced_broker_is_listed_for_a_while_from_each_fence_on() -> None:
+    fences, one, two = Fences(), BrokerId(1), BrokerId(2)
+    assert fences.recent({one}, 100.0) == {one}
+    assert fences.recent({one, two}, 100.0 + FENCED_LISTED_S - 1) == {one, two}
+    assert fences.recent({one, two}, 100.0 + FENCED_LISTED_S) == {two}
+    assert fences.recent({two}, 120.0) == {two}
+    assert fences.recent({one, two}, 121.0) == {one, two}, "fenced again"
 
 
 async def moved_away(three: KafkaNode) -> None:

@@ -42,8 +42,11 @@ class KnownLeader(NamedTuple):
 class Brokers:
     """The brokers of one answer."""
 
-    def __init__(self, call: Call, *, with_fenced: bool = False) -> None:
-        """`with_fenced`: describe also those that the controller has not heard from."""
+    def __init__(self, call: Call, *, with_fenced: bool = False, with_recent: bool = False) -> None:
+        """`with_fenced`: describe also those that the controller has not heard from.
+
+        `with_recent`: of these, those that are away for seconds only.
+        """
         admin = call.broker.admin
         nodes = sorted(admin.brokers().items())
         gateway = _gateway(call)
@@ -54,9 +57,12 @@ class Brokers:
             self.endpoints = (gateway,)
             self._serving: Collection[BrokerId] = {n for n, image in nodes if not image.fenced}
         else:
-            known = (_own_endpoint(image) for _, image in nodes if with_fenced or not image.fenced)
+            fenced = {number for number, image in nodes if image.fenced}
+            recent = call.fences.recent(fenced, call.broker.clock.monotonic())
+            left_out = set() if with_fenced else fenced - recent if with_recent else fenced
+            known = (_own_endpoint(image) for number, image in nodes if number not in left_out)
             self.endpoints = tuple(one for one in known if one is not None)
-            self._serving = {one.broker_id for one in self.endpoints}
+            self._serving = {one.broker_id for one in self.endpoints if not one.is_fenced}
 
     @property
     def controller(self) -> BrokerId:
