@@ -27,7 +27,6 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 FENCED: Final = frozenset(
     [KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH]
 )
-
 PURGED: Final = frozenset([KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
 IN_DOUBT: Final = frozenset(
     [KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN]

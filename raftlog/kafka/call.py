@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from raftlog.broker.authorize import ANONYMOUS, Principal
@@ -35,13 +35,13 @@ class Call:
     """Of the API."""
     address: str
     """The client's."""
+    fences: Fences
+    """The listener's."""
     client_id: str = ""
     """As the client names itself; for logs and quotas, not for rights."""
     principal: Principal = ANONYMOUS
     gateway: tuple[str, int] | None = None
     """See `KafkaSettings.gateway`."""
-    fences: Fences = field(default_factory=Fences)
-    """The listener's."""
 
     @property
     def any_node(self) -> bool:

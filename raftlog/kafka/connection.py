@@ -326,9 +326,9 @@ class Connection(asyncio.BufferedProtocol):
             self._broker,
             version,
             self.address,
+            self._listener.fences,
             head.client_id,
             gateway=self._settings.gateway,
-            fences=self._listener.fences,
         )
         response = await api.handler(call, request)
         if response is None:

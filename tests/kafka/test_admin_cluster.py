@@ -18,7 +18,7 @@ from raftlog.kafka.messages import (
     list_partition_reassignments,
     metadata,
 )
-from raftlog.metadata.commands import ChangePartitions, PartitionChange
+from raftlog.metadata.commands import ChangePartitions, FenceBroker, PartitionChange
 from raftlog.record.types import BrokerId
 from tests.kafka.peers import KafkaNode, RawClient, kafka_node
 
@@ -68,12 +68,24 @@ async def test_the_cluster_is_described(three: KafkaNode, version: int) -> None:
             assert (await client.ask(wrong, 1)).error_code == 114
 
 
-async def test_metadata_list_a_broker_that_is_away_for_seconds(three: KafkaNode) -> None:
+async def test_metadata_lists_a_broker_that_is_away_for_seconds(three: KafkaNode) -> None:
     """librdkafka forgets a broker that is not listed, and a transaction waits for it in vain."""
     three.node.metadata.register(4, kafka_port=4)
+    three.node.metadata.unfence(4)
+    rows = (tuple(map(BrokerId, (1, 4))),)
+    await three.node.metadata.create_topic("shared", assignments=rows)
+    epoch = three.node.metadata.image.brokers[BrokerId(4)].broker_epoch
+    three.node.metadata.run(FenceBroker(broker_id=BrokerId(4), broker_epoch=epoch))
     async with three.client() as client:
-        answer = await client.ask(metadata.MetadataRequest(), 9)
+        answer = await client.ask(metadata.MetadataRequest(topics=None), 9)
         assert [row.node_id for row in answer.brokers] == [1, 2, 3, 4]
+        [shared] = [one for one in answer.topics if one.name == "shared"]
+        [partition] = shared.partitions
+        assert (partition.leader_id, partition.replica_nodes, partition.offline_replicas) == (
+            1,
+            (1, 4),
+            (4,),
+        )
         described = await client.ask(describe_cluster.DescribeClusterRequest(), 0)
         assert [row.broker_id for row in described.brokers] == [1, 2, 3]
 

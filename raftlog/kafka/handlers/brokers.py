@@ -57,9 +57,12 @@ class Brokers:
             self.endpoints = (gateway,)
             self._serving: Collection[BrokerId] = {n for n, image in nodes if not image.fenced}
         else:
-            fenced = {number for number, image in nodes if image.fenced}
-            recent = call.fences.recent(fenced, call.broker.clock.monotonic())
-            left_out = set() if with_fenced else fenced - recent if with_recent else fenced
+            left_out = {number for number, image in nodes if image.fenced}
+            recent = call.fences.recent(left_out, call.broker.clock.monotonic())
+            if with_fenced:
+                left_out = set()
+            elif with_recent:
+                left_out -= recent
             known = (_own_endpoint(image) for number, image in nodes if number not in left_out)
             self.endpoints = tuple(one for one in known if one is not None)
             self._serving = {one.broker_id for one in self.endpoints if not one.is_fenced}
