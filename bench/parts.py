@@ -18,7 +18,7 @@ from bench.kafka import suite as kafka_clients
 from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
-from bench.spark import latency, reading, running, starting, writing
+from bench.spark import latency, peer, reading, running, starting, writing
 
 Part = Callable[[Options], list[Result]]
 
@@ -66,6 +66,7 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "stream": reading.stream,
         "write": writing.write,
         "micro-batch": latency.micro_batch,
+        "peer": peer.peer,
     },
 }
 """By suite and name."""

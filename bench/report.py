@@ -39,6 +39,12 @@ class Result:
         return self.median <= self.goal if self.lower_is_better else self.median >= self.goal
 
 
+def ratio(name: str, ours: Result, theirs: Result, goal: float) -> Result:
+    """One figure by another, run by run."""
+    runs = [own / other for own, other in zip(ours.runs, theirs.runs, strict=True)]
+    return Result(name, "ratio", runs, goal)
+
+
 def machine() -> dict[str, Any]:
     """The conditions of the figures: processor, cores, memory, kernel, versions, revision."""
     model = platform.processor() or platform.machine()

@@ -42,11 +42,13 @@ class Delays(NamedTuple):
 
 
 async def read(topic: str) -> dict[tuple[str, datetime], Delays]:
-    """By carrier and hour. An at-least-once sink may have written an hour twice."""
+    """By carrier and hour."""
     found: dict[tuple[str, datetime], Delays] = {}
     async for record in records_of(topic):
         row = orjson.loads(record.value)
         place = row["carrier"], datetime.fromisoformat(row["hour"])
+        if place in found:
+            sys.exit(f"the pipeline has written {place[0]}, {row['hour']} twice")
         total = round(row.get("mean_delay_min", 0) * row["departed"])
         found[place] = Delays(row["flights"], row["departed"], total)
     return found
@@ -117,7 +119,7 @@ def show(topic: str, path: str) -> None:
     if found != over:
         wrong = sum(found.get(place) != over.get(place) for place in found.keys() | over.keys())
         sys.exit(f"{wrong} of {len(over)} hours differ from the data set")
-    print(f"   {len(found):,} hours of carriers, all as in the data set;")
+    print(f"   {len(found):,} hours of carriers, each once, all as in the data set;")
     print(f"   {waiting} flights of the last hours wait for the watermark")
     daily = by_time_of_day(found.items())
     with (data_directory() / "airlines.csv").open(encoding="utf-8", newline="") as file:

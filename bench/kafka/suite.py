@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from bench.cluster_processes import ClusterProcesses
 from bench.kafka.peer import KafkaPeer, classpath_of, java, running_peer
 from bench.node import data_directory
 from bench.replication.cluster import NODES, PARTITIONS, Options
-from bench.report import Result
+from bench.report import Result, ratio
 
 SIZES: Final = (100, 1000)
 COUNTS: Final[Mapping[str, Mapping[int, int]]] = {
@@ -46,6 +45,8 @@ class System:
 
     name: str
     servers: str
+    """For Kafka's clients."""
+    rest_servers: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,53 +70,48 @@ def consume(options: Options) -> list[Result]:
 
 
 def _measure(workload: str, options: Options) -> list[Result]:
-    with _systems(options) as systems:
+    with systems(options) as measured:
         clients = [one for one in _clients(options) if workload in one.goals]
         results: list[Result] = []
         for client in clients:
             for size in SIZES:
-                results += _compare(client, workload, size, systems, options)
+                results += _compare(client, workload, size, measured, options)
     return results
 
 
 def _compare(
-    client: Client, workload: str, size: int, systems: Sequence[System], options: Options
+    client: Client, workload: str, size: int, measured: Sequence[System], options: Options
 ) -> list[Result]:
     """Runs of the systems in turn."""
     count = max(1000, int(COUNTS[client.name][size] * options.scale))
     named = f"{client.name}: {workload} {size} B"
     found = {
         one.name: Result(f"{named}, {one.name}", "records/s", [], None, False, {"records": count})
-        for one in systems
+        for one in measured
     }
     for number in range(-1, options.runs):
         records = int(count * WARM_UP_SHARE) if number < 0 else count
-        for system in systems:
+        for system in measured:
             topic = f"{client.name}-{workload}-{size}-{number + 1}"
-            _create(system, topic)
+            create(system, topic)
             if workload == "consume":
-                _fill(system, topic, size, records)
+                fill(system, topic, size, records)
             rate = client.run(system, workload, topic, size, records)
             if number >= 0:
                 found[system.name].runs.append(rate)
             _delete(system, topic)
     for result in found.values():
         print(f"{result.name}: {result.median:,.0f} records/s {result.runs}", flush=True)
-    if len(systems) == 1:
+    if len(measured) == 1:
         return [*found.values()]
-    ours, theirs = (found[one.name].runs for one in systems)
-    ratio = Result(
-        f"{named}, by Kafka's",
-        "ratio",
-        [own / other for own, other in zip(ours, theirs, strict=True)],
-        client.goals[workload],
-    )
-    print(f"{ratio.name}: {statistics.median(ratio.runs):.2f}", flush=True)
-    return [*found.values(), ratio]
+    ours, theirs = (found[one.name] for one in measured)
+    share = ratio(f"{named}, by Kafka's", ours, theirs, client.goals[workload])
+    print(f"{share.name}: {share.median:.2f}", flush=True)
+    return [*found.values(), share]
 
 
 @contextmanager
-def _systems(options: Options) -> Iterator[list[System]]:
+def systems(options: Options) -> Iterator[list[System]]:
     """raftlog, and Apache Kafka if there is its classpath. All run, one is used at a time."""
     with ExitStack() as stack:
         directory = stack.enter_context(data_directory())
@@ -124,14 +120,15 @@ def _systems(options: Options) -> Iterator[list[System]]:
         )
         processes.start()
         processes.wait_quiet()
-        systems = [System("raftlog", processes.kafka_servers)]
+        rest = ",".join(node.address for node in processes.nodes.values())
+        found = [System("raftlog", processes.kafka_servers, rest)]
         if options.kafka_classpath is not None:
             beside = stack.enter_context(data_directory())
             peer: KafkaPeer = stack.enter_context(
                 running_peer(beside, classpath_of(options.kafka_classpath))
             )
-            systems.append(System("Kafka", peer.servers))
-        yield systems
+            found.append(System("Kafka", peer.servers))
+        yield found
 
 
 def _clients(options: Options) -> list[Client]:
@@ -212,7 +209,8 @@ def _output(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _create(system: System, topic: str) -> None:
+def create(system: System, topic: str) -> None:
+    """Create a topic of three replicas."""
     admin = AdminClient({"bootstrap.servers": system.servers, "log_level": 0})
     config = {"min.insync.replicas": "2"}
     wanted = NewTopic(topic, PARTITIONS, NODES, config=config)
@@ -224,7 +222,8 @@ def _delete(system: System, topic: str) -> None:
     admin.delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
 
 
-def _fill(system: System, topic: str, size: int, count: int) -> None:
+def fill(system: System, topic: str, size: int, count: int) -> None:
+    """Write `count` records and one more, by librdkafka."""
     given = {"servers": system.servers, "topic": topic, "size": size, "count": count}
     command = [sys.executable, "-m", "bench.kafka.programs", "confluent", "produce"]
     _output([*command, json.dumps({**given, "partitions": PARTITIONS})])

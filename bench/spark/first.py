@@ -1,6 +1,8 @@
 """A user's program, timed: `python -m bench.spark.first ADDRESS TOPIC` prints seconds as JSON.
 
 The program imports nothing else of the benchmarks: a user's imports are part of the user's wait.
+`python -m bench.spark.first alone` reads a source in Python that has its rows ready: what Spark
+itself needs.
 """
 
 from __future__ import annotations
@@ -9,9 +11,16 @@ import itertools
 import json
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 10_000
+ROW_BYTES = 100
 
 
-def main(servers: str, topic: str) -> None:
+def main(servers: str, topic: str = "") -> None:
     """Start a session, and query the sum of all values' lengths twice."""
     times = [time.perf_counter()]
     from raftlog_spark.session import session  # noqa: PLC0415 - a part of what is measured
@@ -19,11 +28,23 @@ def main(servers: str, topic: str) -> None:
     spark = session("first", config={"spark.ui.showConsoleProgress": "false"})
     times.append(time.perf_counter())
     for _ in range(2):
-        topics = spark.read.format("raftlog").option("bootstrap.servers", servers)
-        topics.option("subscribe", topic).load().selectExpr("sum(length(value))").collect()
+        frame = _read(spark, servers, topic) if topic else _ready(spark)
+        frame.selectExpr("sum(length(value))").collect()
         times.append(time.perf_counter())
     taken = [after - before for before, after in itertools.pairwise(times)]
     print(json.dumps(dict(zip(("session", "first", "second"), taken, strict=True))))
+
+
+def _read(spark: SparkSession, servers: str, topic: str) -> DataFrame:
+    topics = spark.read.format("raftlog").option("bootstrap.servers", servers)
+    return topics.option("subscribe", topic).load()
+
+
+def _ready(spark: SparkSession) -> DataFrame:
+    from bench.spark.ceiling import NAME, CeilingSource  # noqa: PLC0415 - Spark alone has it
+
+    spark.dataSource.register(CeilingSource)
+    return spark.read.format(NAME).options(bytes=str(ROW_BYTES), count=str(ROWS)).load()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from bench.node import LoneNode, running_node
 from bench.replication.cluster import Options
-from bench.report import Result
+from bench.report import Result, ratio
 from bench.spark.running import (
     LARGE_BYTES,
     PARTITIONS,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SMALL_RECORDS: Final = 10_000_000
 LARGE_RECORDS: Final = 2_000_000
 RECORDS_MIN: Final = 10_000
+SHARE: Final = 0.85
+"""Of what Spark reads from a source in Python with its rows ready."""
 TIMEOUT_S: Final = 600
 VALUES: Final = "value binary"
 READ_LIMIT: Final = 5_000_000
@@ -66,7 +68,7 @@ class Workload:
 
 def batch(options: Options) -> list[Result]:
     """Batch queries over the values alone, and over all columns; and the share of the ceiling."""
-    return _measured(
+    rates = _measured(
         options,
         [
             Workload("batch read 100 B", "small", read_values, 3_000_000),
@@ -76,6 +78,12 @@ def batch(options: Options) -> list[Result]:
             Workload("Spark alone, 1 KB", "large", _ready(LARGE_BYTES)),
         ],
     )
+    small, large, _, *alone = rates
+    shares = [
+        ratio(f"{read.name} by Spark alone", read, ready, SHARE)
+        for read, ready in zip((small, large), alone, strict=True)
+    ]
+    return [*rates, *shares]
 
 
 def stream(options: Options) -> list[Result]:

@@ -22,27 +22,44 @@ NAMES: Final = {
     "first": "spark: first query of a session",
     "second": "spark: second query of a session",
 }
+ALONE: Final = {
+    "first": "spark alone: first query of a session, rows ready",
+    "second": "spark alone: second query of a session, rows ready",
+}
 
 
 def start(options: Options) -> list[Result]:
-    """From nothing to a session, and from there to the answer of a small query; and of another."""
+    """From nothing to a session, and from there to the answer of a small query; and of another.
+
+    Beside it, what Spark alone needs for a source in Python whose rows are ready.
+    """
     parameters = {"records": RECORDS, "partitions": PARTITIONS, "master": "local[*]"}
-    results = {
-        name: Result(title, "s", [], None, True, dict(parameters)) for name, title in NAMES.items()
-    }
+    found = [
+        {name: Result(title, "s", [], None, True, dict(parameters)) for name, title in each.items()}
+        for each in (NAMES, ALONE)
+    ]
     with running_node(options.flush) as node:
         node.create_topic("small", PARTITIONS)
         fill(node.address, "small", RECORD_BYTES, RECORDS)
         for _ in range(options.runs):
-            done = subprocess.run(
-                [sys.executable, "-m", "bench.spark.first", node.address, "small"],
-                cwd=ROOT,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-            if done.returncode:
-                raise RuntimeError(done.stderr.decode(errors="replace"))
-            for name, seconds in json.loads(done.stdout.splitlines()[-1]).items():
-                results[name].runs.append(seconds)
-    return list(results.values())
+            for results, arguments in zip(found, ([node.address, "small"], ["alone"]), strict=True):
+                taken = _seconds(arguments)
+                for name, result in results.items():
+                    result.runs.append(taken[name])
+    for result in (*found[0].values(), *found[1].values()):
+        print(f"   {result.name}: {result.median:.1f} s {result.runs}", flush=True)
+    return [*found[0].values(), *found[1].values()]
+
+
+def _seconds(arguments: list[str]) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.spark.first", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.decode(errors="replace"))
+    taken: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return taken

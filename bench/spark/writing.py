@@ -1,13 +1,15 @@
-"""How fast Spark writes topics: to one node, and to three."""
+"""How fast Spark writes topics, exactly once and at least once: to one node, and to three."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Final
 
+from raftlog_spark.options import DELIVERY_GUARANTEES
+
 from bench.node import MeasuredNode, running_node
 from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
-from bench.report import Result
+from bench.report import Result, ratio
 from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, records_in, spark
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ RECORDS: Final = 5_000_000
 RECORDS_MIN: Final = 10_000
 NUMBER_BYTES: Final = 20
 GOALS: Final = {"one node": 700_000.0, "three nodes": 400_000.0}
+RATIO_GOAL: Final = 0.85
+"""Exactly once by at least once."""
 
 
 def write(options: Options) -> list[Result]:
@@ -25,10 +29,15 @@ def write(options: Options) -> list[Result]:
     parameters = {"partitions": PARTITIONS, "records": count, "tasks": os.cpu_count()}
     made = Result("spark: rows made for writing, 100 B", "rows/s", [], None, parameters=parameters)
     rates = {
-        place: Result(
-            f"spark: write 100 B, {place}", "rows/s", [], goal, parameters=dict(parameters)
+        (place, guarantee): Result(
+            f"spark: write 100 B, {guarantee}, {place}",
+            "rows/s",
+            [],
+            goal if guarantee == DELIVERY_GUARANTEES[0] else None,
+            parameters=dict(parameters),
         )
         for place, goal in GOALS.items()
+        for guarantee in DELIVERY_GUARANTEES
     }
     with running_node(options.flush) as node, running_cluster(options.flush) as cluster:
         places: dict[str, list[MeasuredNode]] = {
@@ -36,15 +45,27 @@ def write(options: Options) -> list[Result]:
             "three nodes": list(cluster.processes.nodes.values()),
         }
         for place, nodes in places.items():  # Java compiles hot code
-            _written(cluster, place, nodes, "warm-up", max(RECORDS_MIN, count // 10))
+            _written(cluster, (place, nodes), "warm-up", max(RECORDS_MIN, count // 10))
         for run in range(options.runs):
             meter = Meter()
             rows(count).write.format("noop").mode("overwrite").save()
             _note(made, meter.used(), count)
-            for place, nodes in places.items():
-                used = _written(cluster, place, nodes, f"run-{run}", count)
-                _note(rates[place], used, count)
-    return [made, *rates.values()]
+            for (place, guarantee), rate in rates.items():
+                used = _written(
+                    cluster, (place, places[place]), f"{guarantee}-{run}", count, guarantee
+                )
+                _note(rate, used, count)
+    once, least = DELIVERY_GUARANTEES
+    ratios = [
+        ratio(
+            f"spark: exactly once by at least once, {place}",
+            rates[place, once],
+            rates[place, least],
+            RATIO_GOAL,
+        )
+        for place in GOALS
+    ]
+    return [made, *rates.values(), *ratios]
 
 
 def rows(count: int) -> DataFrame:
@@ -56,9 +77,14 @@ def rows(count: int) -> DataFrame:
 
 
 def _written(
-    cluster: Cluster, place: str, nodes: list[MeasuredNode], topic: str, count: int
+    cluster: Cluster,
+    place: tuple[str, list[MeasuredNode]],
+    topic: str,
+    count: int,
+    guarantee: str = DELIVERY_GUARANTEES[0],
 ) -> Used:
-    """One write into a topic of its own."""
+    """One write into a topic of its own; `place` has a name and its nodes."""
+    name, nodes = place
     if len(nodes) == 1:
         nodes[0].create_topic(topic, PARTITIONS)
     else:
@@ -71,12 +97,13 @@ def _written(
         .mode("append")
         .option("bootstrap.servers", servers)
         .option("topic", topic)
+        .option("deliveryGuarantee", guarantee)
         .save()
     )
     used = meter.used()
     written = records_in(servers, topic)
     if written < count:
-        raise RuntimeError(f"{place}: {written} records of {count}")
+        raise RuntimeError(f"{name}: {written} records of {count}")
     nodes[0].delete_topic(topic)
     return used
 

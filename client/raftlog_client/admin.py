@@ -54,6 +54,7 @@ from raftlog_client.errors import (
 )
 from raftlog_client.metadata import (
     BOOTSTRAP_TIMEOUT_MS,
+    COORDINATOR_PATIENCE_S,
     METADATA_PATIENCE_S,
     Backoff,
     ClusterMetadata,
@@ -75,8 +76,6 @@ ConfigValue = str | int | float | bool
 
 LEADER_PATIENCE_S: Final = 2.0
 """How long to wait for the quorum's leader, if another node answered for the quorum."""
-COORDINATOR_PATIENCE_S: Final = 4.0
-"""Silence after which another node is tried: a node queries the coordinators."""
 REPLICAS_PATIENCE_S: Final = 2.0
 """A partition leader's answer that takes longer is left out of `describe_replicas`."""
 

@@ -40,14 +40,11 @@ from raftlog_client.errors import (
 )
 from raftlog_client.fetcher import Fetcher
 from raftlog_client.group_member import GroupMember
-from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
+from raftlog_client.metadata import COORDINATOR_PATIENCE_S, ClusterMetadata, CoordinatorKey
 from raftlog_client.rebalance import OffsetAndMetadata
 from raftlog_client.subscription import OffsetReset, PartitionState
 from raftlog_client.types import TopicPartition
 
-COORDINATOR_PATIENCE_S: Final = 4.0
-"""Silence after which another node is tried: a node forwards to the coordinator, which waits for
-its replicas."""
 NO_OFFSET: Final = -1
 
 logger = logging.getLogger("raftlog_client")
@@ -379,6 +376,26 @@ class GroupOffsets:
     def _fail(self, state: PartitionState, error: RaftlogClientError) -> None:
         self.must_place = True
         self._fetcher.failed_to_place(state, error)
+
+
+async def commit_for_group(
+    metadata: ClusterMetadata, group_id: str, commits: list[OffsetCommit]
+) -> None:
+    """Commit offsets of a group without members: by one that keeps its position elsewhere.
+
+    Raises ServerError for the first that is refused; the others are committed.
+    """
+    answer = await metadata.call_any(
+        "POST",
+        f"/v1/groups/{quote(group_id, safe='')}/offsets",
+        CommitResponse,
+        CommitRequest(commits),
+        patience_s=COORDINATOR_PATIENCE_S,
+        coordinator=CoordinatorKey(OFFSETS_TOPIC, group_id),
+    )
+    for row in answer.results:
+        if row.error_code:
+            raise server_error(row.error_code, row.message)
 
 
 def offset_commits(

@@ -40,6 +40,9 @@ METADATA_PATIENCE_S: Final = 2.0
 """Nodes answer from memory: after so long a silence a node is in trouble, and the next is tried."""
 REFRESH_PATIENCE_S: Final = 0.5
 """The same for partition leaders: requests wait for these. Doubles with each round of nodes."""
+COORDINATOR_PATIENCE_S: Final = 4.0
+"""Silence after which another node is tried: a node forwards to the coordinator, or queries all
+coordinators, and these wait for their replicas."""
 BOOTSTRAP_TIMEOUT_MS: Final = 4_000
 """How long nodes may take for their first answer to a client: a starting one, a paused one. After
 so long the address is probably wrong, and the user waits for the error."""

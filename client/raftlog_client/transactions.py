@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -41,7 +41,7 @@ from raftlog_client.errors import (
 )
 from raftlog_client.group_consumer import ConsumerGroup, with_metadata
 from raftlog_client.group_offsets import offset_commits
-from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
+from raftlog_client.metadata import COORDINATOR_PATIENCE_S, ClusterMetadata, CoordinatorKey
 from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata
 from raftlog_client.sender import Sender
 from raftlog_client.transaction_state import (
@@ -52,9 +52,6 @@ from raftlog_client.transaction_state import (
     judge_end,
 )
 from raftlog_client.types import TopicPartition
-
-COORDINATOR_PATIENCE_S: Final = 4.0
-"""Silence after which another node is tried: a node forwards to the coordinator."""
 
 T = TypeVar("T")
 _Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
 CLOSE_TIMEOUT_S: Final = 10.0
 """Time for cancelled tasks to end."""
+WAIT_LOGGED_S: Final = 10.0
+"""A caller that waits for so long is logged, and again after each such time."""
 
 T = TypeVar("T")
 
@@ -36,9 +39,9 @@ class Background:
         """Start `work`, and return its future. Cancelling the future cancels `work`."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and return its result. An interrupt cancels `work`."""
-        return result_of(self.submit(work))
+    def run(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        """Run `work` and return its result; `what` it is, for the log. An interrupt cancels it."""
+        return result_of(self.submit(work), what)
 
     def close(self) -> None:
         """Cancel all tasks, end the loop, and wait for the thread."""
@@ -64,9 +67,12 @@ class Background:
             loop.close()
 
 
-def result_of(future: Future[T]) -> T:
-    """The future's result. An interrupt of the waiting caller cancels the future."""
+def result_of(future: Future[T], what: str) -> T:
+    """The future's result; a long wait is logged. An interrupt of the caller cancels the future."""
+    begun = time.monotonic()
     try:
+        while not wait([future], WAIT_LOGGED_S).done:
+            logger.warning("waiting for raftlog since %.0f s: %s", time.monotonic() - begun, what)
         return future.result()
     except BaseException:
         future.cancel()

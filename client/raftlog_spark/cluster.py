@@ -7,22 +7,28 @@ child connects again, and the parent's connections are left alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from raftlog_client import Producer
-from raftlog_client.errors import RaftlogClientError, TopicNotFoundError
+from raftlog_client import Producer, Transaction, sinks
+from raftlog_client.errors import RaftlogClientError, ServerError, TopicNotFoundError
 from raftlog_client.fetch_protocol import FetchConnectionPool
+from raftlog_client.group_offsets import commit_for_group
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import bounds_of_topics, offsets_of_times
 from raftlog_client.range_reader import RangeChunk, RangeReader
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
 
+from raftlog.api.groups import OffsetCommit
 from raftlog.api.records import Isolation
+from raftlog.api.transactions import TRANSACTION_TIMEOUT_MS_DEFAULT
+from raftlog.record.errors import INVALID_TXN_STATE, SINK_OWNED, UNKNOWN_TRANSACTION
+from raftlog.record.header import parse_header
+from raftlog.record.types import Offset
 from raftlog_spark.background import Background, result_of
-from raftlog_spark.errors import RaftlogSparkError, TopicGone, spark_error
+from raftlog_spark.errors import RaftlogSparkError, SinkRefused, TopicGone, spark_error
 from raftlog_spark.sink.batch_writer import BatchWriter
 
 RETRY_FIRST_MS: Final = 20
@@ -32,6 +38,8 @@ BATCH_BYTES_MAX: Final = 1024 * 1024
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 BUFFER_BYTES_DEFAULT: Final = 32 * 1024 * 1024
 DELIVERY_TIMEOUT_S_DEFAULT: Final = 120.0
+REFUSALS: Final = frozenset([UNKNOWN_TRANSACTION, INVALID_TXN_STATE, SINK_OWNED])
+"""Of a sink's commit, for good."""
 
 T = TypeVar("T")
 
@@ -199,10 +207,22 @@ class Cluster:
         )
         return chunks(parts.background, reader, topic=topic, end=end)
 
+    def written_ms(self, topic: str, topic_id: str, partition: int, offset: int) -> int | None:
+        """When the batch of a record was written (its last timestamp, ms since the epoch).
+
+        Of the first batch after it if it is gone by compaction. Raises as `read`.
+        """
+        found = self.read(topic, topic_id, partition, offset, offset + 1, fetch_bytes=1)
+        for chunk in found:
+            return parse_header(chunk.data).max_timestamp_ms
+        return None
+
     def writer(
         self,
         topic: str | None = None,
         *,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS_DEFAULT,
         buffer_bytes: int = BUFFER_BYTES_DEFAULT,
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S_DEFAULT,
     ) -> BatchWriter:
@@ -210,11 +230,12 @@ class Cluster:
 
         `topic`: the default for batches without a topic. `buffer_bytes` bounds unacknowledged data:
         `write` waits for room. A batch not acknowledged within `delivery_timeout_s` has failed.
-        Raises TopicGone.
+        With a `transactional_id` all is written in one transaction, which `prepare` keeps, and
+        which is aborted otherwise, at the latest after `transaction_timeout_ms`. Raises TopicGone.
         """
         background = self._connected().background
 
-        async def start() -> Producer:
+        async def start() -> tuple[Producer, Transaction | None]:
             producer = Producer(
                 bootstrap_servers=self._bootstrap_servers,
                 client_id=self._client_id,
@@ -224,19 +245,69 @@ class Cluster:
                 delivery_timeout_ms=delivery_timeout_s * 1000,
                 request_timeout_ms=self._request_timeout_s * 1000,
                 bootstrap_timeout_ms=self._bootstrap_timeout_s * 1000,
+                transactional_id=transactional_id,
+                transaction_timeout_ms=transaction_timeout_ms,
             )
             await producer.start()
+            transaction = None
             try:
+                if transactional_id is not None:
+                    transaction = producer.transaction()
+                    await transaction.begin()
                 if topic is not None:
                     await producer.partitions_for(topic)
             except BaseException:
                 await producer.close(timeout_ms=0)
                 raise
-            return producer
+            return producer, transaction
 
         what = f"opening a writer to {topic or self._bootstrap_servers!r}"
-        producer = self._run(start(), what, () if topic is None else (topic,))
-        return BatchWriter(background, producer, topic)
+        producer, transaction = self._run(start(), what, () if topic is None else (topic,))
+        return BatchWriter(background, producer, topic, transaction)
+
+    def commit_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], int], topic_ids: Mapping[str, str]
+    ) -> None:
+        """Commit offsets of a group without members; of a topic with another id, none.
+
+        Raises RaftlogSparkError for the first that is refused; the others are committed.
+        """
+        metadata = self._connected().metadata
+        commits = [
+            OffsetCommit(topic, partition, Offset(offset), topic_id=topic_ids.get(topic))
+            for (topic, partition), offset in sorted(offsets.items())
+        ]
+        work = commit_for_group(metadata, group, commits)
+        self._run(work, f"committing offsets of group {group!r}")
+
+    def sink_owner(self, sink_id: str) -> str | None:
+        """The owner of the sink's epochs; None before the first one."""
+        metadata = self._connected().metadata
+        found = self._run(sinks.describe_sink(metadata, sink_id), f"asking for sink {sink_id!r}")
+        return None if found.epoch < 0 else found.owner
+
+    def commit_sink(
+        self, sink_id: str, transactional_ids: Sequence[str], *, epoch: int | None, owner: str
+    ) -> None:
+        """Commit these prepared transactions of a sink as one, and abort its others.
+
+        Harmless to repeat with an epoch. Without one (None), for a minute; and with no ids
+        everything of the sink is aborted. Raises SinkRefused: nothing is committed, and never will
+        be; ClusterUnavailable: it may be.
+        """
+        metadata = self._connected().metadata
+        work: Coroutine[Any, Any, object]
+        if epoch is None:
+            work = sinks.commit_sink(metadata, sink_id, transactional_ids, owner=owner)
+        else:
+            work = sinks.commit_sink_epoch(metadata, sink_id, epoch, transactional_ids, owner=owner)
+        try:
+            self._run(work, f"committing sink {sink_id!r}")
+        except RaftlogSparkError as error:
+            cause = error.__cause__
+            if isinstance(cause, ServerError) and cause.entry in REFUSALS:
+                raise SinkRefused(str(cause), is_owned=cause.entry is SINK_OWNED) from cause
+            raise
 
     def close(self) -> None:
         """Close all connections and end the thread. The next call connects again."""
@@ -247,7 +318,7 @@ class Cluster:
             _others.append(parts)
             return
         try:
-            parts.background.run(_close(parts))
+            parts.background.run(_close(parts), "closing connections")
         finally:
             parts.background.close()
 
@@ -270,13 +341,13 @@ class Cluster:
                 background, transport, metadata, FetchConnectionPool(self._client_id)
             )
             self._process_id = os.getpid()
-            background.run(_start(transport))
+            background.run(_start(transport), "starting")
         return self._parts
 
     def _run(self, work: Coroutine[Any, Any, T], what: str, topics: Collection[str] = ()) -> T:
         parts = self._connected()
         try:
-            return parts.background.run(work)
+            return parts.background.run(work, f"{what} ({self._bootstrap_servers})")
         except TopicNotFoundError as error:
             raise self._gone(parts, topics, what, error) from error
         except RaftlogClientError as error:
@@ -287,7 +358,7 @@ class Cluster:
     ) -> RaftlogSparkError:
         """The one of these topics that does not exist."""
         try:
-            view = parts.background.run(parts.metadata.refresh(topics))
+            view = parts.background.run(parts.metadata.refresh(topics), "listing the topics")
         except RaftlogClientError:
             # The caller's error then keeps its own text.
             missing = []
@@ -330,13 +401,14 @@ def chunks(
 
     Holds the caller's chunk and the next. Raises RaftlogSparkError.
     """
+    what = f"reading {topic!r}"
     pending = background.submit(reader.next())
     try:
         while True:
             try:
-                chunk = result_of(pending)
+                chunk = result_of(pending, what)
             except RaftlogClientError as error:
-                raise spark_error(error, what=f"reading {topic!r}", topic=topic) from error
+                raise spark_error(error, what=what, topic=topic) from error
             if chunk is None:
                 return
             is_last = chunk.next_offset >= end

@@ -38,7 +38,7 @@ class RaftlogDataSource(DataSource):
     and `writeStream` of frames.
 
     Options and columns are those of Spark's Kafka source and sink; see `raftlog_spark.options`.
-    Writes are at least once, not exactly once: see `raftlog_spark.sink.writers`.
+    Writes are exactly once: see `raftlog_spark.sink.writers`.
     """
 
     @classmethod
@@ -69,7 +69,7 @@ class RaftlogDataSource(DataSource):
         return StreamReader(options, columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer for one frame: every row at least once.
+        """A writer for one frame: all rows or none.
 
         Raises OptionsError, SchemaError.
         """
@@ -81,7 +81,7 @@ class RaftlogDataSource(DataSource):
         return BatchSink(options, sink_columns(schema, topic=options.topic))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """A writer for a streaming query: every row at least once.
+        """A writer for a streaming query: every row once.
 
         Raises OptionsError, SchemaError.
         """

@@ -77,6 +77,15 @@ class WriteFailed(RaftlogSparkError):  # noqa: N818
         self.outcome_unknown = outcome_unknown
 
 
+class SinkRefused(RaftlogSparkError):  # noqa: N818
+    """The cluster does not commit a sink's transactions; nothing of the batch is committed."""
+
+    def __init__(self, message: str, *, is_owned: bool) -> None:
+        super().__init__(message)
+        self.is_owned = is_owned
+        """The sink's epochs belong to another query."""
+
+
 def spark_error(error: RaftlogClientError, *, what: str, topic: str) -> RaftlogSparkError:
     """The connector's error for a client's error during `what` ("reading t-0")."""
     from raftlog_client.errors import (  # noqa: PLC0415  see the module

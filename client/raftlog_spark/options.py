@@ -41,7 +41,11 @@ FETCH_BYTES_DEFAULT = 8 << 20
 FETCH_BYTES_MIN = 64 << 10
 FETCH_BYTES_MAX = 64 << 20
 MAX_TRIGGER_DELAY_MS_DEFAULT = 15 * 60 * 1000
-TRANSACTION_TIMEOUT_MS_DEFAULT = 60 * 60 * 1000
+TRANSACTION_TIMEOUT_MS_DEFAULT = 15 * 60 * 1000
+"""The longest that a cluster allows by default."""
+SINK_ID_CHARACTERS_MAX = 150
+EXACTLY_ONCE: Final = "exactly-once"
+DELIVERY_GUARANTEES: Final = (EXACTLY_ONCE, "at-least-once")
 VALUE_SHOWN_MAX = 80
 _UNITS_MS = {
     "ms": 1,
@@ -85,14 +89,24 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = {
     "isolationLevel": "`read_committed` (default): up to the last stable offset, without records "
     "of aborted transactions. `read_uncommitted`: up to the high watermark, with them. Also "
     "`kafka.isolation.level`.",
+    "commitToGroup": "Stream only: a group with committed offsets that follow the query, so that "
+    "its lag is seen as that of any group. The query itself goes on from its checkpoint. The group "
+    "must have no members.",
     "fetchBytes": "Bytes of one fetch, 64 KiB to 64 MiB; default 8 MiB.",
 }
 """The options of the source by name, with their meaning (docs/reference/spark-options.md)."""
 SINK_OPTIONS: Final[Mapping[str, str]] = {
     **_COMMON,
     "topic": "The topic of all rows; without it, the column `topic` names it.",
-    "sinkId": "A name for this writer that stays the same over restarts.",
-    "transactionTimeoutMs": "Checked, and without effect until the sink writes transactions.",
+    "deliveryGuarantee": "`exactly-once` (default): a batch is readable as a whole, each row once, "
+    "when Spark has committed it; readers of uncommitted records see more. `at-least-once`: rows "
+    "are readable as soon as they are written, and failures leave duplicates.",
+    "sinkId": "A name for this sink, in place of the query's id. In `foreachBatch` it makes the "
+    "write exactly once: each write of the function needs a name of its own.",
+    "transactionTimeoutMs": "A task must write its rows within this time, and the batch must be "
+    "committed within this time after that, or it fails. For so long, what a job that was killed "
+    "for good has left holds back readers. Default 900000 (15 minutes), the most that a cluster "
+    "allows by default.",
 }
 """The options of the sink by name, with their meaning."""
 # Added by Spark itself to the options of a streaming sink.
@@ -140,6 +154,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     isolation: Isolation = "read_committed"
+    commit_to_group: str | None = None
     fetch_bytes: int = FETCH_BYTES_DEFAULT
     stream_only: tuple[str, ...] = ()
     batch_only: tuple[str, ...] = ()
@@ -177,6 +192,7 @@ class SinkOptions:
     bootstrap_servers: str
     topic: str | None = None
     sink_id: str | None = None
+    is_exactly_once: bool = True
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS_DEFAULT
 
 
@@ -220,9 +236,10 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=given.or_default("failOnDataLoss", _parse_boolean, True),
         include_headers=given.or_default("includeHeaders", _parse_boolean, False),
         isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
+        commit_to_group=given.optional("commitToGroup", _parse_group),
         fetch_bytes=given.or_default("fetchBytes", _fetch_bytes, FETCH_BYTES_DEFAULT),
         stream_only=given.present(
-            "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"
+            "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitToGroup"
         ),
         batch_only=given.present("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     )
@@ -237,7 +254,9 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         bootstrap_servers=given.bootstrap(),
         topic=given.optional("topic", _parse_name),
-        sink_id=given.optional("sinkId", _parse_name),
+        sink_id=given.optional("sinkId", _parse_sink_id),
+        is_exactly_once=given.choice("deliveryGuarantee", EXACTLY_ONCE, DELIVERY_GUARANTEES)
+        == EXACTLY_ONCE,
         transaction_timeout_ms=given.or_default(
             "transactionTimeoutMs", _parse_count, TRANSACTION_TIMEOUT_MS_DEFAULT
         ),
@@ -415,6 +434,22 @@ def _parse_name(value: str) -> str:
     """Text, not empty."""
     if not value:
         raise ValueError("must not be empty")
+    return value
+
+
+def _parse_group(value: str) -> str:
+    """A group id."""
+    if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,255}", value):
+        raise ValueError("must be a group id: 1 to 255 characters without control characters")
+    return value
+
+
+def _parse_sink_id(value: str) -> str:
+    """A name without a slash."""
+    if not 1 <= len(value) <= SINK_ID_CHARACTERS_MAX or "/" in value:
+        raise ValueError(f"must have 1 to {SINK_ID_CHARACTERS_MAX} characters, without a slash")
+    if not value.isprintable():
+        raise ValueError("must have printable characters only")
     return value
 
 

@@ -114,16 +114,30 @@ class TransactionDescription(msgspec.Struct, frozen=True):
     partitions: list[TransactionPartition]
 
 
-class SinkEpochRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SinkEpochRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Commit one epoch of a sink: these prepared transactions, and none of its others."""
 
     transactional_ids: list[Annotated[str, Meta(pattern=TRANSACTIONAL_ID_PATTERN)]]
     """Each `sink/<sink>/…`. All other transactions of the sink are aborted."""
+    owner: Annotated[str, Meta(max_length=255)] = ""
+    """The writer of the sink's epochs. Another owner than that of the first one is refused."""
 
 
-class SinkEpoch(msgspec.Struct, frozen=True):
+class SinkCommitRequest(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Commit these prepared transactions of a sink once, and none of its others."""
+
+    transactional_ids: list[Annotated[str, Meta(pattern=TRANSACTIONAL_ID_PATTERN)]]
+    """Each `sink/<sink>/…`. All other transactions of the sink are aborted; with none here, all."""
+    owner: Annotated[str, Meta(max_length=255)] = ""
+    """As of an epoch: another owner than that of the sink's epochs is refused."""
+
+
+class SinkEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
     """The newest committed epoch of a sink."""
 
     sink: str
     epoch: int
     """-1: none."""
+    owner: str = ""

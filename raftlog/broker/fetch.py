@@ -45,7 +45,11 @@ __all__ = [
 ]
 
 FETCH_CHUNK_BYTES: Final = 256 * 1024
-"""Batches are read and sent in chunks of this size: about what a slow reader makes us hold."""
+"""Batches to be decoded by the node are read in chunks of this size."""
+FETCH_FRAME_BYTES: Final = 1024 * 1024
+"""Batches are read and sent as they are in chunks of this size: about what a slow reader makes a
+node hold. A quarter of it costs a node a fifth more processor time a byte.
+"""
 NO_OFFSET: Final = Offset(-1)
 """Marks of a partition that this node does not hold."""
 
@@ -125,7 +129,7 @@ class FetchService:
         *,
         any_replica: bool,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
-        chunk_bytes: int = FETCH_CHUNK_BYTES,
+        chunk_bytes: int = FETCH_FRAME_BYTES,
     ) -> MultiFetch:
         """Begin a fetch of `count` partitions, from replicas of this node.
 

@@ -26,6 +26,7 @@ from raftlog.coordinator.decision import Producer
 from raftlog.coordinator.transaction import VERSION_1, VERSION_2
 from raftlog.coordinator.transaction_kind import NAME, TOPIC, decode_response, encode_request
 from raftlog.coordinator.transaction_messages import (
+    NO_EPOCH,
     AbortTransaction,
     AddPartitions,
     CommitSinkEpoch,
@@ -262,11 +263,21 @@ class TransactionService:
         return TransactionsFound(found, incomplete)
 
     async def commit_sink_epoch(
-        self, principal: Principal, sink_id: str, epoch: int, transactional_ids: Sequence[str]
+        self,
+        principal: Principal,
+        sink_id: str,
+        transactional_ids: Sequence[str],
+        *,
+        epoch: int = NO_EPOCH,
+        owner: str = "",
     ) -> SinkEpoch:
-        """Commit these prepared transactions of a sink, and abort its others: all or nothing."""
+        """Commit these prepared transactions of a sink, and abort its others: all or nothing.
+
+        An epoch that is committed already changes nothing. Without an epoch, transactions that are
+        committed already stay so: to repeat it is harmless as long as their ids are known.
+        """
         self._authorize(principal, Operation.WRITE, _sink_resource(sink_id))
-        request = CommitSinkEpoch(sink_id, epoch, tuple(transactional_ids))
+        request = CommitSinkEpoch(sink_id, epoch, tuple(transactional_ids), owner)
         return await self._call(request, sink_shard_key(sink_id), SinkEpoch)
 
     async def describe_sink(self, principal: Principal, sink_id: str) -> SinkEpoch:

@@ -322,6 +322,7 @@ class SinkEpochValue(_Struct, frozen=True):
 
     committed_epoch: Int64
     commit_timestamp_ms: Int64
+    owner: Annotated[str, Field(tag=0)] = ""
 
 
 OffsetsKey: TypeAlias = (

@@ -47,6 +47,8 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerEpoch, ProducerId
 
+DECISION_BYTES_MAX: Final = 900_000
+"""Estimated size of a decision's records: one batch, below a `max.message.bytes` of 1 MiB."""
 EPOCH_MAX: Final = 32_766
 """The last epoch of a client. 32,767 stays free, to fence it and to end its transaction."""
 VERSION_1: Final = 1
@@ -391,11 +393,11 @@ def abort(before: Transaction, producer: Producer | None, wall_ms: int) -> Trans
 
 
 def expire(before: Transaction, wall_ms: int) -> Transaction:
-    """Abort an ongoing transaction that is over its time.
+    """Abort an open transaction that is over its time.
 
     A client of version 2 that asks for this very abort gets the next epoch, and goes on.
     """
-    assert before.state is State.ONGOING
+    assert before.state in OPEN
     goes_on = before.version == VERSION_2 and before.client.producer_epoch < EPOCH_MAX
     return fence(before, wall_ms, before.client.producer_id if goes_on else NO_PRODUCER_ID)
 

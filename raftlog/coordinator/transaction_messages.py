@@ -16,12 +16,14 @@ from raftlog.record.errors import ERROR_TABLE, INTERNAL, LogError
 
 TRANSACTIONAL_ID_CHARACTERS_MAX: Final = 255
 SINK_ID_CHARACTERS_MAX: Final = 200
+SINK_OWNER_CHARACTERS_MAX: Final = 255
 PARTITIONS_MAX: Final = 3_000
 """Of one transaction: its record, with names of 249 characters, stays below 0.9 MB."""
 VERIFICATIONS_MAX: Final = 1_000
 """Transactions of one VerifyOrAdd."""
 SINK_TRANSACTIONS_MAX: Final = 1_000
 """Transactions of one sink epoch."""
+NO_EPOCH: Final = -1
 LISTED_MAX: Final = 10_000
 """Transactional ids of one answer to ListTransactions."""
 
@@ -30,6 +32,7 @@ SINK_PREFIX: Final = "sink/"
 
 _TransactionalId = Annotated[str, Meta(max_length=TRANSACTIONAL_ID_CHARACTERS_MAX)]
 _SinkId = Annotated[str, Meta(max_length=SINK_ID_CHARACTERS_MAX)]
+_Owner = Annotated[str, Meta(max_length=SINK_OWNER_CHARACTERS_MAX)]
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _NumberOrNone = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Timeout = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -138,10 +141,13 @@ class CommitSinkEpoch(_Base, frozen=True, tag=7):
     """Commit these prepared transactions of a sink, and abort its others, as one decision."""
 
     sink_id: _SinkId
-    epoch: _Number
+    epoch: _NumberOrNone
+    """NO_EPOCH: the sink commits once, or only aborts what is open."""
     transactional_ids: Annotated[
         tuple[_TransactionalId, ...], Meta(max_length=SINK_TRANSACTIONS_MAX)
     ]
+    owner: _Owner = ""
+    """Of the sink's epochs: another than that of the first one is refused."""
 
 
 class DescribeSink(_Base, frozen=True, tag=8):
@@ -228,7 +234,8 @@ class SinkEpoch(_Base, frozen=True, tag=6):
 
     sink_id: _SinkId
     epoch: _NumberOrNone
-    """-1: none."""
+    """NO_EPOCH: none."""
+    owner: _Owner = ""
 
 
 class TransactionSummary(_Base, frozen=True):

@@ -9,18 +9,20 @@ the records replayed so far are, writes each marker under the leader epoch of th
 coordinator epoch, and reports it through `markers_written`. A marker that is written twice changes
 nothing.
 
-**Sink epochs.** The transactional ids `sink/<sink id>/…` share a shard, so one batch of records
-commits a set of prepared transactions, aborts the sink's others, and stores the epoch's number.
+**Sink epochs.** The transactional ids `sink/<sink id>/…` share a shard, and one request commits a
+set of them: see sink_epoch.py. A sink's transaction ends by its timeout also once it is prepared:
+it holds back readers, and an engine that was killed for good never asks for it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from raftlog.coordinator import sink_epoch
 from raftlog.coordinator import transaction as transitions
 from raftlog.coordinator.decision import (
     CoordinatorRecord,
@@ -39,6 +41,7 @@ from raftlog.coordinator.records import (
 from raftlog.coordinator.transaction import (
     COMPLETE,
     DECIDED,
+    DECISION_BYTES_MAX,
     OPEN,
     State,
     Transaction,
@@ -46,9 +49,7 @@ from raftlog.coordinator.transaction import (
 )
 from raftlog.coordinator.transaction_messages import (
     LISTED_MAX,
-    SINK_ID_CHARACTERS_MAX,
-    SINK_PREFIX,
-    SINK_TRANSACTIONS_MAX,
+    NO_EPOCH,
     TRANSACTIONAL_ID_CHARACTERS_MAX,
     AbortTransaction,
     AddPartitions,
@@ -81,10 +82,8 @@ from raftlog.record.errors import (
     INVALID_PRODUCER_ID_MAPPING,
     INVALID_TRANSACTION_TIMEOUT,
     INVALID_TRANSACTIONAL_ID,
-    INVALID_TXN_STATE,
     OVERLOADED,
     QUOTA_EXCEEDED,
-    TRANSACTION_TOO_LARGE,
     UNKNOWN_TRANSACTION,
     LogError,
     quoted,
@@ -102,8 +101,6 @@ SINK_ID_RETENTION_MS: Final = 60_000
 """Of a complete transactional id of a sink: each task attempt has its own, and never returns."""
 SINK_RETENTION_MS: Final = 365 * 24 * 3_600_000
 """Of a sink's epoch, from its last commit. Without the epoch, a late retry would commit again."""
-DECISION_BYTES_MAX: Final = 900_000
-"""Estimated size of a decision's records: one batch, below a `max.message.bytes` of 1 MiB."""
 
 
 class ShardTimer(Enum):
@@ -246,7 +243,7 @@ class TransactionShard:
         `pending_markers` has the decided transactions that an earlier coordinator left.
         """
         for transactional_id, present in self._transactions.items():
-            if present.state is State.ONGOING:
+            if _has_timeout(transactional_id, present):
                 self.timers.set(transactional_id, now_ms + present.timeout_ms)
         self.timers.set(ShardTimer.EXPIRATION, now_ms + EXPIRATION_INTERVAL_MS)
 
@@ -305,7 +302,7 @@ class TransactionShard:
         if isinstance(key, ShardTimer):
             return self._expire_idle(now_ms, wall_ms)
         present = self._transactions.get(key)
-        if present is None or present.state is not State.ONGOING:
+        if present is None or not _has_timeout(key, present):
             return Decision(None)
         self._counts[Event.TRANSACTION_TIMEOUT] += 1
         return Decision(None, (_record(key, transitions.expire(present, wall_ms)),))
@@ -330,11 +327,11 @@ class TransactionShard:
 
     def _schedule(self, transactional_id: str, after: Transaction, now_ms: int) -> None:
         """Set the timer as a transition asks for it."""
-        if after.state is not State.ONGOING:
+        if not _has_timeout(transactional_id, after):
             self.timers.cancel(transactional_id)
             return
         present = self._transactions.get(transactional_id)
-        if present is None or present.state is not State.ONGOING:
+        if present is None or present.state is not after.state:
             self.timers.set(transactional_id, now_ms + after.timeout_ms)
 
     # Requests
@@ -526,80 +523,28 @@ class TransactionShard:
     # Sink epochs
 
     def _commit_sink_epoch(self, request: CommitSinkEpoch, wall_ms: int) -> Decision[Response]:
-        """Commit an epoch; of an epoch that is committed already, abort what is prepared again.
-
-        A replay of an epoch prepares other transactions than the committed ones: these must neither
-        hold back readers nor be committed.
-        """
-        sink_id, named = request.sink_id, dict.fromkeys(request.transactional_ids)
-        self._check_sink(sink_id, named)
-        open_ids = self._open_of_sink.get(sink_id, {})
-        committed = self._sinks.get(sink_id)
-        after: dict[str, Transaction] = {}
+        sink_id = request.sink_id
+        after, value = sink_epoch.decide(
+            request,
+            self._sinks.get(sink_id),
+            self._open_of_sink.get(sink_id, {}),
+            self._transactions,
+            wall_ms,
+        )
         records: list[CoordinatorRecord] = []
         response = self._sink_epoch(sink_id)
-        strays: Iterable[str] = [name for name in named if name in open_ids]
-        if committed is None or request.epoch > committed.committed_epoch:
-            if committed is None and len(self._sinks) >= SINKS_MAX:
+        if value is not None:
+            if sink_id not in self._sinks and len(self._sinks) >= SINKS_MAX:
                 raise LogError(QUOTA_EXCEEDED, f"This coordinator has {SINKS_MAX:,} sinks.")
-            for name in named:
-                after[name] = self._committed(name, wall_ms)
-            value = SinkEpochValue(request.epoch, wall_ms)
             records.append(CoordinatorRecord(SinkEpochKey(sink_id), value))
-            response = SinkEpoch(sink_id, request.epoch)
-            strays = [name for name in open_ids if name not in named]
-        size = sum(present.record_bytes(name) for name, present in after.items())
-        if size > DECISION_BYTES_MAX:
-            raise LogError(
-                TRANSACTION_TOO_LARGE,
-                "The transactions of this sink epoch have too many partitions for one decision.",
-            )
-        for name in strays:
-            aborted = transitions.fence(self._transactions[name], wall_ms)
-            size += aborted.record_bytes(name)
-            if size > DECISION_BYTES_MAX:
-                # The rest waits for its timeout, or for the next epoch.
-                break
-            after[name] = aborted
+            response = _described(sink_id, value)
         for name in after:
             self.timers.cancel(name)
         records += [_record(name, present) for name, present in after.items()]
         return Decision(response, tuple(records))
 
-    @staticmethod
-    def _check_sink(sink_id: str, named: Collection[str]) -> None:
-        if not 1 <= len(sink_id) <= SINK_ID_CHARACTERS_MAX or "/" in sink_id:
-            raise LogError(
-                INVALID_TRANSACTIONAL_ID,
-                f"A sink id has 1 to {SINK_ID_CHARACTERS_MAX} characters, without a slash.",
-            )
-        if len(named) > SINK_TRANSACTIONS_MAX:
-            raise LogError(
-                TRANSACTION_TOO_LARGE,
-                f"A sink epoch has at most {SINK_TRANSACTIONS_MAX:,} transactions.",
-            )
-        for name in named:
-            if sink_of(name) != sink_id:
-                raise LogError(
-                    INVALID_TRANSACTIONAL_ID,
-                    f"{quoted(name)} is no transactional id of this sink: they begin with "
-                    f"{quoted(f'{SINK_PREFIX}{sink_id}/')}.",
-                )
-
-    def _committed(self, name: str, wall_ms: int) -> Transaction:
-        """One transaction of a sink epoch, committed. Raises LogError unless it is prepared."""
-        try:
-            return transitions.commit_prepared(self._known(name), wall_ms)
-        except LogError as error:
-            raise LogError(
-                error.entry if error.entry is UNKNOWN_TRANSACTION else INVALID_TXN_STATE,
-                f"Nothing of this sink epoch is committed, because of {quoted(name)}: "
-                f"{error.message}",
-            ) from error
-
     def _sink_epoch(self, sink_id: str) -> SinkEpoch:
-        committed = self._sinks.get(sink_id)
-        return SinkEpoch(sink_id, -1 if committed is None else committed.committed_epoch)
+        return _described(sink_id, self._sinks.get(sink_id))
 
     # Queries
 
@@ -652,3 +597,14 @@ def _record(transactional_id: str, after: Transaction) -> CoordinatorRecord:
 def _check_decision_bytes(size: int) -> None:
     if size > DECISION_BYTES_MAX:
         raise LogError(OVERLOADED, "Too many partitions at once join transactions. Try again.")
+
+
+def _has_timeout(transactional_id: str, present: Transaction) -> bool:
+    is_kept = present.state is State.PREPARED and sink_of(transactional_id) is not None
+    return is_kept or present.state is State.ONGOING
+
+
+def _described(sink_id: str, value: SinkEpochValue | None) -> SinkEpoch:
+    if value is None:
+        return SinkEpoch(sink_id, NO_EPOCH)
+    return SinkEpoch(sink_id, value.committed_epoch, value.owner)

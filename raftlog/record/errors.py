@@ -275,6 +275,13 @@ TRANSACTION_ABORTABLE = ErrorEntry(
     "The transaction can only be aborted; the producer can begin another one after that.",
     kafka_code=120,
 )
+# Kafka has no sinks.
+SINK_OWNED = ErrorEntry(
+    40945,
+    "SINK_OWNED",
+    "The sink's epochs belong to another owner: use a sink id of your own.",
+    kafka_code=-1,
+)
 # A producer splits its batch after 10.
 BODY_TOO_LARGE = ErrorEntry(
     41301, "BODY_TOO_LARGE", "The request body is too large.", kafka_code=10

@@ -17,7 +17,7 @@ from raftlog.api.records import (
     ProduceResult,
     ProduceResults,
 )
-from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, Isolation, PartitionFetch
+from raftlog.broker.fetch import FETCH_FRAME_BYTES, Fetched, Isolation, PartitionFetch
 from raftlog.broker.produce import FRAMES_PER_TURN, BatchesAppended
 from raftlog.broker.service import Broker
 from raftlog.http.body import read_body, read_json
@@ -152,7 +152,7 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
             # Kept while the other partitions are read, and until a slow reader has taken them.
             context.hold(request, size - held)
             held = size
-        if size >= FETCH_CHUNK_BYTES:
+        if size >= FETCH_FRAME_BYTES:
             if response is None:
                 response = stream_response(request, BATCHES_MEDIA_TYPE)
                 await response.prepare(request)

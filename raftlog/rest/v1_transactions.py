@@ -17,6 +17,7 @@ from raftlog.api.groups import CommitResponse
 from raftlog.api.transactions import (
     EndRequest,
     InitRequest,
+    SinkCommitRequest,
     SinkEpoch,
     SinkEpochRequest,
     TransactionDescription,
@@ -46,6 +47,7 @@ from raftlog.record.errors import (
     NOT_COORDINATOR,
     PRODUCER_FENCED,
     RETRIABLE,
+    SINK_OWNED,
     STALE_MEMBER_EPOCH,
     TOO_MANY_GROUPS,
     TRANSACTION_NOT_VERIFIED,
@@ -61,6 +63,7 @@ _init_decoder = msgspec.json.Decoder(InitRequest)
 _end_decoder = msgspec.json.Decoder(EndRequest)
 _offsets_decoder = msgspec.json.Decoder(TransactionOffsets)
 _sink_decoder = msgspec.json.Decoder(SinkEpochRequest)
+_sink_commit_decoder = msgspec.json.Decoder(SinkCommitRequest)
 
 
 async def init(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -167,9 +170,25 @@ async def commit_sink_epoch(request: Request, context: ServerContext) -> web.Str
     if epoch is None or not 0 <= epoch < 2**63:
         raise LogError(BAD_REQUEST, "The epoch of a sink is a number from 0 on.")
     found = await context.broker.transactions.commit_sink_epoch(
-        request.principal, request.path_parameters["sink"], epoch, body.transactional_ids
+        request.principal,
+        request.path_parameters["sink"],
+        body.transactional_ids,
+        epoch=epoch,
+        owner=body.owner,
     )
-    return json_response(SinkEpoch(found.sink_id, found.epoch))
+    return json_response(SinkEpoch(*msgspec.structs.astuple(found)))
+
+
+async def commit_sink(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/sinks/{sink}/commit."""
+    body = await read_json(request, context, _sink_commit_decoder)
+    await context.broker.transactions.commit_sink_epoch(
+        request.principal,
+        request.path_parameters["sink"],
+        body.transactional_ids,
+        owner=body.owner,
+    )
+    return json_response(Empty())
 
 
 async def describe_sink(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -177,7 +196,7 @@ async def describe_sink(request: Request, context: ServerContext) -> web.StreamR
     found = await context.broker.transactions.describe_sink(
         request.principal, request.path_parameters["sink"]
     )
-    return json_response(SinkEpoch(found.sink_id, found.epoch))
+    return json_response(SinkEpoch(*msgspec.structs.astuple(found)))
 
 
 def _transactional_id(request: Request) -> str:
@@ -312,6 +331,25 @@ ROUTES: Final = (
             UNKNOWN_TRANSACTION,
             INVALID_TXN_STATE,
             TRANSACTION_TOO_LARGE,
+            SINK_OWNED,
+        ),
+    ),
+    Route(
+        "POST",
+        "/v1/sinks/{sink}/commit",
+        commit_sink,
+        "Commit these prepared transactions of a sink without an epoch, and abort its others: all "
+        "or nothing. For a sink that commits once, and with none named for one that gives up. "
+        "Those that are committed already stay so.",
+        tag="transactions",
+        request_type=SinkCommitRequest,
+        response_type=Empty,
+        errors=(
+            *_ERRORS,
+            UNKNOWN_TRANSACTION,
+            INVALID_TXN_STATE,
+            TRANSACTION_TOO_LARGE,
+            SINK_OWNED,
         ),
     ),
     Route(

@@ -6,7 +6,13 @@ import asyncio
 
 import pytest
 
-from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, MultiFetch, ReadProgress
+from raftlog.broker.fetch import (
+    FETCH_CHUNK_BYTES,
+    FETCH_FRAME_BYTES,
+    Fetched,
+    MultiFetch,
+    ReadProgress,
+)
 from raftlog.record.batch import iterate_batches
 from raftlog.record.errors import (
     FORBIDDEN,
@@ -35,7 +41,7 @@ async def put(one: BrokerHarness, topic: str, number: int, *values: bytes) -> No
 def fetch_of(one: BrokerHarness, *wanted: tuple[str, int, int]) -> MultiFetch:
     fetch = one.broker.fetch.fetch(ALICE, len(wanted), any_replica=False)
     for topic, number, offset in wanted:
-        fetch.add(topic, PartitionId(number), Offset(offset), max_bytes=1 << 20)
+        fetch.add(topic, PartitionId(number), Offset(offset), max_bytes=10 << 20)
     return fetch
 
 
@@ -64,8 +70,8 @@ async def test_every_partition_has_a_chunk_or_its_error() -> None:
 
 
 async def test_partitions_take_turns_by_chunks() -> None:
-    one = await BrokerHarness.start()
-    half = bytes(FETCH_CHUNK_BYTES // 2)
+    one = await BrokerHarness.start(response_bytes_max=10 << 20)
+    half = bytes(FETCH_FRAME_BYTES // 2)
     for number in (0, 1):
         for _ in range(3):
             await put(one, "six", number, half)

@@ -42,7 +42,7 @@ def refuse(_principal: Principal, operation: Operation, resource: Resource) -> N
         (lambda service: service.prepare(ANONYMOUS, "t", PRODUCER), "WRITE t"),
         (lambda service: service.fence(ANONYMOUS, "t"), "WRITE t"),
         (lambda service: service.describe(ANONYMOUS, "t"), "DESCRIBE t"),
-        (lambda service: service.commit_sink_epoch(ANONYMOUS, "s", 1, ()), "WRITE sink/s"),
+        (lambda service: service.commit_sink_epoch(ANONYMOUS, "s", (), epoch=1), "WRITE sink/s"),
         (lambda service: service.describe_sink(ANONYMOUS, "s"), "DESCRIBE sink/s"),
     ],
 )

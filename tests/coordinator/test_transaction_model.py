@@ -24,6 +24,7 @@ from raftlog.coordinator.transaction import (
     Transaction,
 )
 from raftlog.coordinator.transaction_messages import (
+    NO_EPOCH,
     AbortTransaction,
     AddPartitions,
     CommitSinkEpoch,
@@ -498,6 +499,23 @@ class TransactionModel(RuleBasedStateMachine):
         if isinstance(outcome, SinkEpoch):
             assert outcome.epoch == self.sink_epoch == max(epoch, self.sink_epoch)
 
+    @rule(chosen=st.sets(INDEX, max_size=3), fate=FATES)
+    def commit_sink_once(self, chosen: set[int], fate: str) -> None:
+        names = sorted(self.sink_owners)
+        named = tuple(sorted({names[index % len(names)] for index in chosen})) if names else ()
+        before = dict(self.coordinator.shard._transactions)
+        records = len(self.coordinator.log)
+        self.send(CommitSinkEpoch(SINK, NO_EPOCH, named), fate, may_repeat=False)
+        if len(self.coordinator.log) == records:
+            return
+        for name in named:
+            committed = {State.PREPARED, State.PREPARE_COMMIT, State.COMPLETE_COMMIT}
+            assert name in before and before[name].state in committed
+            assert self.acked.setdefault(self.sink_owners[name], True)
+        for name, owner in self.sink_owners.items():
+            if name not in named and name in before and before[name].state in OPEN:
+                self.replaced.add(owner)
+
     # Markers
 
     @rule(index=INDEX, is_confirmed=st.sampled_from([True, True, False]))
@@ -608,11 +626,12 @@ class TransactionModel(RuleBasedStateMachine):
             assert not after.partitions
 
     @invariant()
-    def only_ongoing_transactions_have_a_timer(self) -> None:
+    def open_transactions_have_a_timer_but_prepared_ones_of_no_sink(self) -> None:
         shard = self.coordinator.shard
         for transactional_id, present in shard._transactions.items():
             has_timer = shard.timers.deadline_ms(transactional_id) is not None
-            assert has_timer == (present.state is State.ONGOING)
+            states = OPEN if transactional_id.startswith("sink/") else {State.ONGOING}
+            assert has_timer == (present.state in states)
 
     def teardown(self) -> None:
         """All transactions end, and every value has the outcome of its transaction."""

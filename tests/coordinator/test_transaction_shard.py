@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from raftlog.coordinator import transaction_shard
+from raftlog.coordinator import sink_epoch, transaction_shard
 from raftlog.coordinator.decision import CoordinatorRecord, Producer
 from raftlog.coordinator.records import (
     GroupMetadataKey,
@@ -16,6 +16,7 @@ from raftlog.coordinator.records import (
 )
 from raftlog.coordinator.transaction import ProducerIdRequiredError, State, TransactionSettings
 from raftlog.coordinator.transaction_messages import (
+    NO_EPOCH,
     CommitSinkEpoch,
     DescribeSink,
     DescribeTransaction,
@@ -49,6 +50,7 @@ from raftlog.record.errors import (
     OVERLOADED,
     PRODUCER_FENCED,
     QUOTA_EXCEEDED,
+    SINK_OWNED,
     TRANSACTION_ABORTABLE,
     TRANSACTION_TOO_LARGE,
     UNKNOWN_TRANSACTION,
@@ -367,7 +369,7 @@ def test_sink_epoch_is_bounded(coordinator: Coordinator, monkeypatch: pytest.Mon
     commit_epoch(coordinator, 0, sink="one")
     assert coordinator.refusal(CommitSinkEpoch("two", 0, ())) is QUOTA_EXCEEDED
     commit_epoch(coordinator, 1, sink="one")
-    monkeypatch.setattr(transaction_shard, "DECISION_BYTES_MAX", 400)
+    monkeypatch.setattr(sink_epoch, "DECISION_BYTES_MAX", 400)
     names = tuple(f"sink/one/{number}" for number in range(4))
     prepare(coordinator, *names)
     assert coordinator.refusal(CommitSinkEpoch("one", 2, names)) is TRANSACTION_TOO_LARGE
@@ -375,6 +377,65 @@ def test_sink_epoch_is_bounded(coordinator: Coordinator, monkeypatch: pytest.Mon
     found = states(coordinator, *names)
     assert found[0] is State.PREPARE_COMMIT
     assert sorted(found[1:]) == [State.PREPARE_ABORT, State.PREPARED, State.PREPARED]
+
+
+def test_sink_epochs_belong_to_the_owner_of_the_first(coordinator: Coordinator) -> None:
+    prepare(coordinator, "sink/s/1", "sink/s/2")
+    first = CommitSinkEpoch("s", 0, ("sink/s/1",), owner="query")
+    assert coordinator.ask(first) == SinkEpoch("s", 0, "query")
+    coordinator.reload()
+    prepare(coordinator, "sink/s/3")
+    for epoch in (0, 1, NO_EPOCH):
+        other = CommitSinkEpoch("s", epoch, ("sink/s/3",), owner="another")
+        assert coordinator.refusal(other) is SINK_OWNED
+    assert coordinator.state("sink/s/3") is State.PREPARED, "nothing is aborted either"
+    assert coordinator.ask(DescribeSink("s")) == SinkEpoch("s", 0, "query")
+
+
+def test_a_sink_commits_once_without_an_epoch(coordinator: Coordinator) -> None:
+    prepare(coordinator, "sink/s/1", "sink/s/2", "sink/s/stray")
+    once = CommitSinkEpoch("s", NO_EPOCH, ("sink/s/1", "sink/s/2"))
+    assert coordinator.refusal(replace(once, transactional_ids=("sink/s/1", "sink/s/no"))) is (
+        UNKNOWN_TRANSACTION
+    )
+    assert coordinator.ask(once) == SinkEpoch("s", NO_EPOCH)
+    expected = [State.PREPARE_COMMIT] * 2 + [State.PREPARE_ABORT]
+    assert states(coordinator, "sink/s/1", "sink/s/2", "sink/s/stray") == expected
+    coordinator.reload()
+    batches = len(coordinator.log)
+    assert coordinator.ask(once) == SinkEpoch("s", NO_EPOCH), "again"
+    coordinator.write_markers()
+    assert coordinator.ask(once) == SinkEpoch("s", NO_EPOCH), "again, when it is complete"
+    assert len(coordinator.log) == batches + 3, "the ends alone"
+
+
+def test_a_sink_that_gives_up_aborts_all_that_is_open(coordinator: Coordinator) -> None:
+    prepare(coordinator, "sink/s/1", "sink/other/1")
+    ongoing = coordinator.init("sink/s/2")
+    coordinator.add(ongoing, P0, transactional_id="sink/s/2")
+    commit_epoch(coordinator, NO_EPOCH)
+    assert states(coordinator, "sink/s/1", "sink/s/2") == [State.PREPARE_ABORT] * 2
+    assert coordinator.state("sink/other/1") is State.PREPARED
+
+
+def test_what_a_sink_has_prepared_ends_by_its_timeout(coordinator: Coordinator) -> None:
+    """From the preparation on. Other prepared transactions wait for their end."""
+    client = coordinator.init("sink/s/1")
+    coordinator.add(client, P0, transactional_id="sink/s/1")
+    coordinator.elapse(40_000)
+    coordinator.ask(PrepareTransaction("sink/s/1", client))
+    prepare(coordinator, "plain")
+    coordinator.elapse(40_000)
+    assert states(coordinator, "sink/s/1", "plain") == [State.PREPARED] * 2
+    coordinator.reload()
+    coordinator.elapse(59_999)
+    assert coordinator.state("sink/s/1") is State.PREPARED, "anew, after a load"
+    coordinator.elapse(1)
+    assert states(coordinator, "sink/s/1", "plain") == [State.PREPARE_ABORT, State.PREPARED]
+    commit = CommitSinkEpoch("s", 0, ("sink/s/1",))
+    assert coordinator.refusal(commit) is INVALID_TXN_STATE
+    late = EndTransaction("sink/s/1", client, True, 2)
+    assert coordinator.refusal(late) is PRODUCER_FENCED
 
 
 def test_complete_ids_of_sinks_expire_soon_and_their_epochs_do_not(

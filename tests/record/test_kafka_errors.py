@@ -68,7 +68,7 @@ RETRIED_BY_KAFKA_ALONE = {
 }
 """Kafka's clients retry these codes; the same request over HTTP is final here."""
 
-WITHOUT_A_CODE = {"INTERNAL", "OFFSET_SUPERSEDED"}
+WITHOUT_A_CODE = {"INTERNAL", "OFFSET_SUPERSEDED", "SINK_OWNED"}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

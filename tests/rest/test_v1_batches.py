@@ -21,7 +21,7 @@ from raftlog.record.frames import (
     encode_produce_frames,
 )
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
-from raftlog.rest.v1_batches import FETCH_CHUNK_BYTES, PARTITIONS_PER_TURN
+from raftlog.rest.v1_batches import FETCH_FRAME_BYTES, PARTITIONS_PER_TURN
 from tests.broker.data_fakes import contents, waiting_readers
 from tests.http.http_peers import RawPeer, Reply, eventually
 
@@ -225,7 +225,7 @@ async def test_large_answer_is_sent_in_chunks_that_take_turns() -> None:
         await produce(one, frames(*[("six", n, b"".join(big)) for n in (0, 1)]))
         wants = [want("six", n, max_bytes=10_000_000) for n in (0, 1)]
         found = await fetch(one, *wants)
-        assert all(len(frame.data) <= FETCH_CHUNK_BYTES for frame in found)
+        assert all(len(frame.data) <= FETCH_FRAME_BYTES for frame in found)
         assert [frame.partition for frame in found[:4]] == [0, 1, 0, 1]
         for number in (0, 1):
             own = [frame for frame in found if frame.partition == number]

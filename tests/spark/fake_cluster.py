@@ -7,7 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from raftlog_client.range_reader import RangeChunk
 from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
-from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated, WriteFailed
+from raftlog_spark.errors import (
+    OffsetOutOfRange,
+    RaftlogSparkError,
+    TopicGone,
+    TopicRecreated,
+    WriteFailed,
+)
 from raftlog_spark.sink.batch_writer import BatchWriter, Written
 
 from raftlog.record.batch import iterate_batches
@@ -29,6 +35,12 @@ class FakeCluster(Cluster):
         self.acknowledged_max = 1 << 62
         """How many batches are acknowledged; the next one fails, when the writer is flushed."""
         self.writers: list[FakeWriter] = []
+        self.owners: dict[str, str] = {}
+        """Of sinks."""
+        self.committed: list[tuple[str, dict[tuple[str, int], int], dict[str, str]]] = []
+        """Offsets of groups."""
+        self.refusal: RaftlogSparkError | None = None
+        """Of commits."""
         self.is_closed = False
 
     def create(self, topic: str, partitions: int = 1, topic_id: str = "id") -> None:
@@ -103,12 +115,35 @@ class FakeCluster(Cluster):
             data = memoryview(_batch(offset, self.logs[topic, partition][offset]))
             yield RangeChunk(data, offset + 1)
 
+    def written_ms(self, topic: str, topic_id: str, partition: int, offset: int) -> int | None:
+        self.asked["written"] += 1
+        if self.refusal is not None:
+            raise self.refusal
+        return offset * 1000
+
     def writer(
-        self, topic: str | None = None, *, buffer_bytes: int = 0, delivery_timeout_s: float = 0
+        self,
+        topic: str | None = None,
+        *,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = 0,
+        buffer_bytes: int = 0,
+        delivery_timeout_s: float = 0,
     ) -> BatchWriter:
         self.asked["writer"] += 1
-        self.writers.append(FakeWriter(self))
+        self.writers.append(FakeWriter(self, transactional_id))
         return self.writers[-1]
+
+    def commit_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], int], topic_ids: Mapping[str, str]
+    ) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.committed.append((group, dict(offsets), dict(topic_ids)))
+
+    def sink_owner(self, sink_id: str) -> str | None:
+        self.asked["sink owner"] += 1
+        return self.owners.get(sink_id)
 
     def close(self) -> None:
         self.is_closed = True
@@ -117,11 +152,13 @@ class FakeCluster(Cluster):
 class FakeWriter(BatchWriter):
     """Keeps batches, and reports failures only on flush, as a real writer may."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeCluster, transactional_id: str | None) -> None:
         self.cluster = cluster
+        self.transactional_id = transactional_id
         self.topic = None
         self.calls = self.records = self.size_bytes = 0
         self.ends: list[str] = []
+        self.is_prepared = False
 
     def partitions(self, topic: str) -> int:
         self.cluster.asked["partitions"] += 1
@@ -147,6 +184,11 @@ class FakeWriter(BatchWriter):
         if self.calls > self.cluster.acknowledged_max:
             raise WriteFailed("not acknowledged", topic="t", outcome_unknown=True)
         return Written(self.calls, self.records, self.size_bytes)
+
+    def prepare(self) -> None:
+        assert self.transactional_id is not None
+        self.flush()
+        self.is_prepared = True
 
     def close(self) -> Written:
         written = self.flush()

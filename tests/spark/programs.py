@@ -7,13 +7,16 @@ needs another process. A program prints its result as its last line, in JSON.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raftlog_spark.session import session
+from raftlog_spark.session import prepare_environment, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -123,6 +126,105 @@ def cluster(servers: str, topic: str, out: str, directory: str) -> None:
     _tell(rows=_listed(frame), streamed=sorted(streamed), places=places)
 
 
+def faulty_executors(servers: str, topic: str, rows: str, directory: str) -> None:
+    """Write numbers, while one executor is killed, and one task has two attempts side by side.
+
+    Prints the number of killed executors, of attempts of the second task that gave all rows, and of
+    those that waited for another one in vain.
+    """
+    marks = Path(directory)
+    marks.mkdir()
+    faults = {
+        "spark.cores.max": "2",
+        "spark.executor.memory": "1g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.speculation": "true",
+        "spark.speculation.quantile": "0.25",
+        "spark.speculation.multiplier": "1.01",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }
+    spark = session(master=_master_of_two_hosts(marks / "work"), config=CONFIG | faults)
+    spark.sparkContext.setLogLevel("ERROR")
+
+    def fail(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        task, attempt = context.partitionId(), context.attemptNumber()
+        yield from batches
+        if task == 0 and not (marks / "killed").exists():
+            (marks / "killed").touch()
+            daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+            executor = int(daemon.rpartition(")")[2].split()[1])
+            os.kill(executor, signal.SIGKILL)
+            threading.Event().wait()
+        if task == 1:
+            (marks / f"attempt-{attempt}").touch()
+            deadline = time.monotonic() + TIMEOUT_S
+            while len(list(marks.glob("attempt-*"))) < 2:
+                if time.monotonic() > deadline:
+                    (marks / f"alone-{attempt}").touch()
+                    raise AssertionError("no second attempt")
+                time.sleep(0.02)
+
+    frame = spark.range(0, int(rows), numPartitions=4).selectExpr("cast(id AS string) AS value")
+    (
+        frame.mapInArrow(fail, "value string")
+        .write.format("raftlog")
+        .mode("append")
+        .option("bootstrap.servers", servers)
+        .option("topic", topic)
+        .save()
+    )
+    _tell(
+        killed=len(list(marks.glob("killed"))),
+        attempts=len(list(marks.glob("attempt-*"))),
+        alone=len(list(marks.glob("alone-*"))),
+    )
+
+
+def _master_of_two_hosts(directory: Path) -> str:
+    """Start Spark's master and two workers in this process's JVM; return the master's URL.
+
+    Spark never runs two attempts of a task on one host at a time, and a `local-cluster` is on one.
+    """
+    from pyspark import SparkContext
+
+    prepare_environment(os.environ)
+    SparkContext._ensure_initialized()  # type: ignore[attr-defined]
+    jvm: Any = SparkContext._jvm
+    gateway: Any = SparkContext._gateway
+    conf = jvm.org.apache.spark.SparkConf().set("spark.master.rest.enabled", "false")
+    deploy, none = jvm.org.apache.spark.deploy, jvm.scala.Option.empty()
+    master = deploy.master.Master.startRpcEnvAndEndpoint("127.0.0.1", 0, 0, conf)
+    masters = gateway.new_array(jvm.java.lang.String, 1)
+    masters[0] = f"spark://{master._1().address().hostPort()}"
+    for host in ("127.0.0.1", "127.0.0.2"):
+        where = (host, 0, 0, 1, 1024, masters, str(directory / host), none, conf, none)
+        deploy.worker.Worker.startRpcEnvAndEndpoint(*where)
+    return str(masters[0])
+
+
+def connect_server() -> None:
+    """Serve Spark Connect on loopback until killed; print the address."""
+    plugin = "org.apache.spark.sql.connect.SparkConnectPlugin"
+    binding = "spark.connect.grpc.binding"
+    config = {"spark.plugins": plugin, f"{binding}.address": "127.0.0.1", f"{binding}.port": "0"}
+    spark = session(master="local[2]", config=CONFIG | config)
+    service = getattr(
+        spark.sparkContext._jvm,  # type: ignore[attr-defined]
+        "org.apache.spark.sql.connect.service.SparkConnectService$",
+    )
+    port = getattr(service, "MODULE$").localPort()
+    _tell(server=f"sc://127.0.0.1:{port}")
+    sys.stdout.flush()
+    sys.stdin.read()
+    spark.stop()
+
+
 def _batch(spark: SparkSession, servers: str, topic: str) -> DataFrame:
     return (
         spark.read.format("raftlog")
@@ -142,4 +244,10 @@ def _tell(**found: object) -> None:
 
 
 if __name__ == "__main__":
-    {"streams": streams, "read": read, "cluster": cluster}[sys.argv[1]](*sys.argv[2:])
+    {
+        "streams": streams,
+        "read": read,
+        "cluster": cluster,
+        "faulty_executors": faulty_executors,
+        "connect_server": connect_server,
+    }[sys.argv[1]](*sys.argv[2:])

@@ -67,17 +67,21 @@ def values(spark: SparkSession, servers: str, *topics: str) -> list[str]:
     return sorted(bytes(row.value).decode() for row in read(spark, servers, *topics))
 
 
-def run_available_now(
+def start_available_now(
     frame: DataFrame, checkpoint: Path, servers: str, topic: str | None = None, **more: str
 ) -> Any:
-    """Write the stream's current records; return the ended query. Raises its error."""
-    query = (
+    """Start to write the stream's current records; return the query."""
+    return (
         frame.writeStream.format("raftlog")
         .options(**options(servers, topic, **more))
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
+
+
+def ended(query: Any) -> Any:
+    """Wait until a query has ended, and return it. Raises its error."""
     try:
         assert query.awaitTermination(TIMEOUT_S), "the query goes on and on"
     finally:
@@ -85,10 +89,17 @@ def run_available_now(
     return query
 
 
-def count(servers: str, topic: str) -> int:
-    """How many records there are."""
+def run_available_now(
+    frame: DataFrame, checkpoint: Path, servers: str, topic: str | None = None, **more: str
+) -> Any:
+    """Write the stream's current records; return the ended query. Raises its error."""
+    return ended(start_available_now(frame, checkpoint, servers, topic, **more))
+
+
+def count(servers: str, topic: str, *, isolation: str = "read_committed") -> int:
+    """How many offsets of records and markers there are."""
     with Cluster(servers) as cluster:
-        bounds = cluster.bounds([topic], isolation="read_committed")
+        bounds = cluster.bounds([topic], isolation=isolation)
     return sum(each.end - each.start for each in bounds.values())
 
 

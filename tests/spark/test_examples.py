@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
-from raftlog_spark.examples import dead_letters, enrich, topic_to_parquet, windowed_delays
+from raftlog_spark.examples import (
+    copy,
+    current_table,
+    dead_letters,
+    enrich,
+    replay,
+    rotations,
+    topic_to_parquet,
+    weather_join,
+    windowed_delays,
+)
 
 from bench.cluster_processes import ClusterProcesses
 
 from . import flights_data
-from .flights_data import airlines, assert_equal, create, flights, letters, read, send, weather
+from .flights_data import (
+    Letter,
+    airlines,
+    assert_equal,
+    create,
+    flights,
+    letters,
+    read,
+    send,
+    weather,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -205,3 +227,141 @@ def test_parquet_files_hold_every_flight_once_however_many_runs(
     places = found[["partition", "offset"]]
     assert len(places.drop_duplicates()) == len(table)
     assert_equal(found.drop(columns=["day", "partition", "offset"]), table)
+
+
+def test_a_copy_is_the_topic_however_many_runs(
+    spark: SparkSession,
+    servers: str,
+    topic_name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copy, "BATCH_ROWS", 1_000)
+    target = f"{topic_name}-copy"
+    create(servers, topic_name, target)
+    table = flights()
+    for part in (table[:HALF], table[HALF:], table[:0]):
+        send(servers, topic_name, letters(part, "flight"))
+        ended(
+            copy.start(spark, servers, source=topic_name, target=target, checkpoint=str(tmp_path))
+        )
+    found = [(record.key, record.value) for record in read(servers, target)]
+    assert sorted(found) == sorted(letters(table, "flight"))
+
+
+def test_a_replayed_window_has_its_records_alone(
+    spark: SparkSession, servers: str, topic_name: str
+) -> None:
+    target = f"{topic_name}-again"
+    create(servers, topic_name, target)
+    moments = []
+    for number in range(3):
+        # Later than all records before, and not later than all behind it.
+        moments.append(after(read(servers, topic_name)))
+        send(servers, topic_name, [(b"%d" % at, b"%d" % number) for at in range(20)])
+    replay.replay(
+        spark, servers, source=topic_name, target=target, begin=moments[1], end=moments[2]
+    )
+    found = read(servers, target)
+    assert {record.value for record in found} == {b"1"}
+    assert len(found) == 20
+    origin = {record.key: record.partition for record in read(servers, topic_name)}
+    assert all(record.partition == origin[record.key] for record in found)
+
+
+def after(records: list[Letter]) -> datetime:
+    """A moment that is later than these records, and has passed."""
+    newest_ms = max((record.timestamp for record in records), default=0)
+    while (now_ms := time.time_ns() // 1_000_000) <= newest_ms + 1:
+        time.sleep(0.001)
+    return datetime.fromtimestamp(now_ms / 1000, UTC)
+
+
+CHANGES: list[tuple[bytes, dict[str, str | None]]] = [
+    (b"a", {"op": "c", "after": '{"n": 1}'}),
+    (b"b", {"op": "r", "after": '{"n": 2}'}),
+    (b"c", {"op": "c", "after": '{"n": 3}'}),
+    (b"a", {"op": "u", "before": '{"n": 1}', "after": '{"n": 4}'}),
+    (b"b", {"op": "d", "before": '{"n": 2}', "after": None}),
+    (b"b", {"op": "nonsense"}),
+    (b"c", {"op": "d", "before": '{"n": 3}'}),
+    (b"c", {"op": "c", "after": '{"n": 5}'}),
+]
+
+
+def test_the_current_table_is_that_of_the_newest_changes(
+    spark: SparkSession, servers: str, topic_name: str, tmp_path: Path
+) -> None:
+    target = f"{topic_name}-table"
+    create(servers, topic_name, target)
+    send(servers, topic_name, [NO_FLIGHT])
+    expected: dict[bytes, str] = {}
+    for changes in (CHANGES[:4], CHANGES[4:]):
+        send(servers, topic_name, [(key, json.dumps(row).encode()) for key, row in changes])
+        ended(
+            current_table.start(
+                spark, servers, source=topic_name, target=target, checkpoint=str(tmp_path)
+            )
+        )
+        for key, row in changes:
+            if row["op"] == "d":
+                del expected[key]
+            elif row["op"] != "nonsense":
+                expected[key] = str(row["after"])
+        found = current_table.table(spark, servers, target).collect()
+        assert {bytes(row.key): row.value for row in found} == expected
+    assert expected == {b"a": '{"n": 4}', b"c": '{"n": 5}'}
+
+
+def test_rotations_are_those_that_are_over(
+    spark: SparkSession, servers: str, source: str, tmp_path: Path
+) -> None:
+    target = f"{source}-out"
+    create(servers, target)
+    ended(rotations.start(spark, servers, source=source, target=target, checkpoint=str(tmp_path)))
+    table = flights().dropna(subset=["tailnum"]).sort_values(["tailnum", "scheduled"])
+    gaps = table.groupby("tailnum")["scheduled"].diff()
+    number = (gaps > rotations.GAP).groupby(table["tailnum"]).cumsum()
+    whole = (
+        table.assign(number=number)
+        .groupby(["tailnum", "number"], as_index=False)
+        .agg(
+            first=("scheduled", "min"),
+            last=("scheduled", "max"),
+            flights=("flight", "size"),
+            miles=("distance", "sum"),
+        )
+    )
+    watermark = flights()["scheduled"].max() - LATENESS
+    newest = whole["last"] == whole.groupby("tailnum")["last"].transform("max")
+    over = ~newest | (whole["last"] + rotations.GAP <= watermark)
+    columns = ["tailnum", "first", "last", "flights", "miles"]
+    assert_equal(
+        flights_data.table_of(read(servers, target), ["first", "last"]), whole[over][columns]
+    )
+
+
+def test_flights_and_reports_find_each_other(
+    spark: SparkSession, servers: str, source: str, tmp_path: Path
+) -> None:
+    hours, target = f"{source}-weather", f"{source}-out"
+    create(servers, hours, target)
+    send(servers, hours, letters(weather(), "origin"))
+    ended(
+        weather_join.start(
+            spark,
+            servers,
+            source=source,
+            weather=hours,
+            target=target,
+            checkpoint=str(tmp_path),
+        )
+    )
+    expected = (
+        flights()
+        .assign(hour=flights()["scheduled"].dt.floor("h"))
+        .merge(weather().rename(columns={"time_hour": "hour"}), on=["origin", "hour"])
+        .drop(columns="hour")
+    )
+    assert len(expected) > 1_000
+    assert_equal(flights_data.table_of(read(servers, target), ["scheduled"]), expected)

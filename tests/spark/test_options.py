@@ -172,6 +172,10 @@ def test_the_sink_knows_its_own_options_and_sparks() -> None:
     assert sink_options(given | {"TOPIC": "t", "sinkid": "s", "transactionTimeoutMs": "5"}) == (
         SinkOptions("h:1", topic="t", sink_id="s", transaction_timeout_ms=5)
     )
+    assert not sink_options(given | {"deliveryGuarantee": "at-least-once"}).is_exactly_once
+    for mistake in ({"deliveryGuarantee": "once"}, {"sinkId": "a/b"}, {"sinkId": "a" * 151}):
+        with pytest.raises(OptionsError, match=next(iter(mistake))):
+            sink_options(given | mistake)
     with pytest.raises(OptionsError, match="is for reading"):
         sink_options(given | {"subscribe": "t"})
 

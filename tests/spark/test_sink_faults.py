@@ -1,12 +1,8 @@
-"""The sink under failures: never a lost row, and a bound on duplicates."""
+"""The sink under failures of nodes: never a lost row. With drivers and tasks: test_exactly_once."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -17,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import LoneNode
 from raftlog.record.errors import CORRUPT_BATCH
 from tests.client.fake_node import FakeCluster, Fault
 
-from .sink_parts import count, create, leader, read, run_available_now, save, values, wait_for
-from .sink_program import copied
+from .sink_parts import count, create, leader, read, run_available_now, save, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +24,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 """Where `python -m tests.…` finds its program."""
 PRODUCE = "/v1/produce"
+AT_LEAST_ONCE = {"deliveryGuarantee": "at-least-once"}
+"""The fake node has no transactions."""
 
 
 def big_rows(spark: SparkSession, number: int) -> DataFrame:
@@ -38,34 +34,6 @@ def big_rows(spark: SparkSession, number: int) -> DataFrame:
         "rpad(lpad(cast(id AS string), 6, '0'), 10000, '.') AS value",
         "cast(id AS string) AS key",
     )
-
-
-def numbers(found: list[str]) -> Counter[int]:
-    """How often each row is there."""
-    return Counter(int(value[:6]) for value in found)
-
-
-def test_a_task_that_fails_and_runs_again_loses_no_row(
-    spark: SparkSession, spark_node: LoneNode, topic_name: str
-) -> None:
-    topic = create(spark_node.address, topic_name)
-
-    def fail_first(batches: Any) -> Any:
-        from pyspark import TaskContext
-
-        # All rows are given, and most are written, before the attempt fails.
-        yield from batches
-        context = TaskContext.get()
-        assert context is not None
-        if context.attemptNumber() == 0:
-            raise RuntimeError("the first attempt fails")
-
-    frame = big_rows(spark, 1000).mapInArrow(fail_first, "value string, key string")
-    save(frame, spark_node.address, topic)
-    found = numbers(values(spark, spark_node.address, topic))
-    assert sorted(found) == list(range(1000))
-    # At least once: some rows of the failed attempt stay. Two attempts, so at most twice.
-    assert set(found.values()) <= {1, 2}
 
 
 class FakeLeader:
@@ -101,7 +69,7 @@ def fake() -> Iterator[FakeCluster]:
 def test_a_write_that_is_not_acknowledged_fails(spark: SparkSession, fake: FakeCluster) -> None:
     fake.fail(PRODUCE, *[Fault(frame_errors={0: CORRUPT_BATCH})] * 100)
     with pytest.raises(Exception, match=r"writing to 't': .*Not everything is written"):
-        save(big_rows(spark, 10), fake.bootstrap, "t")
+        save(big_rows(spark, 10), fake.bootstrap, "t", **AT_LEAST_ONCE)
 
 
 def test_a_stream_whose_write_is_refused_fails_and_goes_on_later(
@@ -115,54 +83,13 @@ def test_a_stream_whose_write_is_refused_fails_and_goes_on_later(
     )
     fake.fail(PRODUCE, *[Fault(frame_errors={0: CORRUPT_BATCH})] * 100)
     with pytest.raises(Exception, match=r"writing to 't': .*Not everything is written"):
-        run_available_now(frame, tmp_path, fake.bootstrap, "t")
+        run_available_now(frame, tmp_path, fake.bootstrap, "t", **AT_LEAST_ONCE)
     fake.faults[PRODUCE].clear()
-    run_available_now(frame, tmp_path, fake.bootstrap, "t")
+    run_available_now(frame, tmp_path, fake.bootstrap, "t", **AT_LEAST_ONCE)
     found = Counter(int(value or b"") for value in fake.topics["t"].partitions[0].values())
     # The refused batch, and the next: neither is left out.
     assert sorted(found) == list(range(max(found) + 1))
     assert len(found) >= 50
-
-
-def driver(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
-    """A driver that can be killed with its Java and its workers, and no other process with them."""
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.sink_program", *arguments],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-
-
-def test_a_killed_driver_goes_on_from_its_checkpoint_and_loses_no_row(
-    spark: SparkSession, spark_node: LoneNode, topic_name: str, tmp_path: Path
-) -> None:
-    servers = spark_node.address
-    topic, out = create(servers, topic_name), create(servers, f"{topic_name}-out")
-    rows = 1500
-    save(big_rows(spark, rows), servers, topic)
-    log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
-    process = driver(servers, topic, out, str(checkpoint), log=log)
-    try:
-
-        def is_well_under_way() -> bool:
-            assert process.poll() is None, log.read_text()
-            return count(servers, out) >= 350
-
-        wait_for("hundreds of records written", is_well_under_way)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    before = count(servers, out)
-    assert before < rows
-    run_available_now(copied(spark, servers, topic), checkpoint, servers, out)
-    found = numbers(values(spark, servers, out))
-    assert sorted(found) == list(range(rows))
-    # Only the uncommitted batch of 100 is written again.
-    assert sum(found.values()) <= rows + 100
 
 
 def test_a_leader_that_dies_while_the_sink_writes_costs_no_row(
@@ -173,10 +100,13 @@ def test_a_leader_that_dies_while_the_sink_writes_costs_no_row(
     rows = 10_000
 
     def kill() -> int:
-        wait_for("record written", lambda: count(servers, topic) >= 100)
-        written = count(servers, topic)
+        def written() -> int:
+            return count(servers, topic, isolation="read_uncommitted")
+
+        wait_for("record written", lambda: written() >= 100)
+        found = written()
         spark_cluster.kill(leader(servers, topic))
-        return written
+        return found
 
     # Spark finds Python sources only in threads with a session: so this thread writes.
     with ThreadPoolExecutor(1) as pool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_client.record_encoder import murmur2_partitioner
-from raftlog_spark.errors import RaftlogSparkError, TopicGone, WriteFailed
+from raftlog_spark.errors import RaftlogSparkError, SinkRefused, TopicGone, WriteFailed
 from raftlog_spark.options import SinkOptions
 from raftlog_spark.schema import SinkColumns
 from raftlog_spark.sink import sink_task
@@ -33,8 +33,10 @@ def write(
     *,
     topic: str | None = "t",
     who: AttemptId | None = None,
+    sink_id: str | None = None,
+    is_exactly_once: bool = True,
 ) -> TaskCommit:
-    options = SinkOptions("fake:1", topic)
+    options = SinkOptions("fake:1", topic, sink_id, is_exactly_once)
     return sink_task.write_rows(options, columns, who or tag(), iter(batches), cluster=cluster)
 
 
@@ -118,6 +120,36 @@ def test_a_task_says_who_it_is_and_what_it_wrote(cluster: FakeCluster) -> None:
     [written] = commit.written
     assert written[:3] == ("t", (4 + 1) % 3, 2)
     assert written.size_bytes == cluster.writers[0].size_bytes
+
+
+def test_an_attempt_prepares_a_transaction_of_its_own(cluster: FakeCluster) -> None:
+    who = AttemptId("sink", "query", 4, 1, 2, 4)
+    names = [write(cluster, VALUES, [rows(b"a")], who=who).transactional_id for _ in range(2)]
+    assert names == [writer.transactional_id for writer in cluster.writers]
+    assert all(writer.is_prepared and writer.ends == ["closed"] for writer in cluster.writers)
+    assert len(set(names)) == 2, "a replay gives the same numbers again"
+    for name in names:
+        assert str(name).startswith("sink/sink/4-1.2-")
+
+
+def test_at_least_once_has_no_transaction(cluster: FakeCluster) -> None:
+    commit = write(cluster, VALUES, [rows(b"a")], is_exactly_once=False)
+    assert commit.transactional_id is cluster.writers[0].transactional_id is None
+    assert not cluster.writers[0].is_prepared
+
+
+def test_a_named_sink_of_another_query_is_refused_before_anything_is_written(
+    cluster: FakeCluster,
+) -> None:
+    who = AttemptId("s", "mine", 4, 1, 2, 4)
+    for owner in (None, "mine"):
+        cluster.owners = {} if owner is None else {"s": owner}
+        write(cluster, VALUES, [rows(b"a")], who=who, sink_id="s")
+    assert cluster.asked["sink owner"] == 2
+    cluster.owners["s"] = "other"
+    with pytest.raises(SinkRefused, match="sinkId 's' belongs to query 'other'"):
+        write(cluster, VALUES, [rows(b"a")], who=who, sink_id="s")
+    assert len(cluster.writers) == 2
 
 
 def test_a_task_without_rows_asks_nothing(cluster: FakeCluster) -> None:
@@ -216,9 +248,13 @@ def test_a_task_learns_from_spark_who_it_is(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sink_task.TaskContext, "get", lambda: context)
 
     run_by(FakeContext(sql_streaming_queryId="q", streaming_sql_batchId="12"))
-    assert sink_task.current_tag(None) == AttemptId("q", "q", 12, 3, 1)
-    assert sink_task.current_tag("s") == AttemptId("s", "q", 12, 3, 1)
+    assert sink_task.current_tag(None) == AttemptId("q", "q", 12, 3, 1, 12)
+    assert sink_task.current_tag("s") == AttemptId("s", "q", 12, 3, 1, 12)
+    # In foreachBatch, a write with a name has the stream's epochs, one without commits once.
+    assert sink_task.current_tag("s", write_id="w") == AttemptId("s", "q", 12, 3, 1, 12)
+    assert sink_task.current_tag(None, write_id="w") == AttemptId("w", "q", 12, 3, 1, None)
     run_by(FakeContext())
     assert sink_task.current_tag("s") == AttemptId("s", None, None, 3, 1)
+    assert sink_task.current_tag("s", write_id="w") == AttemptId("s.w", None, None, 3, 1)
     with pytest.raises(RaftlogSparkError, match="sinkId"):
         sink_task.current_tag(None)

@@ -5,10 +5,16 @@ import pickle
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
+from raftlog_spark.errors import ClusterUnavailable
 from raftlog_spark.options import OptionsError, source_options
 from raftlog_spark.source.offsets import JsonOffset, OffsetFormatError
 from raftlog_spark.source.planning import DataLossError
-from raftlog_spark.source.stream_reader import CATCH_UP_WAIT_S, IDLE_WAIT_S, StreamReader
+from raftlog_spark.source.stream_reader import (
+    CATCH_UP_WAIT_S,
+    IDLE_WAIT_S,
+    LAG_INTERVAL_S,
+    StreamReader,
+)
 
 from tests.spark.fake_cluster import FakeCluster
 
@@ -64,6 +70,7 @@ class MakeReader:
             connect=lambda servers: self._cluster,
             clock=self._clock,
             sleep=self._clock.sleep,
+            wall=self._clock,
         )
 
 
@@ -389,3 +396,63 @@ def test_a_reader_that_is_connected_goes_to_executors(cluster: FakeCluster) -> N
     assert copy._cluster is None
     reader.stop()
     assert cluster.is_closed
+
+
+def test_processed_offsets_are_committed_to_the_named_group(
+    make: MakeReader, cluster: FakeCluster
+) -> None:
+    reader = make(startingOffsets="earliest", commitToGroup="g")
+    end = step(reader, reader.initialOffset())
+    assert not cluster.committed, "the first batch has not been read"
+    assert step(reader, end) == end
+    first = ("g", {("t", 0): 10, ("t", 1): 4}, {"t": "id"})
+    assert cluster.committed == [first]
+    step(reader, end)
+    assert cluster.committed == [first], "nothing is new"
+    cluster.append("t", 1, 1)
+    step(reader, step(reader, end))
+    assert cluster.committed == [first, ("g", {("t", 0): 10, ("t", 1): 5}, {"t": "id"})]
+    step(make(), end)
+    assert len(cluster.committed) == 2, "no group is named"
+
+
+def test_a_group_that_takes_no_offsets_does_not_end_the_query(
+    make: MakeReader, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.refusal = ClusterUnavailable("it has members")
+    reader = make(startingOffsets="earliest", commitToGroup="g")
+    end = step(reader, reader.initialOffset())
+    for _ in range(3):
+        assert step(reader, end) == end
+    assert caplog.text.count("offsets of group 'g'") == 1
+    assert "it has members" in caplog.text
+
+
+def lag(reader: StreamReader) -> object:
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    return latest["lag"]
+
+
+def test_progress_tells_what_waits_and_for_how_long(
+    make: MakeReader, cluster: FakeCluster, clock: Clock
+) -> None:
+    reader = make(startingOffsets="earliest")
+    offset = step(reader, reader.initialOffset(), ReadMaxRows(7))
+    assert lag(reader) == {"records": 7, "seconds": clock() - 5}, "partition 0 from offset 5 on"
+    offset = step(reader, offset, ReadMaxRows(3))
+    lag(reader)
+    assert cluster.asked["written"] == 1, "not with every trigger"
+    clock.sleep(LAG_INTERVAL_S)
+    offset = step(reader, offset, ReadMaxRows(1))
+    assert lag(reader) != {"records": 0, "seconds": 0.0}
+    assert cluster.asked["written"] == 2
+    step(reader, offset)
+    assert lag(reader) == {"records": 0, "seconds": 0.0}
+
+
+def test_an_age_that_nobody_tells_is_not_known(make: MakeReader, cluster: FakeCluster) -> None:
+    cluster.refusal = ClusterUnavailable("no leader")
+    reader = make(startingOffsets="earliest")
+    step(reader, reader.initialOffset(), ReadMaxRows(4))
+    assert lag(reader) == {"records": 10, "seconds": None}

@@ -51,12 +51,12 @@ def stream_of(spark: SparkSession, servers: str, topic: str, **options: str) -> 
     )
 
 
-def table_of(spark: SparkSession, servers: str, topic: str) -> DataFrame:
-    """All current records of a topic."""
+def table_of(spark: SparkSession, servers: str, topic: str, **options: str) -> DataFrame:
+    """All current records of a topic, unless the options say otherwise."""
     return (
         spark.read.format("raftlog")
         .option("bootstrap.servers", servers)
-        .option("subscribe", topic)
+        .options(subscribe=topic, **options)
         .load()
     )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from asyncio import Future
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-from raftlog_client import Producer
+from raftlog_client import Producer, Transaction
 from raftlog_client.errors import RaftlogClientError, SerializationError
 from raftlog_client.raw_batch import RawBatchBuilder
 
 from raftlog_spark.background import Background
 from raftlog_spark.errors import RaftlogSparkError, spark_error, write_failure
+
+ABORT_TIMEOUT_MS: Final = 5_000
 
 
 class Written(NamedTuple):
@@ -30,9 +32,19 @@ class BatchWriter:
     more.
     """
 
-    def __init__(self, background: Background, producer: Producer, topic: str | None) -> None:
-        """The writer owns `producer` from now on. `topic`: the default of `write`."""
+    def __init__(
+        self,
+        background: Background,
+        producer: Producer,
+        topic: str | None,
+        transaction: Transaction | None = None,
+    ) -> None:
+        """The writer owns `producer` from now on, and the transaction that it has begun.
+
+        `topic`: the default of `write`.
+        """
         self.topic = topic
+        self._transaction = transaction
         self._background = background
         self._producer = producer
         self._batches = self._records = self._size_bytes = 0
@@ -43,10 +55,11 @@ class BatchWriter:
     def partitions(self, topic: str) -> int:
         """The number of partitions of a topic. Raises TopicGone, ClusterUnavailable."""
         self._require_open()
+        what = f"looking up {topic!r}"
         try:
-            return len(self._background.run(self._producer.partitions_for(topic)))
+            return len(self._background.run(self._producer.partitions_for(topic), what))
         except RaftlogClientError as error:
-            raise spark_error(error, what=f"looking up {topic!r}", topic=topic) from error
+            raise spark_error(error, what=what, topic=topic) from error
 
     def write(
         self, partition: int, data: bytearray, records: int, *, topic: str | None = None
@@ -69,7 +82,9 @@ class BatchWriter:
         if held != records:
             raise ValueError(f"The batch holds {held} records, not {records}.")
         try:
-            self._background.run(self._send(topic, partition, data, records))
+            self._background.run(
+                self._send(topic, partition, data, records), f"writing to {topic!r}"
+            )
         except RaftlogClientError as error:
             raise write_failure(error, topic) from error
 
@@ -80,11 +95,23 @@ class BatchWriter:
         """
         self._require_open()
         try:
-            self._background.run(self._producer.flush())
+            self._background.run(self._producer.flush(), "writing what is buffered")
         except RaftlogClientError as error:
             raise write_failure(error, self.topic or "all topics") from error
         self._check()
         return Written(self._batches, self._records, self._size_bytes)
+
+    def prepare(self) -> None:
+        """Prepare the transaction, with all batches: it outlives the writer, until it is committed.
+
+        Raises WriteFailed: it is not prepared.
+        """
+        self._require_open()
+        assert self._transaction is not None
+        try:
+            self._background.run(self._transaction.prepare(), "preparing the transaction")
+        except RaftlogClientError as error:
+            raise write_failure(error, self.topic or "all topics") from error
 
     def close(self) -> Written:
         """Flush, and free all resources. Raises WriteFailed; the writer is closed all the same.
@@ -99,10 +126,14 @@ class BatchWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Send no more batches. Batches in flight may be written; acknowledged ones are."""
+        """Send no more batches, and abort a transaction that is not prepared.
+
+        Without one, batches in flight may be written; acknowledged ones are.
+        """
         if not self._is_closed:
             self._is_closed = True
-            self._background.run(self._producer.close(timeout_ms=0))
+            timeout_ms = 0 if self._transaction is None else ABORT_TIMEOUT_MS
+            self._background.run(self._producer.close(timeout_ms=timeout_ms), "closing the writer")
 
     def __enter__(self) -> Self:
         return self

@@ -42,6 +42,13 @@ class AttemptId(NamedTuple):
     batch_id: int | None
     task: int
     attempt: int
+    epoch: int | None = None
+    """Of the sink, for its commit; None: the sink commits once."""
+
+    @property
+    def owner(self) -> str:
+        """The one that may commit the sink's epochs."""
+        return "" if self.epoch is None else self.query_id or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +57,18 @@ class TaskCommit(WriterCommitMessage):
 
     tag: AttemptId
     written: tuple[PartitionWritten, ...]
+    transactional_id: str | None = None
+    """Of the transaction that the attempt has prepared; None: it has none."""
 
     @property
     def records(self) -> int:
         """Written records, in all partitions."""
         return sum(each.records for each in self.written)
+
+
+def once_sink_id(sink_id: str | None, write_id: str) -> str:
+    """The sink of a write that commits once."""
+    return write_id if sink_id is None else f"{sink_id}.{write_id}"
 
 
 def check_complete(

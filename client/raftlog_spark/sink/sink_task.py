@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from raftlog_client.sinks import sink_transactional_id
 
 from raftlog_spark.cluster import Cluster
 from raftlog_spark.codec.encode import encode
-from raftlog_spark.errors import RaftlogSparkError, TopicGone
+from raftlog_spark.errors import RaftlogSparkError, SinkRefused, TopicGone
 from raftlog_spark.options import SinkOptions
 from raftlog_spark.schema import SinkColumns
-from raftlog_spark.sink.commit_message import AttemptId, PartitionWritten, TaskCommit
+from raftlog_spark.sink.commit_message import AttemptId, PartitionWritten, TaskCommit, once_sink_id
 from raftlog_spark.sink.partition_router import Destination, Router
 from raftlog_spark.sink.row_buffer import BUFFER_BYTES_MAX, RowBuffer, parts
 
@@ -30,16 +32,21 @@ BATCH_BYTES: Final = 512 * 1024
 """Of a record batch. Half of the default limit of topics."""
 
 
-def current_tag(sink_id: str | None) -> AttemptId:
+def current_tag(sink_id: str | None, *, write_id: str | None = None) -> AttemptId:
     """The id of the running attempt. Without `sink_id`, its query is the sink.
 
-    Raises RaftlogSparkError: this is no task of Spark's, or of no query.
+    `write_id`: of a batch write, which commits once. With `sink_id`, one in a stream's
+    `foreachBatch` commits by the stream's batches instead. Raises RaftlogSparkError: this is no
+    task of Spark's, or of no query.
     """
     context = TaskContext.get()
     if context is None:
         raise RaftlogSparkError("rows are written by Spark's tasks, and none runs here")
     query_id = context.getLocalProperty(QUERY_ID) or None
-    batch_id = context.getLocalProperty(BATCH_ID) or None
+    batch = context.getLocalProperty(BATCH_ID) or None
+    batch_id = epoch = None if batch is None else int(batch)
+    if write_id is not None and (sink_id is None or query_id is None or epoch is None):
+        sink_id, epoch = once_sink_id(sink_id, write_id), None
     sink_id = sink_id or query_id
     if sink_id is None:
         raise RaftlogSparkError(
@@ -49,9 +56,10 @@ def current_tag(sink_id: str | None) -> AttemptId:
     return AttemptId(
         sink_id,
         query_id,
-        None if batch_id is None else int(batch_id),
+        batch_id,
         context.partitionId(),
         context.attemptNumber(),
+        epoch,
     )
 
 
@@ -65,27 +73,54 @@ def write_rows(
 ) -> TaskCommit:
     """Write all rows; all in-sync replicas have acknowledged them at return.
 
+    Exactly once: in a transaction of the attempt's own, prepared at return, aborted after an error.
     A task without rows sends no request. Memory is bounded for any input: see `RowBuffer` and
     `Cluster.writer`. `cluster` is for tests.
 
-    Raises TopicGone, RowError, EncodeError, WriteFailed, ClusterUnavailable: some rows may be
-    written nevertheless, and the next attempt writes them again.
+    Raises TopicGone, RowError, EncodeError, WriteFailed, ClusterUnavailable, SinkRefused. At least
+    once, some rows may be written nevertheless, and the next attempt writes them again.
     """
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
     if first is None:
         return TaskCommit(tag, ())
+    name = _transactional_id(tag) if options.is_exactly_once else None
     with cluster or Cluster(options.bootstrap_servers) as connected:
-        with connected.writer() as writer:
+        if name is not None and tag.epoch is not None and options.sink_id is not None:
+            _require_own_sink(connected, tag)
+        with connected.writer(
+            transactional_id=name, transaction_timeout_ms=options.transaction_timeout_ms
+        ) as writer:
             work = _TaskWriter(options, columns, tag, writer)
             for batch in chain((first,), rows):
                 work.add(batch)
             work.send()
             acknowledged = writer.flush()
+            if name is not None:
+                writer.prepare()
         assert acknowledged.records == work.rows, (
             f"{work.rows} rows came, {acknowledged.records} records are acknowledged"
         )
-    return TaskCommit(tag, work.written())
+    return TaskCommit(tag, work.written(), name)
+
+
+def _transactional_id(tag: AttemptId) -> str:
+    """Of one attempt alone: Spark gives the numbers of tasks and attempts again."""
+    batch = "" if tag.batch_id is None else f"{tag.batch_id}-"
+    unique = uuid.uuid4().hex[:12]
+    return sink_transactional_id(tag.sink_id, f"{batch}{tag.task}.{tag.attempt}-{unique}")
+
+
+def _require_own_sink(cluster: Cluster, tag: AttemptId) -> None:
+    """Raise SinkRefused before anything is written; the commit checks it again."""
+    owner = cluster.sink_owner(tag.sink_id)
+    if owner is not None and owner != tag.owner:
+        raise SinkRefused(
+            f"sinkId {tag.sink_id!r} belongs to query {owner!r}, this one is {tag.owner!r}: a name "
+            "is for one query, as long as its checkpoint lives. Give this query another sinkId, or "
+            "none",
+            is_owned=True,
+        )
 
 
 class _TaskWriter:

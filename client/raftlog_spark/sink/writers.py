@@ -1,14 +1,15 @@
 """The sink's driver side: checks before a write, and the end of a batch.
 
-A batch is written in two steps, so that transactions can make it exactly once when the log has
-them: each attempt of a task writes on its own and reports its id and its writes in its commit
-message; one call on the driver then commits the batch with the messages of all tasks.
+**Exactly once**, by two phases. Each attempt of a task writes in a transaction of its own, prepares
+it, and names it in its commit message; then one call of the driver commits those of a batch, all or
+nothing, and aborts what other attempts left. A batch of a stream is an epoch of its sink: a batch
+that runs again after a restart is committed once, whatever its tasks were. A transaction that ended
+before the commit fails the batch.
 
-**For now a batch is written at least once.** No row is reported as written before all in-sync
-replicas have acknowledged it, so no row is lost. But records are readable as soon as they are
-written, and cannot be withdrawn: a failed attempt, a speculative one, an aborted batch, and a batch
-that runs again after a restart leave duplicates. `commit` only checks that every task has reported
-its writes. For each row once, give rows a key and drop duplicates when reading.
+**At least once** (`deliveryGuarantee`), records are readable as soon as they are written, and
+cannot be withdrawn: a failed attempt, a speculative one, an aborted batch, and a batch that runs
+again leave duplicates. No row is reported as written before all in-sync replicas have acknowledged
+it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from raftlog_spark.errors import RaftlogSparkError, SinkRefused
 from raftlog_spark.options import OptionsError, SinkOptions
 from raftlog_spark.schema import SinkColumns
-from raftlog_spark.sink.commit_message import TaskCommit, check_complete
+from raftlog_spark.sink.commit_message import (
+    CommitError,
+    TaskCommit,
+    check_complete,
+    once_sink_id,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,34 +42,36 @@ _log = logging.getLogger(__name__)
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Writes one frame, at least once (see the module). Pickles to the executors."""
+    """Writes one frame. Pickles to the executors."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         self._options = options
         self._columns = columns
-        # Every unnamed write has an id of its own, unlike any earlier one.
-        self._sink_id = options.sink_id or uuid.uuid4().hex
+        # Unlike that of any earlier write.
+        self._write_id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
         """Write the rows of one task; all are acknowledged at return.
 
-        Raises RaftlogSparkError: not all are; some may be written.
+        Raises RaftlogSparkError: not all are; at least once, some may be written.
         """
         from raftlog_spark.sink.sink_task import current_tag, write_rows  # noqa: PLC0415  imports Arrow
 
-        return write_rows(self._options, self._columns, current_tag(self._sink_id), iterator)
+        tag = current_tag(self._options.sink_id, write_id=self._write_id)
+        return write_rows(self._options, self._columns, tag, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """End a write after all tasks. Raises CommitError: a task has not ended."""
-        check_complete(messages)
+        """Commit a write after all tasks. Raises CommitError: nothing is committed."""
+        _commit(self._options, check_complete(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the leftovers of a failed write."""
-        _log_left_behind(messages, "the write")
+        """Abort a failed write. Never raises: what it leaves ends by its timeout."""
+        sink_id = once_sink_id(self._options.sink_id, self._write_id)
+        _abort(self._options, messages, "the write", sink_id)
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Writes a stream's batches, each at least once (see the module). Pickles to the executors."""
+    """Writes a stream's batches. Pickles to the executors."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         self._options = options
@@ -71,7 +80,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
         """Write the rows of one task of one batch; all are acknowledged at return.
 
-        Raises RaftlogSparkError: not all are; some may be written.
+        Raises RaftlogSparkError: not all are; at least once, some may be written.
         """
         from raftlog_spark.sink.sink_task import current_tag, write_rows  # noqa: PLC0415  imports Arrow
 
@@ -79,15 +88,78 @@ class StreamSink(DataSourceStreamArrowWriter):
         return write_rows(self._options, self._columns, tag, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """End a batch after all tasks; the same batch may end again after a restart.
+        """Commit a batch after all tasks; the same batch may be committed again after a restart.
 
-        Raises CommitError: a task has not ended, or the messages are another batch's.
+        Raises CommitError: a task has not ended, the messages are another batch's, or a transaction
+        ended before. Then nothing is committed.
         """
-        check_complete(messages, batch_id=batchId)
+        _commit(self._options, check_complete(messages, batch_id=batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Log the leftovers of a failed batch."""
-        _log_left_behind(messages, f"batch {batchId}")
+        """Abort a failed batch. Never raises: what it leaves ends by its timeout, or with the next
+        batch."""
+        _abort(self._options, messages, f"batch {batchId}", None)
+
+
+def _commit(options: SinkOptions, commits: Sequence[TaskCommit]) -> None:
+    if not (options.is_exactly_once and commits):
+        return
+    from raftlog_spark.cluster import Cluster  # noqa: PLC0415  imports the client
+
+    tag = commits[0].tag
+    names = [commit.transactional_id for commit in commits if commit.transactional_id is not None]
+    with Cluster(options.bootstrap_servers) as cluster:
+        try:
+            cluster.commit_sink(tag.sink_id, names, epoch=tag.epoch, owner=tag.owner)
+        except SinkRefused as error:
+            remedy = "Give this query another sinkId, or none."
+            if not error.is_owned:
+                remedy = (
+                    "A task's transaction has ended before: aborted by an operator, or after "
+                    f"{options.transaction_timeout_ms} ms (transactionTimeoutMs). Run it again; a "
+                    "stream does so when it is started again."
+                )
+            what = "The write" if tag.epoch is None else f"Batch {tag.epoch}"
+            raise CommitError(
+                f"{what} is not committed, and no part of it: {error} {remedy}"
+            ) from error
+
+
+def _abort(
+    options: SinkOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    what: str,
+    sink_id: str | None,
+) -> None:
+    """`sink_id`: if it is known without a message."""
+    commits = [message for message in messages if isinstance(message, TaskCommit)]
+    if not options.is_exactly_once:
+        _log.warning(
+            "%s failed: %d records of %d tasks that had ended stay written, and perhaps some of "
+            "the others; if it is run again, they are written again",
+            what,
+            sum(commit.records for commit in commits),
+            len(commits),
+        )
+        return
+    owner = ""
+    if commits:
+        sink_id, owner = commits[0].tag.sink_id, commits[0].tag.owner
+    if sink_id is None:
+        return
+    from raftlog_spark.cluster import Cluster  # noqa: PLC0415  imports the client
+
+    try:
+        with Cluster(options.bootstrap_servers) as cluster:
+            cluster.commit_sink(sink_id, (), epoch=None, owner=owner)
+    except RaftlogSparkError as error:
+        _log.warning(
+            "%s failed, and its transactions could not be aborted: readers of the topics wait "
+            "until their timeout (transactionTimeoutMs) is over, or the sink's next batch is "
+            "committed: %s",
+            what,
+            error,
+        )
 
 
 def require_append(*, overwrite: bool, is_stream: bool) -> None:
@@ -101,15 +173,4 @@ def require_append(*, overwrite: bool, is_stream: bool) -> None:
         )
     raise OptionsError(
         'records can be appended to a topic, not put in the place of others: use mode("append")'
-    )
-
-
-def _log_left_behind(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
-    commits = [message for message in messages if isinstance(message, TaskCommit)]
-    _log.warning(
-        "%s failed: %d records of %d tasks that had ended stay written, and perhaps some of the "
-        "others; if it is run again, they are written again",
-        what,
-        sum(commit.records for commit in commits),
-        len(commits),
     )

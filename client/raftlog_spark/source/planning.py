@@ -220,6 +220,16 @@ def offsets_between(start: StreamOffset, end: StreamOffset) -> int:
     return sum(item.end - item.start for item in ranges_between(start, end))
 
 
+def waiting_after(offset: StreamOffset, snapshot: Snapshot) -> list[Range]:
+    """The ranges that a batch up to `offset` leaves for later, most records first."""
+    ranges = [
+        Range(part[0], snapshot.topic_ids[part[0]], part[1], first, bounds.end)
+        for part, bounds in snapshot.bounds.items()
+        if (first := max(offset.ends.get(part, bounds.start), bounds.start)) < bounds.end
+    ]
+    return sorted(ranges, key=lambda item: (item.start - item.end, item))
+
+
 def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
     """The ranges of the batch from `start` to `end`; always the same. None is empty.
 

@@ -6,6 +6,7 @@ everything that a batch needs, so a replay after a restart reads exactly the sam
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -20,11 +21,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from raftlog_spark.cluster import Cluster
-from raftlog_spark.errors import TopicGone
+from raftlog_spark.errors import RaftlogSparkError, TopicGone
 from raftlog_spark.options import SourceOptions
 from raftlog_spark.source import planning
 from raftlog_spark.source.offsets import INITIAL, JsonOffset, StreamOffset, from_json, to_json
-from raftlog_spark.source.planning import Advance, Snapshot
+from raftlog_spark.source.planning import Advance, Range, Snapshot
 from raftlog_spark.source.queries import check_losses, refresh, resolve_point, take_snapshot
 from raftlog_spark.source.task_reader import read_task
 
@@ -37,6 +38,10 @@ IDLE_POLL_S = 0.02
 CATCH_UP_WAIT_S = 10.0
 """Longest time for which an end may lie before the last read, as after a leader change."""
 CATCH_UP_POLL_S = 0.1
+LAG_INTERVAL_S = 5.0
+"""Between two questions for the time of the first record that waits."""
+
+_log = logging.getLogger(__name__)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -50,16 +55,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         connect: Callable[[str], Cluster] = Cluster,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
         self._columns = columns
         self._connect = connect
         self._clock = clock
         self._sleep = sleep
+        self._wall = wall
         self._cluster: Cluster | None = None
         self._target: Snapshot | None = None
         self._latest: Snapshot | None = None
         self._triggered_at: float | None = None
+        self._last_for_group: StreamOffset | None = None
+        self._planned: StreamOffset | None = None
+        self._asked_age_at: float | None = None
+        self._known_age_s: float | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """All state but the connection, which belongs to this process."""
@@ -90,13 +101,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = from_json(start)
         if not before.begun:
             self._triggered_at = self._clock()
-            return to_json(self._begin(limit.max_rows if isinstance(limit, ReadMaxRows) else None))
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            self._planned = self._begin(most)
+            return to_json(self._planned)
+        self._commit_to_group(before)
         snapshot = self._caught_up(before, self._snapshot())
         step = self._step(before, snapshot, limit)
         if step.offset is before and self._target is None:
             snapshot = self._wait_for_records(snapshot)
             step = self._step(before, snapshot, limit)
-        self._latest = snapshot
+        self._latest, self._planned = snapshot, step.offset
         check_losses(step.losses, self._options)
         if step.offset is before:
             return start
@@ -104,11 +118,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(step.offset)
 
     def reportLatestOffset(self) -> JsonOffset | None:  # noqa: N802
-        """The last seen ends, for Spark's progress reports. No request."""
-        if self._latest is None:
+        """The last seen ends, for Spark's progress reports, and what the batch leaves for later.
+
+        `lag`: `records` in all partitions, and `seconds`, the age of the first one that waits in
+        the partition with most; null if that is not known. Spark has no other place for them.
+        """
+        if self._latest is None or self._planned is None:
             return None
         ends = {part: at.end for part, at in self._latest.bounds.items()}
-        return to_json(StreamOffset(ends, topic_ids=self._latest.topic_ids))
+        waiting = planning.waiting_after(self._planned, self._latest)
+        seconds = self._age_s(waiting[0]) if waiting else 0.0
+        records = sum(item.end - item.start for item in waiting)
+        offset = to_json(StreamOffset(ends, topic_ids=self._latest.topic_ids))
+        return {**offset, "lag": {"records": records, "seconds": seconds}}
 
     def partitions(self, start: JsonOffset, end: JsonOffset) -> list[InputPartition]:
         """A task for each range of offsets between two offsets of the stream."""
@@ -138,6 +160,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             return self._target
         return take_snapshot(self._connected(), self._options, must_exist=False)
+
+    def _commit_to_group(self, processed: StreamOffset) -> None:
+        """Commit what is processed to the group of `commitToGroup`, if there is one.
+
+        Spark's call `commit` would come with the next batch only, after the last one never. Raises
+        nothing: these offsets are for operators, and the query does not need them.
+        """
+        group = self._options.commit_to_group
+        if group is None or not processed.ends or processed == self._last_for_group:
+            return
+        self._last_for_group = processed
+        try:
+            self._connected().commit_offsets(group, processed.ends, processed.topic_ids)
+        except RaftlogSparkError as error:
+            _log.warning(
+                "the offsets of group %r (commitToGroup) stay behind until the next batch: %s",
+                group,
+                error,
+            )
+
+    def _age_s(self, waiting: Range) -> float | None:
+        """How long the first record of a range has waited, as known a few seconds ago or now."""
+        if self._asked_age_at is None or self._clock() - self._asked_age_at >= LAG_INTERVAL_S:
+            self._asked_age_at = self._clock()
+            topic, topic_id, partition, first, _ = waiting
+            self._known_age_s = None
+            try:
+                written_ms = self._connected().written_ms(topic, topic_id, partition, first)
+            except RaftlogSparkError as error:
+                _log.info("the age of %s/%d at %d is not known: %s", topic, partition, first, error)
+            else:
+                if written_ms is not None:
+                    self._known_age_s = max(0.0, round(self._wall() - written_ms / 1000, 3))
+        return self._known_age_s
 
     def _begin(self, most: int | None) -> StreamOffset:
         cluster = self._connected()

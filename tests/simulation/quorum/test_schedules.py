@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.quorum.schedules import replay
 from tests.simulation.runner import run_many
 
-SEEDS = range(200)
+SEEDS = range(120)
 REGRESSIONS = (15, 20, 25, 28, 37, 40, 50, 140, 190, 5557, 18055)
 """Seeds of former defects, most of these losses of liveness: half-open connections, a voter without
 calls from any member, or with a leader unknown to it as a voter, a snapshot sent for ever, a commit

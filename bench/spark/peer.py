@@ -1,0 +1,73 @@
+"""Reads of wide and narrow records, beside Spark's own connector for Kafka on Apache Kafka."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Final
+
+from bench.judges import jars
+from bench.judges.jars import UnavailableError
+from bench.kafka.suite import create, fill, systems
+from bench.replication.cluster import Options
+from bench.report import Result, ratio
+from bench.spark.running import LARGE_BYTES, SMALL_BYTES
+
+COUNTS: Final = {SMALL_BYTES: 10_000_000, LARGE_BYTES: 2_000_000}
+RECORDS_MIN: Final = 10_000
+GOAL: Final = 1.5
+TIMEOUT_S: Final = 1_200.0
+
+
+def peer(options: Options) -> list[Result]:
+    """The same query by both connectors, and by Spark's own on raftlog's Kafka listeners."""
+    if options.kafka_classpath is None:
+        print("left out: Spark's connector for Kafka (no --kafka-classpath)", flush=True)
+        return []
+    try:
+        found = ",".join(map(str, jars.class_path("spark")))
+    except UnavailableError as error:
+        print(f"left out: {error}", flush=True)
+        return []
+    results: list[Result] = []
+    with systems(options) as (ours, theirs):
+        for size, most in COUNTS.items():
+            count = max(RECORDS_MIN, int(most * options.scale))
+            topic = f"wide-{size}"
+            for system in (ours, theirs):
+                create(system, topic)
+                fill(system, topic, size, count)
+            reads = {
+                "raftlog": ("raftlog", ours.rest_servers, topic),
+                "Kafka": ("kafka", theirs.servers, topic),
+                "Spark's Kafka connector on raftlog": ("kafka", ours.servers, topic),
+            }
+            # The client sends one record before the time runs.
+            rows = count + 1
+            asked = {"jars": found, "runs": options.runs, "rows": rows, "reads": [*reads.values()]}
+            results += _compared(f"spark: batch read {size} B beside", reads, asked, rows)
+    return results
+
+
+def _compared(
+    title: str, reads: dict[str, tuple[str, str, str]], asked: dict[str, object], rows: int
+) -> list[Result]:
+    command = [sys.executable, "-m", "bench.spark.beside", json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
+    seconds = dict(zip(reads, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    rates = {
+        name: Result(
+            f"{title}, {name}", "rows/s", [rows / one for one in taken], None, False, {"rows": rows}
+        )
+        for name, taken in seconds.items()
+    }
+    results = [
+        *rates.values(),
+        ratio(f"{title}, by Kafka's", rates["raftlog"], rates["Kafka"], GOAL),
+    ]
+    for result in results:
+        print(f"   {result.name}: {result.median:,.2f} {result.unit}", flush=True)
+    return results
