@@ -1,0 +1,210 @@
+"""The state of a replica: entries applied in the order of the log. Pure.
+
+| entry | counts if | then |
+|---|---|---|
+| Fence | its term is larger than the term | the term and the primary are its |
+| Commands | its term is the term | its commands are applied, each request once |
+| Digest | its term is the term | compared, if this replica has the digest of its position |
+
+Each entry moves the position by one, also one without effect. So the order of the log alone
+decides which commands happen: those of a replaced primary do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Generic
+
+import msgspec
+
+from raftlog_replicated.entries import DIGEST_EVERY, Commands, Digest, Entry, Fence
+from raftlog_replicated.errors import (
+    ApplyError,
+    DivergedError,
+    SnapshotError,
+    TooManyRequestsError,
+)
+from raftlog_replicated.requests import Kept, Requests
+from raftlog_replicated.types import At, Codec, Command, Digesting, Position, Result, StateMachine
+
+DIGESTS_KEPT: Final = 8
+"""Own digests of the last places where one was due; the primary's come with a later batch."""
+HEADER_REQUESTS: Final = 4_096
+"""Results in one chunk of a snapshot's header."""
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    """The first chunk of a snapshot."""
+
+    position: Position
+    fence: Fence
+    timestamp_ms: int
+    commands: int
+    request_chunks: int
+
+
+class _Request(msgspec.Struct, array_like=True, frozen=True):
+    request_id: str
+    timestamp_ms: int
+    result: bytes
+
+
+_heads: msgspec.msgpack.Decoder[_Head] = msgspec.msgpack.Decoder(_Head)
+_requests: msgspec.msgpack.Decoder[list[_Request]] = msgspec.msgpack.Decoder(list[_Request])
+_encode = msgspec.msgpack.Encoder().encode
+NO_FENCE: Final = Fence(0, "")
+
+
+class Applier(Generic[Command, Result]):
+    """A state machine, and the rules for its commands."""
+
+    def __init__(
+        self, machine: StateMachine[Command, Result], codec: Codec[Command, Result]
+    ) -> None:
+        self.machine = machine
+        self._codec = codec
+        self.position: Position = 0
+        self.fence = NO_FENCE
+        """The last counted one."""
+        self.timestamp_ms = 0
+        """The log's time."""
+        self.commands = 0
+        """Commands applied so far, of all terms."""
+        self.digests: dict[Position, bytes] = {}
+        """Own digests of the newest positions where one was due."""
+        self._requests: Requests[Result] = Requests()
+
+    @property
+    def term(self) -> int:
+        """Of the last counted fence; 0: there was none."""
+        return self.fence.term
+
+    def apply(
+        self, entry: Entry, timestamp_ms: int, commands: Sequence[Command] | None = None
+    ) -> list[Result | TooManyRequestsError] | None:
+        """Apply the next entry. Returns the results of counted commands; None for all else.
+
+        `commands`: those of the entry, if at hand. Raises UnknownEntryError before any
+        change; ApplyError; DivergedError.
+        """
+        match entry:
+            case Commands() if entry.term == self.fence.term:
+                if commands is None:
+                    decode = self._codec.decode_command
+                    commands = [decode(payload) for payload in entry.payloads]
+                results = self._apply_all(entry, commands, timestamp_ms)
+                self.position += 1
+                self._note_digest(len(commands))
+                return results
+            case Fence() if entry.term > self.fence.term:
+                self.fence = entry
+            case Digest() if entry.term == self.fence.term:
+                own = self.digests.get(entry.position)
+                if own is not None and own != entry.digest:
+                    raise DivergedError(
+                        f"At position {entry.position} the state differs from the primary's "
+                        f"(replica {self.fence.replica}, term {entry.term})."
+                    )
+        self.position += 1
+        return None
+
+    def _apply_all(
+        self, entry: Commands, commands: Sequence[Command], timestamp_ms: int
+    ) -> list[Result | TooManyRequestsError]:
+        now_ms = self.timestamp_ms = max(self.timestamp_ms, timestamp_ms)
+        apply, term, position = self.machine.apply, entry.term, self.position
+        names = entry.requests
+        index = 0
+        try:
+            if not names:
+                results: list[Result | TooManyRequestsError] = []
+                for index, command in enumerate(commands):
+                    results.append(apply(command, At(position, index, term, now_ms)))
+                return results
+            self._requests.expire(now_ms)
+            results = []
+            for index, command in enumerate(commands):
+                at = At(position, index, term, now_ms)
+                results.append(self._apply_once(names.get(index), command, at))
+        except Exception as error:
+            raise ApplyError(
+                f"apply raised {error!r} for command {index} of position {position}."
+            ) from error
+        return results
+
+    def _apply_once(
+        self, request_id: str | None, command: Command, at: At
+    ) -> Result | TooManyRequestsError:
+        if request_id is None:
+            return self.machine.apply(command, at)
+        kept = self._requests.kept.get(request_id)
+        if kept is not None:
+            return kept.result
+        if self._requests.is_full:
+            return TooManyRequestsError(
+                "The results of too many requests are kept; try again in some minutes."
+            )
+        result = self.machine.apply(command, at)
+        self._requests.keep(request_id, at.timestamp_ms, result)
+        return result
+
+    def _note_digest(self, count: int) -> None:
+        before = self.commands // DIGEST_EVERY
+        self.commands += count
+        if self.commands // DIGEST_EVERY > before and isinstance(self.machine, Digesting):
+            self.digests[self.position] = self.machine.digest()
+            if len(self.digests) > DIGESTS_KEPT:
+                del self.digests[next(iter(self.digests))]
+
+    # Snapshots
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The state of this moment, in chunks; `apply` may be called between them."""
+        requests = list(self._requests.kept.items())
+        count = -(-len(requests) // HEADER_REQUESTS)
+        head = _Head(self.position, self.fence, self.timestamp_ms, self.commands, count)
+        return self._chunks(head, requests, iter(self.machine.snapshot()))
+
+    def _chunks(
+        self, head: _Head, requests: list[tuple[str, Kept[Result]]], chunks: Iterator[bytes]
+    ) -> Iterator[bytes]:
+        yield _encode(head)
+        encode = self._codec.encode_result
+        for begin in range(0, len(requests), HEADER_REQUESTS):
+            part = requests[begin : begin + HEADER_REQUESTS]
+            yield _encode(
+                [_Request(name, one.timestamp_ms, encode(one.result)) for name, one in part]
+            )
+        yield from chunks
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Replace the state by a whole snapshot's. Raises SnapshotError; ApplyError."""
+        rest = iter(chunks)
+        try:
+            head = _heads.decode(next(rest))
+            kept = {
+                one.request_id: Kept(one.timestamp_ms, self._codec.decode_result(one.result))
+                for _ in range(head.request_chunks)
+                for one in _requests.decode(next(rest))
+            }
+        except (StopIteration, msgspec.DecodeError) as error:
+            raise SnapshotError(f"The snapshot's beginning cannot be read: {error!r}") from error
+        try:
+            self.machine.restore(rest)
+        except Exception as error:
+            raise ApplyError(f"restore raised {error!r}.") from error
+        self.position, self.fence = head.position, head.fence
+        self.timestamp_ms, self.commands = head.timestamp_ms, head.commands
+        self._requests.kept = kept
+        self.digests.clear()
+
+    def reset(self) -> None:
+        """Back to the empty state. Raises ApplyError."""
+        try:
+            self.machine.restore(())
+        except Exception as error:
+            raise ApplyError(f"restore raised {error!r}.") from error
+        self.position, self.fence = 0, NO_FENCE
+        self.timestamp_ms = self.commands = 0
+        self._requests.kept = {}
+        self.digests.clear()

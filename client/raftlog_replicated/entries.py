@@ -1,0 +1,61 @@
+"""The entries of a state's log: one record each. Pure.
+
+MessagePack arrays with a number that tells the kind. A field is never removed and its meaning never
+changes; a new kind, or a field with an effect on the state, gets a new number: an older replica
+then stops (UnknownEntryError) instead of skipping an entry.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from raftlog_replicated.errors import UnknownEntryError
+from raftlog_replicated.types import Position, Term
+
+DIGEST_EVERY: Final = 10_000
+"""Commands from one digest to the next."""
+
+
+class Fence(msgspec.Struct, array_like=True, tag=0, frozen=True):
+    """A replica becomes the primary. It counts if its term is larger than all before."""
+
+    term: Term
+    replica: str
+    endpoint: str | None = None
+
+
+class Commands(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """A batch of commands, in order. It counts if its term is the last counted fence's."""
+
+    term: Term
+    number: int
+    """Of the batch in its term, from 0: the primary finds its own again."""
+    payloads: list[bytes]
+    requests: dict[int, str] = {}
+    """Request ids, by the place of the command."""
+
+
+class Digest(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """The primary's state after an entry. Counts as commands do."""
+
+    term: Term
+    position: Position
+    """Of the state: the number of the entry after it."""
+    digest: bytes
+
+
+Entry: TypeAlias = Fence | Commands | Digest
+
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+encode_entry = msgspec.msgpack.Encoder().encode
+"""An entry as the value of a record."""
+
+
+def decode_entry(data: bytes) -> Entry:
+    """An entry from the value of a record. Raises UnknownEntryError."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise UnknownEntryError(f"An unknown entry: {error}") from error

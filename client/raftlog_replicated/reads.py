@@ -1,0 +1,112 @@
+"""Waits of reads: for a place in the log, and for the answer where its end is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
+
+WAITING_MAX: Final = 100_000
+"""Waiting reads at one time, for each kind of place."""
+
+
+class TooManyWaitError(Exception):
+    """More reads than WAITING_MAX would wait."""
+
+
+class Progress:
+    """A growing number, and callers waiting until it is large enough."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = count()
+
+    def advance(self, value: int) -> None:
+        """Set the number, and wake its waiting callers."""
+        self.value = value
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= value:
+            future = heappop(waiting)[2]
+            if not future.done():
+                future.set_result(None)
+
+    @property
+    def next_wanted(self) -> int | None:
+        """The smallest awaited number; None: there is none."""
+        waiting = self._waiting
+        while waiting and waiting[0][2].done():
+            heappop(waiting)
+        return waiting[0][0] if waiting else None
+
+    async def reach(self, value: int) -> None:
+        """Wait for a number at least as large. Raises TooManyWaitError."""
+        if self.value >= value:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self._waiting = [one for one in self._waiting if not one[2].done()]
+            self._waiting.sort()
+            if len(self._waiting) >= WAITING_MAX:
+                raise TooManyWaitError(f"{WAITING_MAX} reads wait already.")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (value, next(self._numbers), future))
+        await future
+
+    def fail(self, error: Exception) -> None:
+        """End all waits."""
+        waiting, self._waiting = self._waiting, []
+        for _, _, future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+class SharedQuestions:
+    """One question at a time, begun after all calls that share its answer.
+
+    So an answer is never older than the call: a call during a question gets the answer of the next.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[int]]) -> None:
+        self._ask = ask
+        self._next: asyncio.Future[tuple[float, int]] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self) -> tuple[float, int]:
+        """When the question began, by the loop's clock, and its answer. Raises its errors."""
+        future = self._next
+        if future is None:
+            loop = asyncio.get_running_loop()
+            future = self._next = loop.create_future()
+            if self._task is None:
+                self._task = loop.create_task(self._run())
+        return await asyncio.shield(future)
+
+    async def close(self) -> None:
+        """End the question under way: its callers are cancelled."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._next is not None:
+            self._next.cancel()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[float, int]] | None = None
+        try:
+            while (future := self._next) is not None:
+                self._next = None
+                begun = loop.time()
+                try:
+                    answer = await self._ask()
+                except Exception as error:
+                    future.set_exception(error)
+                    future.exception()  # seen, also if all callers have gone
+                else:
+                    future.set_result((begun, answer))
+            self._task = None
+        finally:
+            if future is not None and not future.done():
+                future.cancel()
