@@ -91,8 +91,9 @@ class Accumulator:
         delivery_timeout_s: float,
         on_ready: Callable[[PartitionQueue], None],
         on_failure: Callable[[RaftlogClientError], None] | None = None,
+        is_transactional: bool = False,
     ) -> None:
-        """With `on_failure` all batches are transactional; it is called when one is given up."""
+        """`on_failure` is called when a batch is given up."""
         self.buffered_bytes = 0
         self.buffer_bytes_max = buffer_bytes_max
         self.unsettled: dict[PendingBatch, PartitionQueue] = {}
@@ -103,6 +104,7 @@ class Accumulator:
         self._delivery_timeout_s = delivery_timeout_s
         self._on_ready = on_ready
         self._on_failure = on_failure
+        self._is_transactional = is_transactional
         self.waiters: deque[asyncio.Future[None]] = deque()
         """Senders that wait for room, in order. As many as the application has tasks that send."""
         self._closed: RaftlogClientError | None = None
@@ -118,7 +120,7 @@ class Accumulator:
             deadline=loop.time() + self._delivery_timeout_s,
             bulk=bulk,
             on_change=self._changed,
-            is_transactional=self._on_failure is not None,
+            is_transactional=self._is_transactional,
         )
         self.unsettled[batch] = queue
         linger_s = self._linger_s if bulk is None else max(self._linger_s, BULK_LINGER_S)
@@ -134,7 +136,7 @@ class Accumulator:
         """Send a full batch; the future gives its base offset, -1 if unknown."""
         self.close_batch(queue)
         listener = RawBatchSend()
-        if self._on_failure is not None:
+        if self._is_transactional:
             records.make_transactional()
         batch = PendingBatch(
             queue.target,
@@ -145,7 +147,7 @@ class Accumulator:
             bulk=listener,
             on_change=self._changed,
             builder=records,
-            is_transactional=self._on_failure is not None,
+            is_transactional=self._is_transactional,
         )
         batch.is_due = True
         self.unsettled[batch] = queue

@@ -157,9 +157,17 @@ class TransactionAbortableError(RaftlogClientError):
 
 
 class FencedError(RaftlogClientError):
-    """Another producer with the same transactional id has taken over: this one ends for good.
+    """Another producer with the same transactional or fencing id has taken over.
 
-    Close it. If no other producer should run, the process was replaced while it was thought dead.
+    Close this one, it ends for good. If no other producer should run, the process was replaced
+    while it was thought dead.
+    """
+
+
+class ProducerBrokenError(RaftlogClientError):
+    """An earlier batch of a producer with a `fencing_id` has failed: this record was never sent.
+
+    Close the producer. Another one with the same id fences this one, and goes on.
     """
 
 

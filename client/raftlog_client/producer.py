@@ -22,6 +22,7 @@ from raftlog_client.errors import (
     RaftlogClientError,
     server_error,
 )
+from raftlog_client.fencing import Fencing
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.raw_batch import RawBatchBuilder
 from raftlog_client.record_encoder import (
@@ -77,6 +78,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
       a request with unknown outcome is not repeated, but fails.
     - `transactional_id`: makes every record part of a transaction, see `transaction`. One producer
       at a time has it: `start` fences the one before. Implies acks="all" and `idempotent`.
+    - `fencing_id`: a producer id that is kept, without transactions: `start` takes its next epoch,
+      and each partition refuses the producer before from the first record of this one on. After a
+      batch that failed, every further `send` raises ProducerBrokenError, or FencedError once
+      another producer has taken over. As for `transactional_id`; one of the two.
     - `transaction_timeout_ms`: the coordinator aborts a transaction that is open for longer.
     - `keeps_prepared`: `start` keeps a prepared transaction of an earlier process, to be committed
       or aborted (`prepared_transaction`), instead of aborting it.
@@ -106,6 +111,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         metadata_max_age_ms: float = 300_000,
         idempotent: bool = True,
         transactional_id: str | None = None,
+        fencing_id: str | None = None,
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS_DEFAULT,
         keeps_prepared: bool = False,
         key_serializer: Callable[[KeyIn], bytes] | None = None,
@@ -118,11 +124,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             codec = Compression.from_name(compression)
         except LogError as error:
             raise ValueError(f"compression: {error.message}") from None
-        if transactional_id is not None:
-            if not re.fullmatch(TRANSACTIONAL_ID_PATTERN, transactional_id):
-                raise ValueError("transactional_id must have 1 to 255 printable characters")
-            if ACKS[acks] != -1 or not idempotent:
-                raise ValueError("a transactional_id must have acks='all' and idempotent=True")
+        _check_ids(transactional_id, fencing_id, is_safe=ACKS[acks] == -1 and idempotent)
         for name, value, minimum in (
             ("transaction_timeout_ms", transaction_timeout_ms, 1),
             ("linger_ms", linger_ms, 0),
@@ -161,6 +163,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             in_flight_requests_max=in_flight_requests_max,
             request_timeout_ms=request_timeout_ms,
             transactional_id=transactional_id,
+            allocates_identity=transactional_id is None and fencing_id is None,
         )
         self._transactions: Transactions | None = None
         if transactional_id is not None:
@@ -173,6 +176,18 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
                 keeps_prepared=keeps_prepared,
                 deadline_s=delivery_timeout_ms / 1000,
             )
+        self._fencing: Fencing | None = None
+        if fencing_id is not None:
+            self._fencing = Fencing(fencing_id, self._metadata, self._sender)
+        self._check_write: Callable[[], None] | None = None
+        """Raises unless records may be sent. None: always, between `start` and `close`."""
+        on_failure: Callable[[RaftlogClientError], None] | None = None
+        if self._transactions is not None:
+            self._check_write = self._transactions.state.check_write
+            on_failure = self._transactions.batch_failed
+        elif self._fencing is not None:
+            self._check_write = self._fencing.check_write
+            on_failure = self._fencing.batch_failed
         self._accumulator = Accumulator(
             compression=codec,
             batch_bytes_max=batch_bytes_max,
@@ -180,7 +195,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             linger_s=linger_ms / 1000,
             delivery_timeout_s=delivery_timeout_ms / 1000,
             on_ready=self._sender.ready,
-            on_failure=None if self._transactions is None else self._transactions.batch_failed,
+            on_failure=on_failure,
+            is_transactional=transactional_id is not None,
         )
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._topics = self._sender.topics
@@ -200,6 +216,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             await self._sender.start()
             if self._transactions is not None:
                 await self._transactions.start()
+            if self._fencing is not None:
+                await self._fencing.start()
         except BaseException:
             await self._metadata.close()
             await self._transport.close()
@@ -229,6 +247,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         finally:
             for task in self._tasks:
                 task.cancel()
+            if self._fencing is not None:
+                await self._fencing.close()
             await self._sender.close()
             for batch in list(self._accumulator.unsettled):
                 batch.fail(_closed_before(outcome_unknown=batch.outcome_unknown))
@@ -252,7 +272,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         `timestamp_ms` is a whole number; None means now.
         """
         loop = self._loop
-        if loop is None or self._transactions is not None:
+        if loop is None or self._check_write is not None:
             loop = self._writable_loop()
         queues = self._topics.get(topic)
         if (
@@ -393,11 +413,11 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         return self._transactions
 
     def _writable_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop. Raises ClientClosedError; as `TransactionState.check_write`."""
+        """The event loop. Raises ClientClosedError; as `check_write` of transactions, fencing."""
         if self._loop is None:
             raise ClientClosedError("The producer is closed, or was never started.")
-        if self._transactions is not None:
-            self._transactions.state.check_write()
+        if self._check_write is not None:
+            self._check_write()
         return self._loop
 
     async def partitions_for(self, topic: str) -> set[int]:
@@ -461,6 +481,19 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             reporter.look(loop.time())
+
+
+def _check_ids(transactional_id: str | None, fencing_id: str | None, *, is_safe: bool) -> None:
+    """Raise ValueError unless there is at most one id, of a producer that `is_safe`."""
+    if transactional_id is not None and fencing_id is not None:
+        raise ValueError("transactional_id and fencing_id exclude each other")
+    for name, value in (("transactional_id", transactional_id), ("fencing_id", fencing_id)):
+        if value is None:
+            continue
+        if not re.fullmatch(TRANSACTIONAL_ID_PATTERN, value):
+            raise ValueError(f"{name} must have 1 to 255 printable characters")
+        if not is_safe:
+            raise ValueError(f"a {name} must have acks='all' and idempotent=True")
 
 
 def _closed_before(*, outcome_unknown: bool) -> ClientClosedError:

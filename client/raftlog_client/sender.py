@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
@@ -75,7 +75,9 @@ class Sender:
         in_flight_requests_max: int,
         request_timeout_ms: float,
         transactional_id: str | None = None,
+        allocates_identity: bool = True,
     ) -> None:
+        """Without `allocates_identity` nothing is sent before `use_identity`."""
         self.topics: dict[str, TopicQueues] = {}
         self._transport = transport
         self._metadata = metadata
@@ -86,11 +88,15 @@ class Sender:
         timeout_ms = int(request_timeout_ms * SERVER_TIMEOUT_SHARE)
         acks_text = "all" if acks == -1 else str(acks)
         self._path = f"/v1/produce?acks={acks_text}&timeout={timeout_ms}"
-        self._is_transactional = transactional_id is not None
+        self._allocates_identity = allocates_identity
         if transactional_id is not None:
             self._path += f"&transactional_id={quote(transactional_id, safe='')}"
+        self.judge: Callable[[ServerError], RaftlogClientError] | None = None
+        """Gives a refused frame's error its meaning for the producer."""
         self.has_sent = False
         """Whether a batch was sent since the last `use_identity`."""
+        self._broken: RaftlogClientError | None = None
+        """Why nothing is sent any more."""
         self._nodes: dict[NodeAddress, NodeState] = {}
         self._identity: ProducerIdentity | None = None
         self._identity_task: asyncio.Task[None] | None = None
@@ -100,11 +106,11 @@ class Sender:
 
     async def start(self) -> None:
         """Get a producer id; this also proves the cluster reachable."""
-        if self.is_idempotent and not self._is_transactional:
+        if self.is_idempotent and self._allocates_identity:
             self._identity = await self._allocate_identity()
 
     def use_identity(self, identity: ProducerIdentity | None) -> None:
-        """Send the next transaction's batches with this identity; every sequence restarts at 0."""
+        """Send the next batches with this identity; every sequence restarts at 0."""
         self._identity = identity
         self.has_sent = False
         for topic in self.topics.values():
@@ -113,6 +119,12 @@ class Sender:
         if identity is not None:
             # Partitions may be queued still: of an aborted transaction that had sent nothing.
             self._schedule()
+
+    def break_off(self, error: RaftlogClientError) -> None:
+        """Send nothing more. Batches in flight get their outcome, all others this error."""
+        self._broken = error
+        # Not in this turn: the caller is a batch of one of these partitions.
+        self._schedule()
 
     async def abandon_all(self, error: RaftlogClientError) -> None:
         """Give up all batches, those in flight too: the end of their transaction fences them."""
@@ -143,6 +155,9 @@ class Sender:
     def ready(self, queue: PartitionQueue) -> None:
         """The partition has something to send."""
         if self._is_closed or not queue.can_be_queued:
+            return
+        if self._broken is not None:
+            self._schedule()
             return
         topic, partition = queue.target
         address = self._metadata.leader_address(topic, partition)
@@ -184,6 +199,11 @@ class Sender:
     def _send_queued(self) -> None:
         self._is_scheduled = False
         if self._is_closed or self._is_abandoning:
+            return
+        if self._broken is not None:
+            for topic in self.topics.values():
+                for queue in topic.queues:
+                    queue.fail_all(self._broken)
             return
         if self.is_idempotent and self._identity is None:
             self._want_identity()
@@ -302,6 +322,8 @@ class Sender:
 
     def _judged(self, queue: PartitionQueue, outcome: Outcome) -> Outcome:
         """A leader with failed storage counts as lost, if other nodes hold the partition."""
+        if self.judge is not None and isinstance(outcome, ServerError):
+            outcome = self.judge(outcome)
         if (
             isinstance(outcome, ServerError)
             and outcome.entry is STORAGE_FAILED
@@ -351,8 +373,8 @@ class Sender:
                     )
 
     def _want_identity(self) -> None:
-        if self._is_transactional:
-            # Its transaction is broken, and all batches are about to be given up.
+        if not self._allocates_identity:
+            # The transaction or the producer is broken: all batches are about to be given up.
             return
         if self._identity_task is None or self._identity_task.done():
             self._identity_task = asyncio.ensure_future(self._get_identity())

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from typing import Final
 
 from raftlog.record.errors import (
     INVALID_PRODUCER_EPOCH,
@@ -37,7 +38,10 @@ from raftlog_client.errors import (
     TransactionAbortableError,
 )
 
-_FENCING = frozenset({PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING})
+FENCING_ENTRIES: Final = frozenset(
+    {PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING}
+)
+"""Refusals of a producer that another one of the same id has replaced."""
 
 
 class State(Enum):
@@ -207,7 +211,7 @@ class TransactionState:
 def judge_end(error: RaftlogClientError) -> EndError:
     """What to do about an error of a commit, abort or prepare."""
     if isinstance(error, ServerError):
-        if error.entry in _FENCING:
+        if error.entry in FENCING_ENTRIES:
             return EndError.FENCED
         return EndError.RETRY if error.retriable else EndError.REFUSED
     return EndError.RETRY if isinstance(error, ConnectionLostError) else EndError.REFUSED

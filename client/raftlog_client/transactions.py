@@ -75,8 +75,7 @@ class Transactions:
     ) -> None:
         """`flush` returns once all batches of this moment are settled."""
         self.state = TransactionState(transactional_id)
-        self._path = f"/v1/transactions/{quote(transactional_id, safe='')}"
-        self._coordinator = CoordinatorKey(TRANSACTIONS_TOPIC, transactional_id)
+        self._path, self._coordinator = _route(transactional_id)
         self._metadata = metadata
         self._timeout_ms = timeout_ms
         self._keeps_prepared = keeps_prepared
@@ -90,15 +89,9 @@ class Transactions:
     async def start(self) -> None:
         """Become the one producer of the transactional id: earlier ones are fenced, and what they
         left open is aborted, or with `keeps_prepared` kept."""
-        answer = await self._metadata.call_any(
-            "POST",
-            f"{self._path}/init",
-            TransactionProducer,
-            InitRequest(self._timeout_ms, keep_prepared=self._keeps_prepared),
-            patience_s=COORDINATOR_PATIENCE_S,
-            coordinator=self._coordinator,
-        )
-        self.state.started(_identity(answer), is_prepared=answer.is_prepared)
+        request = InitRequest(self._timeout_ms, keep_prepared=self._keeps_prepared)
+        answer = await init_producer(self._metadata, self.state.transactional_id, request)
+        self.state.started(identity_of(answer), is_prepared=answer.is_prepared)
 
     async def close(self, timeout_s: float) -> None:
         """Abort what is open: an open transaction holds back all readers of its partitions."""
@@ -255,7 +248,7 @@ class Transactions:
 
     def _ended(self, answer: TransactionProducer | None) -> None:
         assert self.state.identity is not None
-        self.state.ended(self.state.identity if answer is None else _identity(answer))
+        self.state.ended(self.state.identity if answer is None else identity_of(answer))
         self._sender.use_identity(None)
 
     async def _end(self, verb: str) -> TransactionProducer:
@@ -469,5 +462,26 @@ class Transaction:
         await self._transactions.add_offsets(lambda: (named, whole), None)
 
 
-def _identity(answer: TransactionProducer) -> ProducerIdentity:
+async def init_producer(
+    metadata: ClusterMetadata, transactional_id: str, request: InitRequest
+) -> TransactionProducer:
+    """Become the one producer of the id: fences the one before. Raises RaftlogClientError."""
+    path, coordinator = _route(transactional_id)
+    return await metadata.call_any(
+        "POST",
+        f"{path}/init",
+        TransactionProducer,
+        request,
+        patience_s=COORDINATOR_PATIENCE_S,
+        coordinator=coordinator,
+    )
+
+
+def _route(transactional_id: str) -> tuple[str, CoordinatorKey]:
+    path = f"/v1/transactions/{quote(transactional_id, safe='')}"
+    return path, CoordinatorKey(TRANSACTIONS_TOPIC, transactional_id)
+
+
+def identity_of(answer: TransactionProducer) -> ProducerIdentity:
+    """The identity for the next batches."""
     return ProducerIdentity(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
