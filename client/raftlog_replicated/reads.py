@@ -68,13 +68,14 @@ class SharedQuestions:
     So an answer is never older than the call: a call during a question gets the answer of the next.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[int]], clock: Callable[[], float]) -> None:
         self._ask = ask
+        self._clock = clock
         self._next: asyncio.Future[tuple[float, int]] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self) -> tuple[float, int]:
-        """When the question began, by the loop's clock, and its answer. Raises its errors."""
+        """When the question began, by the clock, and its answer. Raises its errors."""
         future = self._next
         if future is None:
             loop = asyncio.get_running_loop()
@@ -93,12 +94,11 @@ class SharedQuestions:
             self._next.cancel()
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[float, int]] | None = None
         try:
             while (future := self._next) is not None:
                 self._next = None
-                begun = loop.time()
+                begun = self._clock()
                 try:
                     answer = await self._ask()
                 except Exception as error:

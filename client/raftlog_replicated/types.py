@@ -163,3 +163,11 @@ def within(lag_ms: float) -> Read:
     if not lag_ms >= 0:
         raise ValueError(f"lag_ms must be at least 0, not {lag_ms}")
     return Read("within", lag_ms=lag_ms)
+
+
+class Host:
+    """A process with replicas of several states: the coordinator spreads their primaries."""
+
+    def __init__(self) -> None:
+        self.primaries = 0
+        """Of how many states a replica of this process is the primary."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from raftlog_replicated import reads as reads_module
@@ -63,7 +64,7 @@ class Log:
 
 async def test_calls_share_a_question_that_begins_after_them() -> None:
     log = Log()
-    questions = SharedQuestions(log.ask)
+    questions = SharedQuestions(log.ask, time.monotonic)
     first = asyncio.ensure_future(questions.ask())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -83,7 +84,7 @@ async def test_calls_share_a_question_that_begins_after_them() -> None:
 async def test_an_error_goes_to_all_that_share_it_and_a_call_that_leaves_disturbs_none() -> None:
     log = Log()
     log.error = ConnectionError("lost")
-    questions = SharedQuestions(log.ask)
+    questions = SharedQuestions(log.ask, time.monotonic)
     calls = [asyncio.ensure_future(questions.ask()) for _ in range(3)]
     await asyncio.sleep(0)
     calls[0].cancel()
@@ -97,7 +98,7 @@ async def test_an_error_goes_to_all_that_share_it_and_a_call_that_leaves_disturb
 
 async def test_close_ends_the_question_under_way() -> None:
     log = Log()
-    questions = SharedQuestions(log.ask)
+    questions = SharedQuestions(log.ask, time.monotonic)
     first = asyncio.ensure_future(questions.ask())
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -1,0 +1,149 @@
+"""The world of a replica: a log, a lease, snapshots. The simulator has its own.
+
+Calls with I/O raise RaftlogClientError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from raftlog_replicated.snapshots import Manifest
+
+
+class LogRecord(NamedTuple):
+    """An entry of the log, not decoded yet."""
+
+    offset: int
+    timestamp_ms: int
+    value: bytes
+
+
+class LogTrimmedError(Exception):
+    """The log has no record at the offset that was to be read."""
+
+
+class Writer(Protocol):
+    """The right to append. A later writer of the state ends an earlier one by its first append."""
+
+    async def append(self, values: Sequence[bytes], timestamp_ms: int) -> list[int]:
+        """Append records, and return their offsets once all are committed.
+
+        After an error the writer is of no use, and the outcome is unknown.
+        """
+
+    async def close(self) -> None:
+        """Give up what is under way, its outcome unknown."""
+
+
+class LeaseListener(Protocol):
+    """The calls of a lease, in the event loop: plain, and without waits."""
+
+    def position(self) -> int:
+        """Entries applied so far."""
+
+    def primaries(self) -> int:
+        """Of how many states this process is the primary."""
+
+    def lease_granted(self) -> None:
+        """This replica is chosen as the primary."""
+
+    def lease_lost(self, error: Exception | None) -> None:
+        """No longer the primary. The coordinator learns of the release after the return."""
+
+
+class LeaseMember(NamedTuple):
+    """A replica, as the coordinator knows it."""
+
+    instance_id: str
+    endpoint: str | None
+    position: int
+    is_primary: bool
+
+
+class Lease(Protocol):
+    """The membership of one replica."""
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether the lease is held, by the clock of now."""
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether no other replica is chosen now, also if the clocks of both sides run at rates
+        that differ by a fifth."""
+
+    async def start(self) -> None:
+        """Join in the background, however long the coordinator is away. Also after `close`."""
+
+    async def close(self) -> None:
+        """Leave: another replica is chosen at once. A held lease is lost first."""
+
+    async def hand_over(self, instance_id: str) -> None:
+        """Ask the coordinator to choose that replica in this one's place."""
+
+
+class Snapshots(Protocol):
+    """The topic of a state's snapshots."""
+
+    async def changes(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Keys and values of manifests since the last call, at first all; empty: no more now."""
+
+    def read(self, manifest: Manifest) -> AsyncIterator[bytes]:
+        """The chunks of a snapshot that are there, in order."""
+
+    async def write_chunk(self, key: bytes, chunk: bytes) -> int:
+        """Append a chunk; returns its offset once it is committed."""
+
+    async def write_manifest(self, key: bytes, value: bytes | None) -> None:
+        """Append a manifest, or delete one."""
+
+    async def delete_chunks(self, below_offset: int) -> None:
+        """Delete chunks that no snapshot needs."""
+
+
+class StateLog(Protocol):
+    """The log of one state."""
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Of this state."""
+
+    async def start(self) -> None:
+        """Find or make the topics. Raises LayoutError for topics that are not a state's."""
+
+    async def close(self) -> None:
+        """End all that was started."""
+
+    async def run(self, call: Callable[[], None]) -> None:
+        """Run a long call beside the event loop."""
+
+    def now_ms(self) -> int:
+        """The wall clock, for the timestamps of entries."""
+
+    def clock(self) -> float:
+        """A monotonic clock in seconds, read anew: a process that was paused sees it at once."""
+
+    async def end(self) -> int:
+        """The committed end, from a leader that is one at a moment after the call."""
+
+    def seek(self, offset: int) -> None:
+        """Read from there on; ends a pause."""
+
+    def pause(self) -> None:
+        """Fetch nothing until the next `seek`."""
+
+    async def read(self) -> tuple[list[LogRecord], int]:
+        """The next committed records, and the offset behind them. Raises LogTrimmedError."""
+
+    async def open_writer(self) -> Writer:
+        """A new writer: its first append ends all writers before."""
+
+    async def trim(self, offset: int) -> None:
+        """Delete the records below an offset."""
+
+    def lease(self, listener: LeaseListener) -> Lease:
+        """A membership that is not started."""
+
+    async def members(self) -> list[LeaseMember]:
+        """The replicas of the state."""

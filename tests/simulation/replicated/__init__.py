@@ -1,0 +1,1 @@
+"""Histories of replicated states: the shipped replicas over a model of log and coordinator."""

@@ -1,0 +1,201 @@
+"""Planted mistakes, one for each fence and order of a replicated state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+from raftlog_replicated import replica as replica_module
+from raftlog_replicated.applier import Applier
+from raftlog_replicated.entries import Commands, Entry, Fence
+from raftlog_replicated.pipeline import Pipeline
+from raftlog_replicated.reads import Progress, SharedQuestions
+from raftlog_replicated.replica import Replica
+from raftlog_replicated.requests import Requests
+from raftlog_replicated.snapshots import Catalogue, Sum
+from raftlog_replicated.types import Read, Role
+
+from tests.simulation.replicated.service import Service, SimulatedLease
+
+
+@contextmanager
+def no_term(service: Service) -> Iterator[None]:
+    """Commands of any term count, where the log takes those of old writers."""
+    service.fences = False
+    apply = Applier.apply
+
+    def any_term(self: Applier[Any, Any], entry: Entry, *rest: Any) -> Any:
+        if isinstance(entry, Commands):
+            entry = Commands(self.term, entry.number, entry.payloads, entry.requests)
+        return apply(self, entry, *rest)
+
+    with patch.object(Applier, "apply", any_term):
+        yield
+
+
+@contextmanager
+def fence_without_order(_: Service) -> Iterator[None]:
+    """Any fence counts, whatever its term: two primaries of one term."""
+    apply = Applier.apply
+
+    def any_fence(self: Applier[Any, Any], entry: Entry, *rest: Any) -> Any:
+        if isinstance(entry, Fence) and entry.term <= self.term:
+            self.fence = entry
+        return apply(self, entry, *rest)
+
+    with patch.object(Applier, "apply", any_fence):
+        yield
+
+
+@contextmanager
+def joined_question(_: Service) -> Iterator[None]:
+    """A linearizable read takes the answer of a question that began before the read."""
+
+    async def ask(self: Any) -> tuple[float, int]:
+        running = getattr(self, "running", None)
+        if running is None or running.done():
+            loop = asyncio.get_running_loop()
+            running = self.running = loop.create_task(self._ask())
+        return 0.0, await asyncio.shield(running)
+
+    with patch.object(SharedQuestions, "ask", ask):
+        yield
+
+
+@contextmanager
+def endless_lease(_: Service) -> Iterator[None]:
+    """A read by lease on a primary whose lease may be over."""
+
+    def always(_: SimulatedLease) -> bool:
+        return True
+
+    with patch.object(SimulatedLease, "is_exclusive", property(always)):
+        yield
+
+
+@contextmanager
+def no_token(_: Service) -> Iterator[None]:
+    """A session read does not wait."""
+    reach = Replica._reach
+
+    async def at_once(self: Any, at: Read) -> None:
+        await reach(self, at if at.token is None else Read("eventual"))
+
+    with patch.object(Replica, "_reach", at_once):
+        yield
+
+
+@contextmanager
+def forgotten_requests(_: Service) -> Iterator[None]:
+    """A repeated request happens again."""
+    with patch.object(Requests, "keep", lambda *_: None):
+        yield
+
+
+@contextmanager
+def requests_of_one_life(_: Service) -> Iterator[None]:
+    """Results of requests are not in the snapshot."""
+    restore = Applier.restore
+
+    def without(self: Applier[Any, Any], chunks: Any) -> None:
+        restore(self, chunks)
+        self._requests.kept = {}
+
+    with patch.object(Applier, "restore", without):
+        yield
+
+
+@contextmanager
+def unknown_is_failed(_: Service) -> Iterator[None]:
+    """A primary that lost its lease says of sent commands that none happened."""
+    refuse = Pipeline.refuse_queued
+
+    def all_of_them(self: Pipeline[Any, Any], error: Any) -> None:
+        for batch in self._sent.values():
+            batch.fail(error)
+        refuse(self, error)
+
+    with patch.object(Pipeline, "refuse_queued", all_of_them):
+        yield
+
+
+@contextmanager
+def serves_while_catching_up(_: Service) -> Iterator[None]:
+    """A replica that has not seen the log's end is a candidate, and does not read it first."""
+
+    async def unread(self: Any, writer: Any) -> bool:
+        while self._may_serve():
+            fence = Fence(self._applier.term + 1, self.replica_id, self.endpoint)
+            now_ms = self._log.now_ms()
+            await writer.append([replica_module.encode_entry(fence)], now_ms)
+            self._may_read.clear()
+            self._set_role(Role.PRIMARY)
+            return True
+        return False
+
+    with patch.object(Replica, "_promote", unread):
+        yield
+
+
+@contextmanager
+def unchecked_snapshot(_: Service) -> Iterator[None]:
+    """A damaged snapshot is restored."""
+    with patch.object(Sum, "check", lambda *_: None):
+        yield
+
+
+@contextmanager
+def trims_to_the_newest(_: Service) -> Iterator[None]:
+    """The log behind the newest snapshot is deleted, and the older one is of no use."""
+
+    def newest(self: Catalogue) -> int | None:
+        found = self.newest_first
+        return found[0].offset if found else None
+
+    with patch.object(Catalogue, "trim_offset", property(newest)):
+        yield
+
+
+@contextmanager
+def lease_before_the_batch(_: Service) -> Iterator[None]:
+    """A read by lease does not wait for the batch under way."""
+    begin = Replica.__init__
+
+    def init(self: Any, *args: Any, **named: Any) -> None:
+        begin(self, *args, **named)
+        self._settled = AlwaysSettled()
+
+    with patch.object(Replica, "__init__", init):
+        yield
+
+
+class AlwaysSettled(Progress):
+    """Waits for no batch."""
+
+    @property
+    def value(self) -> int:  # type: ignore[override]
+        return 1 << 60
+
+    @value.setter
+    def value(self, value: int) -> None:
+        pass
+
+
+PLANTED: Final = {
+    no_term: 3,
+    fence_without_order: 27,
+    joined_question: 7,
+    endless_lease: 154,
+    lease_before_the_batch: 126,
+    no_token: 0,
+    forgotten_requests: 10,
+    requests_of_one_life: 68,
+    unknown_is_failed: 23,
+    serves_while_catching_up: 0,
+    unchecked_snapshot: 2,
+    trims_to_the_newest: 8,
+}
+"""And a seed that finds it."""
