@@ -38,6 +38,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     TransactionAbortableError,
 )
+from raftlog_client.group_lease import GroupLease
 from raftlog_client.producer import Producer
 from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.record_encoder import (
@@ -84,6 +85,7 @@ __all__ = [
     "DeliveryTimeoutError",
     "FencedError",
     "GroupDescription",
+    "GroupLease",
     "GroupList",
     "GroupMetadata",
     "Headers",

@@ -45,6 +45,20 @@ class AssignedPartitions(msgspec.Struct, frozen=True):
     partitions: list[int]
 
 
+class MemberReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The state of a member's service: the coordinator keeps the newest one, in memory only."""
+
+    position: Annotated[int, Meta(ge=0, le=INT64_MAX)]
+    """Entries of its log that the member has applied: the furthest member is the next primary."""
+    primaries: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
+    """Of how many other groups the member's process is the primary."""
+    endpoint: _Id | None = None
+    """HOST:PORT of the service."""
+    disconnect_timeout_ms: _Timeout | None = None
+    """Silence after which the member is removed once the connection of its newest heartbeat, a held
+    one, has ended; without: the session timeout, as for a member that keeps its connection."""
+
+
 class HeartbeatRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A member's state. Fields left out are unchanged; a join (epoch 0) has all that apply."""
 
@@ -60,7 +74,7 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     pattern: Annotated[str, Meta(max_length=1_000)] | None = None
     """Subscribed topics by an RE2 pattern, matched as a whole. The empty pattern ends one."""
     assignor: _Id | None = None
-    """`uniform` or `range`; without: the group's."""
+    """`uniform`, `range` or `primary` (one member has all); without: the group's."""
     session_timeout_ms: _Timeout | None = None
     rebalance_timeout_ms: _Timeout | None = None
     owned: list[MemberPartitions] | None = None
@@ -75,6 +89,11 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     """Larger in each heartbeat of the member that reports something (it joins or leaves, or has
     `topics`, `pattern` or `owned`), also in a repeated one. The coordinator refuses a smaller one:
     a late copy never undoes a later report. 0: not numbered, and never refused for that."""
+    report: MemberReport | None = None
+    """For the assignor `primary`, in each heartbeat."""
+    hand_over_to: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    """For the assignor `primary`: the instance id of the live member that is to have this member's
+    partitions. 40903 if there is none, or this member has no partitions. With a `sequence`."""
 
 
 class HeartbeatResponse(msgspec.Struct, frozen=True):
@@ -191,6 +210,9 @@ class GroupMember(msgspec.Struct, frozen=True):
     pattern: str | None
     assignment: list[AssignedPartitions]
     target: list[AssignedPartitions]
+    position: int | None = None
+    """As the member has reported it, if it does."""
+    endpoint: str | None = None
 
 
 class GroupOffset(msgspec.Struct, frozen=True):

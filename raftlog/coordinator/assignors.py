@@ -7,6 +7,9 @@ semi-matching (Harvey et al., "Semi-matchings for bipartite graphs and load bala
 
 `range` gives each member one range of each topic, in the order of instance id or member id, so that
 equal numbers of topics with equally many partitions and the same subscribers meet in one member.
+
+`primary` gives all partitions to one member, the primary of a replicated service, which keeps them
+until its end or a hand-over.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ class Subscriber(NamedTuple):
 
     topics: frozenset[TopicId]
     instance_id: str | None = None
+    position: int = -1
+    """Entries of its log that the member has applied; -1: not reported."""
+    primaries: int = 0
+    """Of how many other groups its process is the primary."""
 
 
 Subscribers: TypeAlias = Mapping[str, Subscriber]
@@ -104,12 +111,42 @@ def by_range(
     return {member_id: tuple(topics) for member_id, topics in assigned.items()}
 
 
+def to_primary(
+    subscribers: Subscribers,
+    partition_counts: Mapping[TopicId, int],
+    previous: Mapping[str, Assignment],
+) -> dict[str, Assignment]:
+    """All partitions of a topic for one subscriber.
+
+    The one that has most of them; else the one that is furthest; else the primary of the fewest
+    groups; else the lowest id.
+    """
+
+    def preference(member_id: str) -> tuple[int, int, int, str, str]:
+        one = subscribers[member_id]
+        held = sum(len(topic.partitions) for topic in previous.get(member_id, ()))
+        return -held, -one.position, one.primaries, _rank(subscribers, member_id), member_id
+
+    order = sorted(subscribers, key=preference)
+    assigned: dict[str, list[TopicPartitions]] = {member_id: [] for member_id in order}
+    for topic_id, count in sorted(partition_counts.items()):
+        member = next((one for one in order if topic_id in subscribers[one].topics), None)
+        if member is not None and count:
+            assigned[member].append(TopicPartitions(topic_id, tuple(range(count))))
+    return {member_id: tuple(topics) for member_id, topics in assigned.items()}
+
+
 def _rank(subscribers: Subscribers, member_id: str) -> str:
     return subscribers[member_id].instance_id or member_id
 
 
 DEFAULT_ASSIGNOR: Final = "uniform"
-ASSIGNORS: Final[Mapping[str, Assignor]] = {DEFAULT_ASSIGNOR: uniform, "range": by_range}
+PRIMARY_ASSIGNOR: Final = "primary"
+ASSIGNORS: Final[Mapping[str, Assignor]] = {
+    DEFAULT_ASSIGNOR: uniform,
+    "range": by_range,
+    PRIMARY_ASSIGNOR: to_primary,
+}
 _ALIASES: Final[Mapping[str, str]] = {"cooperative-sticky": DEFAULT_ASSIGNOR}
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from raftlog.coordinator.assignors import (
     ASSIGNORS,
+    PRIMARY_ASSIGNOR,
     Assignment,
     assignment_of,
     assignor_name,
@@ -48,6 +49,7 @@ from raftlog.coordinator.records import (
 from raftlog.coordinator.subscriptions import (
     Members,
     Patterns,
+    Reports,
     check_pattern,
     metadata_hash,
     partition_counts,
@@ -62,6 +64,7 @@ from raftlog.record.errors import (
     FENCED_INSTANCE_ID,
     FENCED_MEMBER_EPOCH,
     GROUP_FULL,
+    ILLEGAL_STATE,
     UNKNOWN_MEMBER,
     UNRELEASED_INSTANCE_ID,
     LogError,
@@ -104,13 +107,11 @@ class ConsumerDecisions:
     ) -> Decision[ConsumerHeartbeatResponse]:
         """Decide about a heartbeat. Raises LogError as in the table of DESIGN.md."""
         _check_sequence(group, request)
-        match request.member_epoch:
-            case epoch if epoch == LEAVE_EPOCH:
-                _check_known(group, request)
-                return self._leave(group, request, image, time_ms)
-            case epoch if epoch == STATIC_LEAVE_EPOCH:
-                _check_known(group, request)
+        if request.member_epoch < JOIN_EPOCH:
+            _check_known(group, request)
+            if request.member_epoch == STATIC_LEAVE_EPOCH:
                 return self._leave_for_restart(group, request, now_ms)
+            return self._leave(group, request, image, time_ms)
         member_id = request.member_id
         is_joining = request.member_epoch == JOIN_EPOCH
         predecessor = None
@@ -141,10 +142,19 @@ class ConsumerDecisions:
         if after != before or predecessor is not None:
             member_key = ConsumerGroupMemberMetadataKey(group.group_id, member_id)
             records.append(CoordinatorRecord(member_key, after))
-        if before is None or _subscription(before) != _subscription(after):
+        handed_over = _handed_over(group, request)
+        if before is None or handed_over or _subscription(before) != _subscription(after):
             members = {**members, member_id: after}
             self._shared.counts[Event.REBALANCE] += 1
-            target = _rebalance(records, group, members, targets, image=image, time_ms=time_ms)
+            target = _rebalance(
+                records,
+                group,
+                members,
+                {**targets, **handed_over},
+                reports=_reports(group, request),
+                image=image,
+                time_ms=time_ms,
+            )
         else:
             target = _Target(group.assignment_epoch, targets)
             if predecessor is not None:
@@ -159,6 +169,8 @@ class ConsumerDecisions:
             is_free=lambda pair: group.holder(pair) in (None, member_id, predecessor),
         )
         self._set_timers(group, member_id, after, step, now_ms, is_new=step is not current)
+        if request.report is not None:
+            group.reports[member_id] = request.report
         # In the log: after a failover, too, a late copy must not count.
         known = group.current.get(member_id, UNASSIGNED)
         step = replace(step, sequence=request.sequence or known.sequence)
@@ -171,20 +183,30 @@ class ConsumerDecisions:
             # The answer to an earlier heartbeat was lost, or the member has not followed it yet.
             or (owned is not None and owned != step.assigned_partitions)
         )
-        response = ConsumerHeartbeatResponse(
-            member_id=member_id,
-            member_epoch=step.member_epoch,
-            heartbeat_interval_ms=self._heartbeat_interval_ms(after),
-            assignment=step.assigned_partitions if must_answer else None,
-            session_timeout_ms=self._session_timeout_ms(after),
+        assignment = step.assigned_partitions if must_answer else None
+        return Decision(
+            self._response(member_id, after, step.member_epoch, assignment), tuple(records)
         )
-        return Decision(response, tuple(records))
 
     def expire(
         self, group: ConsumerGroup, member_id: str, image: MetadataImage, time_ms: int
     ) -> Decision[None]:
         """Remove a member that a timer found gone or stuck."""
         return Decision(None, self._removal(group, member_id, image, time_ms))
+
+    def disconnected(self, group: ConsumerGroup, member_id: str, received_ms: int) -> None:
+        """The connection of a member's newest heartbeat has ended: its process may have.
+
+        Its session ends `disconnect_timeout_ms` after the receipt of that heartbeat, never
+        earlier: the member relies on that for as long after it was sent. The next heartbeat begins
+        a whole session.
+        """
+        report = group.reports.get(member_id)
+        timer = MemberTimer(TimerKind.SESSION, group.group_id, member_id)
+        deadline_ms = self._timers.deadline_ms(timer)
+        if report is None or report.disconnect_timeout_ms is None or deadline_ms is None:
+            return
+        self._timers.set(timer, min(deadline_ms, received_ms + report.disconnect_timeout_ms))
 
     def is_stale(
         self, group: ConsumerGroup, image: MetadataImage, changed: Collection[str] | None
@@ -218,7 +240,14 @@ class ConsumerDecisions:
         ]
         self._shared.counts[Event.REBALANCE] += 1
         _retarget(
-            records, group, group.members, patterns, group.targets, image=image, time_ms=time_ms
+            records,
+            group,
+            group.members,
+            patterns,
+            group.targets,
+            reports=group.reports,
+            image=image,
+            time_ms=time_ms,
         )
         return Decision(None, tuple(records))
 
@@ -227,6 +256,21 @@ class ConsumerDecisions:
         for member_id, member in group.members.items():
             current = group.current.get(member_id, UNASSIGNED)
             self._set_timers(group, member_id, member, current, now_ms, is_new=True)
+
+    def _response(
+        self,
+        member_id: str,
+        member: ConsumerGroupMemberMetadataValue,
+        epoch: int,
+        assignment: Assignment | None,
+    ) -> ConsumerHeartbeatResponse:
+        return ConsumerHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=epoch,
+            heartbeat_interval_ms=self._heartbeat_interval_ms(member),
+            assignment=assignment,
+            session_timeout_ms=self._session_timeout_ms(member),
+        )
 
     def _leave(
         self,
@@ -271,7 +315,15 @@ class ConsumerDecisions:
         members = _without(group.members, member_id)
         targets = _without(group.targets, member_id)
         self._shared.counts[Event.REBALANCE] += 1
-        _rebalance(records, group, members, targets, image=image, time_ms=time_ms)
+        _rebalance(
+            records,
+            group,
+            members,
+            targets,
+            reports=group.reports,
+            image=image,
+            time_ms=time_ms,
+        )
         self._cancel(group, member_id)
         return tuple(records)
 
@@ -422,6 +474,38 @@ def _updated(
     )
 
 
+def _handed_over(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> dict[str, Assignment]:
+    """Targets of the requesting member and its heir after a hand-over; empty: nothing to do.
+
+    Raises LogError(ILLEGAL_STATE).
+    """
+    instance_id, member_id = request.hand_over_to, request.member_id
+    if instance_id is None:
+        return {}
+    heir = group.instances.get(instance_id)
+    name = f"Member {quoted(member_id)} of group {quoted(group.group_id)}"
+    if group.assignor != PRIMARY_ASSIGNOR:
+        raise LogError(
+            ILLEGAL_STATE, f"{name} hands over nothing: the assignor is {group.assignor}."
+        )
+    if heir is None or group.known(heir).member_epoch == STATIC_LEAVE_EPOCH:
+        raise LogError(
+            ILLEGAL_STATE, f"{name} cannot hand over: {quoted(instance_id)} is no live member."
+        )
+    if heir == member_id or group.targets.get(heir):
+        return {}  # a repeated request
+    target = group.targets.get(member_id)
+    if not target:
+        raise LogError(ILLEGAL_STATE, f"{name} is not the primary: it has nothing to hand over.")
+    return {heir: target, member_id: ()}
+
+
+def _reports(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> Reports:
+    if request.report is None:
+        return group.reports
+    return {**group.reports, request.member_id: request.report}
+
+
 def _subscription(member: ConsumerGroupMemberMetadataValue) -> tuple[object, ...]:
     """The properties that the target assignment depends on."""
     return (
@@ -438,6 +522,7 @@ def _rebalance(
     members: Members,
     targets: Mapping[str, Assignment],
     *,
+    reports: Reports,
     image: MetadataImage,
     time_ms: int,
 ) -> _Target:
@@ -451,7 +536,16 @@ def _rebalance(
         patterns[new] = resolve(new, image, time_ms)
         new_key = ConsumerGroupRegularExpressionKey(group.group_id, new)
         records.append(CoordinatorRecord(new_key, patterns[new]))
-    return _retarget(records, group, members, patterns, targets, image=image, time_ms=time_ms)
+    return _retarget(
+        records,
+        group,
+        members,
+        patterns,
+        targets,
+        reports=reports,
+        image=image,
+        time_ms=time_ms,
+    )
 
 
 def _retarget(
@@ -461,6 +555,7 @@ def _retarget(
     patterns: Patterns,
     targets: Mapping[str, Assignment],
     *,
+    reports: Reports,
     image: MetadataImage,
     time_ms: int,
 ) -> _Target:
@@ -476,7 +571,8 @@ def _retarget(
         )
     )
     assignor = ASSIGNORS[preferred_assignor(member.server_assignor for member in members.values())]
-    assignments = assignor(subscribers(members, patterns, image), counts, targets)
+    reported = subscribers(members, patterns, image, reports)
+    assignments = assignor(reported, counts, targets)
     records += [
         _target_record(group, member_id, assignment)
         for member_id, assignment in assignments.items()

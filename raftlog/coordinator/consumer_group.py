@@ -21,6 +21,7 @@ from raftlog.coordinator.group_messages import (
     STATIC_LEAVE_EPOCH,
     ConsumerGroupDescription,
     MemberDescription,
+    MemberReport,
 )
 from raftlog.coordinator.reconciliation import UNASSIGNED, MemberState, reconcile
 from raftlog.coordinator.records import (
@@ -65,6 +66,7 @@ class ConsumerGroup:
         "members",
         "metadata_hash",
         "patterns",
+        "reports",
         "targets",
     )
 
@@ -84,6 +86,9 @@ class ConsumerGroup:
         self.patterns: dict[str, ConsumerGroupRegularExpressionValue] = {}
         self.instances: dict[str, str] = {}
         """Member id, by instance id."""
+        self.reports: dict[str, MemberReport] = {}
+        """The newest report of members that send them. Soft state, as timers are: in no record,
+        set by decisions, and empty after a load until the next heartbeats."""
         self._emptied_ms = NO_TIMESTAMP
         self._holders: dict[TopicId, dict[int, str]] = {}
         """Member id by partition: assigned, or to be given up."""
@@ -210,6 +215,7 @@ class ConsumerGroup:
             subscribed_pattern=member.subscribed_topic_regex,
             assignment=assignment_of(held_pairs(current)),
             target=self.targets.get(member_id, ()),
+            report=self.reports.get(member_id),
         )
 
     def member_tombstones(self, member_id: str) -> list[CoordinatorRecord]:
@@ -279,6 +285,7 @@ class ConsumerGroup:
             del self.instances[instance_id]
         if member is None:
             self.members.pop(member_id, None)
+            self.reports.pop(member_id, None)
             return
         self.members[member_id] = member
         if member.instance_id is not None:

@@ -65,6 +65,17 @@ def check_heartbeat(request: ConsumerHeartbeatRequest, settings: GroupSettings) 
         )
     if request.session_timeout_ms is not None:
         _check_session_timeout(request.session_timeout_ms, settings)
+    if request.hand_over_to is not None:
+        check_length("instance id", request.hand_over_to, least=1)
+    if request.report is not None:
+        check_length("endpoint", request.report.endpoint or "")
+        disconnect_ms = request.report.disconnect_timeout_ms
+        if disconnect_ms is not None and not 1 <= disconnect_ms <= settings.session_timeout_ms_max:
+            raise LogError(
+                BAD_REQUEST,
+                f"A disconnect timeout of {disconnect_ms} ms is not between 1 and "
+                f"{settings.session_timeout_ms_max}.",
+            )
 
 
 def check_join(request: JoinGroup, settings: GroupSettings) -> None:

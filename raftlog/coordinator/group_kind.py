@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from typing import Final, TypeAlias
@@ -180,6 +181,7 @@ async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> G
     gives the news. The end of the connection ends it in between, another heartbeat of the member
     with the first answer.
     """
+    received_ms = shard.moment().now_ms
     response = await _execute(shard, request)
     assert isinstance(response, ConsumerHeartbeatResponse)
     has_news = response.assignment is not None or response.member_epoch != request.member_epoch
@@ -197,6 +199,11 @@ async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> G
         if not shard.state.is_held(group, member, number):
             return response
         return await _execute(shard, request)
+    except CancelledError:
+        if shard.state.is_held(group, member, number):
+            shard.state.disconnected(group, member, received_ms)
+            shard.timers_changed()
+        raise
     finally:
         shard.state.release(group, member, number)
 

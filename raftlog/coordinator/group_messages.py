@@ -43,6 +43,20 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
     """Arrays: the tag first, then the fields in order."""
 
 
+class MemberReport(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a member's service, for the assignor `primary`. Never in a record."""
+
+    position: int
+    """Entries of its log that the member has applied."""
+    primaries: int = 0
+    """Of how many other groups the member's process is the primary."""
+    endpoint: str | None = None
+    """HOST:PORT of the service."""
+    disconnect_timeout_ms: int | None = None
+    """Silence after which the member is removed if the connection of its held heartbeat has ended,
+    in place of the session timeout."""
+
+
 class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
     """A member is alive; a change of its subscription; an acknowledgement (KIP-848).
 
@@ -79,6 +93,10 @@ class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
     """How long the answer may be held back while there is no news."""
     sequence: int = 0
     """Grows with each report of the member, so that a late copy is known; 0: not numbered."""
+    report: MemberReport | None = None
+    """In each heartbeat of a member with a report: a coordinator keeps the newest one."""
+    hand_over_to: str | None = None
+    """Assignor `primary`: the instance id that is to have this member's partitions."""
 
 
 class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):
@@ -116,6 +134,8 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
     assignment: tuple[TopicPartitions, ...]
     """Partitions the member may own now, those to be given up among them."""
     target: tuple[TopicPartitions, ...]
+    report: MemberReport | None = None
+    """The newest one that this coordinator has seen."""
 
 
 class ConsumerGroupDescription(_Message, frozen=True, tag=2):

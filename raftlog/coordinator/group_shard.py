@@ -209,6 +209,12 @@ class GroupShard:
         if self.is_held(group_id, member_id, number):
             del self._held[group_id, member_id]
 
+    def disconnected(self, group_id: str, member_id: str, received_ms: int) -> None:
+        """The connection of the member's newest heartbeat, received then, has ended."""
+        group = self._consumer_groups.get(group_id)
+        if group is not None:
+            self._decisions.disconnected(group, member_id, received_ms)
+
     def topics_changed(self, names: Collection[str], now_ms: int) -> None:
         """Have the groups of these topics refreshed by a timer that is due now."""
         if self._changed_topics is not None:

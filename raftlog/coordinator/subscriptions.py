@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import re2
 
 from raftlog.coordinator.assignors import Subscriber
+from raftlog.coordinator.group_messages import MemberReport
 from raftlog.coordinator.records import (
     ConsumerGroupMemberMetadataValue,
     ConsumerGroupRegularExpressionValue,
@@ -31,6 +32,8 @@ Members: TypeAlias = Mapping[str, ConsumerGroupMemberMetadataValue]
 """By member id."""
 Patterns: TypeAlias = Mapping[str, ConsumerGroupRegularExpressionValue]
 """Resolved patterns, by their text."""
+Reports: TypeAlias = Mapping[str, MemberReport]
+"""By member id."""
 
 
 def check_pattern(pattern: str) -> str:
@@ -128,7 +131,10 @@ def subscribed_names(members: Members, patterns: Patterns) -> set[str]:
 
 
 def subscribers(
-    members: Members, patterns: Patterns, image: MetadataImage
+    members: Members,
+    patterns: Patterns,
+    image: MetadataImage,
+    reports: Reports,
 ) -> dict[str, Subscriber]:
     """The members, to an assignor. Equal subscriptions share one set."""
     topic_ids: dict[tuple[tuple[str, ...], str | None], frozenset[TopicId]] = {}
@@ -140,5 +146,11 @@ def subscribers(
             resolved = patterns.get(member.subscribed_topic_regex or "")
             names = {*member.subscribed_topic_names, *(resolved.topics if resolved else ())}
             topics = topic_ids[key] = frozenset(partition_counts(image, names))
-        found[member_id] = Subscriber(topics, member.instance_id)
+        report = reports.get(member_id)
+        if report is None:
+            found[member_id] = Subscriber(topics, member.instance_id)
+        else:
+            found[member_id] = Subscriber(
+                topics, member.instance_id, report.position, report.primaries
+            )
     return found

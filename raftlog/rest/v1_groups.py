@@ -36,6 +36,7 @@ from raftlog.broker.groups import (
     FetchedOffset,
     GroupService,
     MemberDescription,
+    MemberReport,
     OffsetToCommit,
     PartitionOutcome,
     ResetRow,
@@ -60,6 +61,7 @@ from raftlog.record.errors import (
     FENCED_MEMBER_EPOCH,
     GROUP_FULL,
     GROUP_NOT_EMPTY,
+    ILLEGAL_STATE,
     INCONSISTENT_PROTOCOL,
     INVALID_BODY,
     INVALID_GROUP,
@@ -117,6 +119,15 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
             ),
             body.max_wait_ms,
             body.sequence,
+            None
+            if (report := body.report) is None
+            else MemberReport(
+                report.position,
+                report.primaries,
+                report.endpoint,
+                report.disconnect_timeout_ms,
+            ),
+            body.hand_over_to,
         ),
     )
     assignment = response.assignment
@@ -321,6 +332,8 @@ def _member(groups: GroupService, one: MemberDescription) -> GroupMember:
         one.subscribed_pattern,
         _assigned(groups, one.assignment),
         _assigned(groups, one.target),
+        None if one.report is None else one.report.position,
+        None if one.report is None else one.report.endpoint,
     )
 
 
@@ -360,6 +373,7 @@ ROUTES: Final = (
             FENCED_MEMBER_EPOCH,
             FENCED_INSTANCE_ID,
             UNRELEASED_INSTANCE_ID,
+            ILLEGAL_STATE,
             INCONSISTENT_PROTOCOL,
             GROUP_FULL,
             TOO_MANY_GROUPS,

@@ -1,0 +1,390 @@
+"""A lease held through a group: the coordinator chooses one of its members, the primary.
+
+All members are static, and subscribe to one topic with the assignor `primary`: the owner of the
+topic's partition 0 has the lease. The rules:
+
+1. The lease counts from the moment at which the newest answered heartbeat was *sent*; the
+   coordinator counts from the receipt. So the lease is over here before another member is chosen.
+2. A lease that is taken away is given up here before that is acknowledged.
+3. Heartbeats are held open for a fifteenth of the session. The end of the connection of a held one
+   makes the coordinator wait a fifth of the session only, from its receipt: the end of a process is
+   noticed at once. So `is_exclusive` counts that shorter time.
+4. A rebalance that is not acknowledged ends the membership after the rebalance timeout: at least a
+   session, so rule 1 covers it.
+
+Clocks are read at each call: the event loop's time may be of before a pause of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+from urllib.parse import quote
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from raftlog.api.groups import LEAVE_EPOCH, HeartbeatRequest, HeartbeatResponse, MemberReport
+from raftlog.record.coordinators import OFFSETS_TOPIC
+from raftlog.record.errors import ILLEGAL_STATE
+from raftlog_client.errors import ConnectionLostError, RaftlogClientError, ServerError
+from raftlog_client.group_member import GroupMember, MemberSettings, MemberState, Refusal
+from raftlog_client.metadata import Backoff, ClusterMetadata, CoordinatorKey
+from raftlog_client.transport import Transport, parse_bootstrap
+
+ASSIGNOR: Final = "primary"
+LEASE_PARTITION: Final = 0
+HOLD_SHARE: Final = 15
+"""A heartbeat is held open for a fifteenth of the session."""
+DISCONNECT_SHARE: Final = 5
+"""The session of a member without connection is a fifth of the others'."""
+CLOCK_SHARE: Final = 0.8
+"""Of the shorter session, for clocks whose rates differ by up to a fifth."""
+ANSWER_SHARE: Final = 6
+"""A heartbeat is late a sixth of the session after its time, and another node is called."""
+JOIN_S: Final = 2.0
+"""For the answer to a join: the coordinator may have to load, or its topic to be made."""
+LEAVE_S: Final = 2.0
+"""For the answer to a leave; without one the session ends by itself."""
+WAIT_SHARE: Final = 15
+"""Pause before the next join while an earlier process has the instance id."""
+BACKOFF_MS: Final = (20.0, 250.0)
+NEWS_PAUSE_S: Final = 0.05
+"""Pause after a held heartbeat that was answered at once, without news."""
+
+logger = logging.getLogger("raftlog_client")
+
+
+class LeaseListener(Protocol):
+    """The calls of a lease, in the event loop: plain, and without waits."""
+
+    def position(self) -> int:
+        """Entries applied so far: the furthest member is chosen."""
+
+    def primaries(self) -> int:
+        """Of how many other groups this process is the primary."""
+
+    def lease_granted(self) -> None:
+        """This member is chosen."""
+
+    def lease_lost(self, error: Exception | None) -> None:
+        """The lease is over. The coordinator learns of it after the return."""
+
+
+class GroupLease:
+    """One member's part in the choice of a primary."""
+
+    def __init__(
+        self,
+        group_id: str,
+        topic: str,
+        instance_id: str,
+        *,
+        listener: LeaseListener,
+        endpoint: str | None = None,
+        bootstrap_servers: str | Sequence[str] = "localhost:8082",
+        session_timeout_ms: int = 1_500,
+        client_id: str = "raftlog-client",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`instance_id`: of this member, kept over restarts. `clock`: monotonic, in seconds."""
+        self._group = group_id
+        self._topic = topic
+        self._instance_id = instance_id
+        self._listener = listener
+        self._endpoint = endpoint
+        self._servers = bootstrap_servers
+        self._session_ms = session_timeout_ms
+        self._client_id = client_id
+        self._clock = clock
+        self._path = f"/v1/groups/{quote(group_id, safe='')}/heartbeat"
+        self._coordinator = CoordinatorKey(OFFSETS_TOPIC, group_id)
+        self._member = self._new_member()
+        self._is_held = False
+        """Whether the listener has the lease."""
+        self._sent = float("-inf")
+        """When the newest answered heartbeat was sent, by the clock."""
+        self._expiry: asyncio.TimerHandle | None = None
+        self._heir: tuple[str, asyncio.Future[None]] | None = None
+        """A hand-over that the coordinator has not accepted yet."""
+        self._report = asyncio.Event()
+        """Ends a held heartbeat, or a pause: there is something to say."""
+        self._transport: Transport | None = None
+        self._metadata: ClusterMetadata | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def _new_member(self) -> GroupMember:
+        settings = MemberSettings(
+            uuid4().hex,
+            self._instance_id,
+            self._client_id,
+            ASSIGNOR,
+            self._session_ms,
+            2 * self._session_ms,
+        )
+        return GroupMember(settings)
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether the lease is held, by the clock of now."""
+        return self._is_held and self._clock() < self._sent + self._session_ms / 1000
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether no other member is chosen now, if clock rates differ by less than a fifth.
+
+        Shorter than the lease: the coordinator may think that this process has ended.
+        """
+        alone_s = self._session_ms / DISCONNECT_SHARE / 1000
+        return self._is_held and self._clock() < self._sent + CLOCK_SHARE * alone_s
+
+    async def start(self) -> None:
+        """Join in the background, however long the coordinator is away. Also after `close`."""
+        if self._task is not None:
+            return
+        self._transport = Transport(client_id=self._client_id, request_timeout_ms=1000 * JOIN_S)
+        self._transport.start()
+        self._metadata = ClusterMetadata(
+            self._transport, parse_bootstrap(self._servers), Backoff(*BACKOFF_MS)
+        )
+        self._member = self._new_member()
+        self._member.subscribe([self._topic], None)
+        self._task = asyncio.get_running_loop().create_task(self._run(self._metadata))
+        self._task.add_done_callback(_log_failure)
+
+    async def close(self) -> None:
+        """Leave: another member is chosen at once. A held lease is lost first."""
+        task, self._task = self._task, None
+        transport, metadata = self._transport, self._metadata
+        if task is None or transport is None or metadata is None:
+            return
+        self._transport = self._metadata = None
+        self._lose(None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        try:
+            await self._leave(metadata)
+        finally:
+            await metadata.close()
+            await transport.close()
+
+    async def hand_over(self, instance_id: str) -> None:
+        """Ask the coordinator to choose another member in place of this one.
+
+        Returns once it has accepted; the lease is lost by then, or soon. Raises ServerError
+        (ILLEGAL_STATE) if the other one is no live member, or this one has no lease;
+        ConnectionLostError if the lease ends first.
+        """
+        if self._heir is not None:
+            raise RaftlogClientError("Another hand-over is under way.")
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heir = (instance_id, accepted)
+        self._member.unanswered()
+        self._report.set()
+        try:
+            await accepted
+        finally:
+            self._heir = None
+
+    # Heartbeats
+
+    async def _run(self, metadata: ClusterMetadata) -> None:
+        attempt = 0
+        while True:
+            self._report.clear()
+            request = self._request()
+            sent = self._clock()
+            pause_s = 0.0
+            try:
+                response = await self._send(metadata, request)
+            except RaftlogClientError as error:
+                pause_s = self._failed(metadata, request, error, attempt)
+                attempt += 1
+            else:
+                if response is None:
+                    self._member.unanswered()
+                    continue
+                attempt = 0
+                is_news = self._answered(request, response, sent)
+                if not is_news and request.max_wait_ms and self._clock() - sent < NEWS_PAUSE_S:
+                    pause_s = NEWS_PAUSE_S
+            if pause_s and not self._report.is_set():
+                await self._pause(pause_s)
+
+    def _request(self) -> HeartbeatRequest:
+        request = self._member.request()
+        listener = self._listener
+        report = MemberReport(
+            listener.position(),
+            listener.primaries(),
+            self._endpoint,
+            self._session_ms // DISCONNECT_SHARE,
+        )
+        hold_ms = self._session_ms // HOLD_SHARE if request.max_wait_ms else 0
+        heir = None if self._heir is None or not request.sequence else self._heir[0]
+        return replace(request, max_wait_ms=hold_ms, report=report, hand_over_to=heir)
+
+    async def _send(
+        self, metadata: ClusterMetadata, request: HeartbeatRequest
+    ) -> HeartbeatResponse | None:
+        """Send one heartbeat; None if a report ended it while it was held."""
+        timeout_s = (request.max_wait_ms + self._session_ms / ANSWER_SHARE) / 1000
+        if self._member.state is MemberState.JOINING:
+            timeout_s = JOIN_S
+        call = asyncio.ensure_future(
+            metadata.call_next(
+                "POST",
+                self._path,
+                HeartbeatResponse,
+                request,
+                timeout_s=timeout_s,
+                coordinator=self._coordinator,
+            )
+        )
+        report = asyncio.ensure_future(self._report.wait())
+        try:
+            if request.max_wait_ms:
+                await asyncio.wait((call, report), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.wait((call,))
+            return call.result() if call.done() else None
+        finally:
+            report.cancel()
+            if not call.done():
+                call.cancel()
+                await asyncio.wait((call,))
+
+    def _answered(
+        self, request: HeartbeatRequest, response: HeartbeatResponse, sent: float
+    ) -> bool:
+        """Apply an answer; whether it has news."""
+        member = self._member
+        before = member.epoch, member.assigned
+        member.answered(request, response)
+        self._session_ms = response.session_timeout_ms
+        self._sent = sent
+        if self._heir is not None and request.hand_over_to is not None:
+            _settle(self._heir[1], None)
+        is_assigned = any(
+            (one.topic, one.partition) == (self._topic, LEASE_PARTITION) for one in member.assigned
+        )
+        if not is_assigned:
+            self._lose(None)
+        member.gave_up(member.to_revoke)
+        member.took(member.to_add)
+        if is_assigned:
+            self._expire_later()
+            if not self._is_held:
+                self._is_held = True
+                logger.info("group %s: member %s has the lease", self._group, self._instance_id)
+                self._listener.lease_granted()
+        return before != (member.epoch, member.assigned)
+
+    def _failed(
+        self,
+        metadata: ClusterMetadata,
+        request: HeartbeatRequest,
+        error: RaftlogClientError,
+        attempt: int,
+    ) -> float:
+        """Judge a heartbeat's error; the pause before the next one, in seconds."""
+        delay_s = metadata.backoff.delay_s(attempt)
+        if not isinstance(error, ServerError):
+            self._member.unanswered()
+            logger.debug("group %s: a heartbeat was not answered: %s", self._group, error)
+            return delay_s
+        if error.entry is ILLEGAL_STATE and request.hand_over_to is not None:
+            self._member.unanswered()
+            if self._heir is not None:
+                _settle(self._heir[1], error)
+                self._heir = None
+            return 0.0
+        match self._member.refused(error.entry):
+            case Refusal.LOST:
+                self._lose(error)
+                self._member.lose()
+                return 0.0
+            case Refusal.WAIT_FOR_INSTANCE:
+                return self._session_ms / WAIT_SHARE / 1000
+            case Refusal.FATAL:
+                logger.error("group %s: the coordinator refuses heartbeats: %s", self._group, error)
+        return delay_s
+
+    # The lease
+
+    def _expire_later(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        left_s = self._sent + self._session_ms / 1000 - self._clock()
+        self._expiry = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire)
+
+    def _expire(self) -> None:
+        if not self.is_primary:
+            silence_s = self._clock() - self._sent
+            self._lose(
+                ConnectionLostError(
+                    f"No heartbeat of group {self._group} sent in the last {silence_s:.1f} s was "
+                    "answered.",
+                    outcome_unknown=True,
+                )
+            )
+        else:
+            self._expire_later()
+
+    def _lose(self, error: Exception | None) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if self._is_held:
+            self._is_held = False
+            logger.info("group %s: member %s gives up the lease", self._group, self._instance_id)
+            self._listener.lease_lost(error)
+        if self._heir is not None and error is not None:
+            _settle(self._heir[1], error)
+
+    async def _leave(self, metadata: ClusterMetadata) -> None:
+        if self._member.state is not MemberState.JOINED:
+            return
+        request, _ = self._member.leave()
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await metadata.call_any(
+                    "POST",
+                    self._path,
+                    HeartbeatResponse,
+                    # For good, though static (KIP-1092): nothing waits for its session.
+                    replace(request, member_epoch=LEAVE_EPOCH),
+                    patience_s=LEAVE_S / 2,
+                    coordinator=self._coordinator,
+                )
+        except (RaftlogClientError, TimeoutError) as error:
+            logger.info(
+                "group %s: leaving was not answered, the session ends by itself: %r",
+                self._group,
+                error,
+            )
+
+    async def _pause(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._report.wait()
+        except TimeoutError:
+            return
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Heartbeats end by `close` only: anything else is a defect, and the lease runs out."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("heartbeats of a lease have failed", exc_info=error)
