@@ -1,10 +1,82 @@
-"""raftlog_replicated: the core of replicated state: a service made fault-tolerant by a log.
+"""raftlog_replicated: any stateful service made fault-tolerant by a log.
 
-Purpose: decide, from the log alone, which commands change a state, and with which results, so
-that all replicas agree (Schneider, 1990) and a replaced primary changes nothing.
+Purpose: a service gives a deterministic state machine; replicas apply the commands of one log, in
+its order (Schneider, 1990). One of them, the primary, takes commands; all answer reads.
 
 Rules: decisions are without I/O; a replica applies an entry exactly once, in the order of the log;
 an unknown entry stops a replica. Each queue and table has a bound.
 
 Must not know: nodes, partitions' leaders, how a log is kept; of raftlog only the public client.
 """
+
+from raftlog_replicated.codec import StructCodec
+from raftlog_replicated.errors import (
+    ApplyError,
+    BehindError,
+    DivergedError,
+    LayoutError,
+    NotPrimaryError,
+    OutcomeUnknownError,
+    OverloadedError,
+    ReplicaEndedError,
+    ReplicatedError,
+    SnapshotError,
+    TooManyRequestsError,
+    UnknownEntryError,
+)
+from raftlog_replicated.replicated import Replicated
+from raftlog_replicated.types import (
+    EVENTUAL,
+    LEASE,
+    LINEARIZABLE,
+    Applied,
+    At,
+    Codec,
+    Digesting,
+    Host,
+    Member,
+    Position,
+    Read,
+    Role,
+    RoleChange,
+    StateMachine,
+    Term,
+    Token,
+    session,
+    within,
+)
+
+__all__ = [
+    "EVENTUAL",
+    "LEASE",
+    "LINEARIZABLE",
+    "Applied",
+    "ApplyError",
+    "At",
+    "BehindError",
+    "Codec",
+    "Digesting",
+    "DivergedError",
+    "Host",
+    "LayoutError",
+    "Member",
+    "NotPrimaryError",
+    "OutcomeUnknownError",
+    "OverloadedError",
+    "Position",
+    "Read",
+    "ReplicaEndedError",
+    "Replicated",
+    "ReplicatedError",
+    "Role",
+    "RoleChange",
+    "SnapshotError",
+    "StateMachine",
+    "StructCodec",
+    "Term",
+    "Token",
+    "TooManyRequestsError",
+    "UnknownEntryError",
+    "session",
+    "within",
+]

@@ -15,6 +15,7 @@ class LogRecord(NamedTuple):
     """An entry of the log, not decoded yet."""
 
     offset: int
+    """Counts the entries of the log, without gaps, from 0."""
     timestamp_ms: int
     value: bytes
 
@@ -26,7 +27,7 @@ class LogTrimmedError(Exception):
 class Writer(Protocol):
     """The right to append. A later writer of the state ends an earlier one by its first append."""
 
-    async def append(self, values: Sequence[bytes], timestamp_ms: int) -> list[int]:
+    async def append(self, values: Sequence[bytes], timestamp_ms: int) -> Sequence[int]:
         """Append records, and return their offsets once all are committed.
 
         After an error the writer is of no use, and the outcome is unknown.
@@ -122,19 +123,19 @@ class StateLog(Protocol):
         """The wall clock, for the timestamps of entries."""
 
     def clock(self) -> float:
-        """A monotonic clock in seconds, read anew: a process that was paused sees it at once."""
+        """A monotonic clock in seconds, not cached: a process that was paused sees it at once."""
 
     async def end(self) -> int:
         """The committed end, from a leader that is one at a moment after the call."""
 
     def seek(self, offset: int) -> None:
-        """Read from there on; ends a pause."""
+        """Read from there on, also in a `read` under way; ends a pause."""
 
     def pause(self) -> None:
         """Fetch nothing until the next `seek`."""
 
-    async def read(self) -> tuple[list[LogRecord], int]:
-        """The next committed records, and the offset behind them. Raises LogTrimmedError."""
+    async def read(self) -> list[LogRecord]:
+        """The next committed records. Raises LogTrimmedError."""
 
     async def open_writer(self) -> Writer:
         """A new writer: its first append ends all writers before."""

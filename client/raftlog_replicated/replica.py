@@ -117,7 +117,6 @@ class Replica(Generic[Machine, Command, Result]):
         """While quarantined: a digest from there on has to be the primary's."""
         self._submitted = asyncio.Event()
         self._may_read = asyncio.Event()
-        self._must_seek = True
         self._holds = False
         """A hand-over is under way: no batch is begun."""
         self._begun = 0
@@ -359,7 +358,7 @@ class Replica(Generic[Machine, Command, Result]):
         self._resume_reading()
 
     def _resume_reading(self) -> None:
-        self._must_seek = True
+        self._log.seek(self._offsets.value)
         self._may_read.set()
 
     async def _lead(self) -> None:
@@ -489,14 +488,7 @@ class Replica(Generic[Machine, Command, Result]):
                         catching_up.cancel()
                     catching_up = self._spawn(self._catch_up())
                 await self._may_read.wait()
-                if self._must_seek:
-                    self._must_seek = False
-                    self._log.seek(self._offsets.value)
-                records, next_offset = await self._log.read()
-                await self._apply_all(records)
-                if not self._must_seek and next_offset > self._offsets.value:
-                    # Behind the last record there may be marks of transactions.
-                    self._offsets.advance(next_offset)
+                await self._apply_all(await self._log.read())
                 pause_s = PAUSE_MIN_S
                 continue
             except LogTrimmedError as error:
@@ -514,7 +506,8 @@ class Replica(Generic[Machine, Command, Result]):
                 _logger.warning(
                     "replica %s of %s cannot read: %s", self.replica_id, self.name, error
                 )
-                self._must_seek = True
+                if self._may_read.is_set():
+                    self._log.seek(self._offsets.value)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
@@ -524,6 +517,7 @@ class Replica(Generic[Machine, Command, Result]):
         for record in records:
             if record.offset < self._offsets.value:
                 continue
+            assert record.offset == self._offsets.value, "the log has no gaps"
             self._apply(record.offset, record.timestamp_ms, decode_entry(record.value))
             self._snapshotter.log_bytes += len(record.value)
             if clock() > turn_ends:

@@ -413,7 +413,7 @@ class SimulatedLog:
     def pause(self) -> None:
         return
 
-    async def read(self) -> tuple[list[LogRecord], int]:
+    async def read(self) -> list[LogRecord]:
         while True:
             offset = self._offset
             found = await self._service.call(
@@ -421,7 +421,7 @@ class SimulatedLog:
             )
             if found and offset == self._offset:
                 self._offset = found[-1].offset + 1
-                return found, self._offset
+                return found
             await asyncio.sleep(0.005)
             if self._replica_id in self._service.slow:
                 await asyncio.sleep(self._service.random.uniform(0.0, 0.5))
