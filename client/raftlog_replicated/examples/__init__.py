@@ -1,0 +1,1 @@
+"""Examples: services whose state is replicated. Each is one file, to be read and copied."""

@@ -1,0 +1,150 @@
+"""A bank's ledger over HTTP: no overdraft, and no coin lost or made, whatever process dies.
+
+    python -m raftlog_replicated.examples.bank --replica-id a --listen 127.0.0.1:9201
+    curl -L -X POST localhost:9201/accounts/ann -d 100
+    curl -L -X POST localhost:9201/accounts/bob -d 0
+    curl -L -X POST localhost:9201/transfers -H 'Idempotency-Key: rent-may' \
+         -d '{"source": "ann", "target": "bob", "amount": 40}'
+    curl localhost:9201/accounts/bob
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from raftlog_replicated import At, Replicated, StructCodec
+from raftlog_replicated.examples.service import (
+    TOKEN_HEADER,
+    consistency_of,
+    parse_arguments,
+    replica_options,
+    replica_routes,
+    run,
+    serve,
+    translated,
+)
+
+CHUNK_ACCOUNTS: Final = 2_000
+Amount = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Open(msgspec.Struct, tag=True, frozen=True):
+    """Open an account with coins from outside."""
+
+    account: str
+    amount: Amount
+
+
+class Transfer(msgspec.Struct, tag=True, frozen=True):
+    """Move coins from one account to another."""
+
+    source: str
+    target: str
+    amount: Amount
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """Whether the command took effect, and why not. A refusal is a result like any other."""
+
+    done: bool
+    reason: str = ""
+
+
+CODEC: Final[StructCodec[Open | Transfer, Receipt]] = StructCodec(
+    Open | Transfer,  # type: ignore[arg-type]
+    Receipt,
+)
+
+
+class Ledger:
+    """The state."""
+
+    def __init__(self) -> None:
+        self.balances: dict[str, int] = {}
+
+    def apply(self, command: Open | Transfer, at: At) -> Receipt:
+        """Open an account once, or transfer what is there."""
+        balances = self.balances
+        if isinstance(command, Open):
+            if command.account in balances:
+                return Receipt(done=False, reason="the account exists")
+            balances[command.account] = command.amount
+            return Receipt(done=True)
+        if command.source not in balances or command.target not in balances:
+            return Receipt(done=False, reason="no such account")
+        if balances[command.source] < command.amount:
+            return Receipt(done=False, reason="no overdraft")
+        balances[command.source] -= command.amount
+        balances[command.target] += command.amount
+        return Receipt(done=True)
+
+    def snapshot(self) -> Iterator[bytes]:
+        """A copy, encoded in pieces."""
+        return _chunks(list(self.balances.items()))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Begin with a snapshot's accounts."""
+        pairs = (msgspec.msgpack.decode(chunk, type=list[tuple[str, int]]) for chunk in chunks)
+        self.balances = dict(chain.from_iterable(pairs))
+
+    def digest(self) -> bytes:
+        """Of all accounts, in the order of their names."""
+        return hashlib.sha256(msgspec.msgpack.encode(sorted(self.balances.items()))).digest()
+
+
+def _chunks(pairs: list[tuple[str, int]]) -> Iterator[bytes]:
+    for begin in range(0, len(pairs), CHUNK_ACCOUNTS):
+        yield msgspec.msgpack.encode(pairs[begin : begin + CHUNK_ACCOUNTS])
+
+
+Bank = Replicated[Ledger, Open | Transfer, Receipt]
+
+
+def application(bank: Bank) -> web.Application:
+    """The HTTP surface."""
+
+    async def carry_out(request: web.Request, command: Open | Transfer) -> web.Response:
+        applied = await bank.submit(command, request_id=request.headers.get("Idempotency-Key"))
+        body, status = msgspec.to_builtins(applied.result), 200 if applied.result.done else 409
+        return web.json_response(body, status=status, headers={TOKEN_HEADER: str(applied.token)})
+
+    async def transfer(request: web.Request) -> web.Response:
+        fields = msgspec.json.decode(await request.read(), type=dict[str, str | int])
+        return await carry_out(request, msgspec.convert(fields | {"type": "Transfer"}, Transfer))
+
+    async def open_account(request: web.Request) -> web.Response:
+        amount = msgspec.json.decode(await request.read(), type=Amount)
+        return await carry_out(request, Open(request.match_info["account"], amount))
+
+    async def balance(request: web.Request) -> web.Response:
+        account = request.match_info["account"]
+        found, seen = await bank.read(
+            lambda ledger: (ledger.balances.get(account), bank.token), consistency_of(request)
+        )
+        status, headers = 404 if found is None else 200, {TOKEN_HEADER: str(seen)}
+        return web.json_response({"balance": found}, status=status, headers=headers)
+
+    app = web.Application(middlewares=[translated(bank)])
+    app.add_routes(
+        [web.post("/transfers", transfer), web.post("/accounts/{account}", open_account)]
+    )
+    app.add_routes([web.get("/accounts/{account}", balance), *replica_routes(bank)])
+    return app
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    """Serve one replica, until a signal."""
+    async with Replicated(Ledger(), codec=CODEC, **replica_options(arguments)) as bank:
+        await serve(application(bank), arguments.listen)
+
+
+if __name__ == "__main__":
+    run(main(parse_arguments(__doc__, name="bank")))

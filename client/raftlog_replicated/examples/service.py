@@ -1,0 +1,223 @@
+"""What the examples share: the HTTP side of a replica, and its command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import logging
+import signal
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from raftlog_client import RaftlogClientError
+
+from raftlog_replicated import (
+    EVENTUAL,
+    LEASE,
+    LINEARIZABLE,
+    BehindError,
+    NotPrimaryError,
+    OutcomeUnknownError,
+    OverloadedError,
+    Read,
+    ReplicatedError,
+    TooManyRequestsError,
+    session,
+    within,
+)
+from raftlog_replicated.replica import Replica
+
+TOKEN_HEADER: Final = "X-State-Token"
+"""Send it back with `consistency=session`: reads then never go back, and see own writes."""
+WATCHED_MAX: Final = 10_000
+"""Changes that wait for one watcher: a slower one is cut off, and reads the state again."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+AnyReplica = Replica[Any, Any, Any]
+
+
+class Changes:
+    """Applied changes, for watchers of this replica."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[asyncio.Event, deque[Any] | None] = {}
+
+    def publish(self, change: Any) -> None:
+        """Give a change to all watchers."""
+        for event, queue in self._watchers.items():
+            if queue is not None:
+                if len(queue) >= WATCHED_MAX:
+                    self._watchers[event] = None
+                else:
+                    queue.append(change)
+                event.set()
+
+    async def follow(self) -> AsyncGenerator[Any]:
+        """Changes from now on. Raises OverloadedError in place of a missed one."""
+        event, queue = asyncio.Event(), deque[Any]()
+        self._watchers[event] = queue
+        try:
+            while self._watchers[event] is not None:
+                while queue:
+                    yield queue.popleft()
+                event.clear()
+                await event.wait()
+            raise OverloadedError("This watcher is too slow: changes are missing from here on.")
+        finally:
+            del self._watchers[event]
+
+    async def watch(self, request: web.Request) -> web.StreamResponse:
+        """GET: changes as lines of JSON, of one key with `?key=`."""
+        key = request.query.get("key")
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        async with aclosing(self.follow()) as changes:
+            try:
+                async for change in changes:
+                    if key is None or change["key"] == key:
+                        await response.write(json.dumps(change).encode() + b"\n")
+            except OverloadedError as error:
+                await response.write(json.dumps({"error": str(error)}).encode() + b"\n")
+        return response
+
+
+_READS: Final = {"eventual": EVENTUAL, "lease": LEASE, "linearizable": LINEARIZABLE}
+
+
+def consistency_of(request: web.Request) -> Read:
+    """How new the state of a read has to be: `?consistency=`. Raises ValueError."""
+    consistency = request.query.get("consistency", "linearizable")
+    if consistency.startswith("within:"):
+        return within(float(consistency.removeprefix("within:")))
+    if consistency == "session":
+        token = request.headers.get(TOKEN_HEADER)
+        return EVENTUAL if token is None else session(token)
+    if consistency not in _READS:
+        raise ValueError("consistency: eventual, session, lease, linearizable or within:MS")
+    return _READS[consistency]
+
+
+_STATUS: Final[tuple[tuple[type[Exception], int, int | None], ...]] = (
+    (OutcomeUnknownError, 504, None),
+    (TooManyRequestsError, 429, 60),
+    (BehindError, 503, 1),
+    (OverloadedError, 503, 1),
+    (ReplicatedError, 500, None),
+    (RaftlogClientError, 503, 1),
+    (ValueError, 400, None),
+    (msgspec.MsgspecError, 400, None),
+)
+"""Status of an error, and the seconds after which another attempt may succeed."""
+
+
+def translated(replica: AnyReplica) -> Any:
+    """Errors of a replica as answers: a redirect to the primary, 503 to try again, 504 unknown."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except NotPrimaryError as error:
+            if error.endpoint is None or error.endpoint == replica.endpoint:
+                return _problem(503, error, {"Retry-After": "1"})
+            location = f"http://{error.endpoint}{request.rel_url}"
+            return _problem(307, error, {"Location": location})
+        except tuple(kind for kind, _, _ in _STATUS) as error:
+            status, retry_s = next(
+                (status, retry_s) for kind, status, retry_s in _STATUS if isinstance(error, kind)
+            )
+            return _problem(status, error, {} if retry_s is None else {"Retry-After": str(retry_s)})
+
+    return middleware
+
+
+def _problem(status: int, error: Exception, headers: dict[str, str]) -> web.Response:
+    body = {"error": str(error), "outcome_unknown": isinstance(error, OutcomeUnknownError)}
+    return web.json_response(body, status=status, headers=headers)
+
+
+def replica_routes(replica: AnyReplica) -> list[web.RouteDef]:
+    """Routes that tell, and change, which replica is the primary."""
+
+    async def status(_: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "replica": replica.replica_id,
+                "role": replica.role.name,
+                "term": replica.term,
+                "position": replica.position,
+            }
+        )
+
+    async def members(_: web.Request) -> web.Response:
+        found = await replica.members()
+        return web.json_response([_member(one) for one in found])
+
+    async def hand_over(request: web.Request) -> web.Response:
+        await replica.hand_over(request.match_info["replica_id"])
+        return web.Response(status=204)
+
+    return [
+        web.get("/status", status),
+        web.get("/members", members),
+        web.post("/hand-over/{replica_id}", hand_over),
+    ]
+
+
+def _member(member: Any) -> dict[str, Any]:
+    names = ("replica_id", "endpoint", "position", "lag", "is_primary")
+    return {name: getattr(member, name) for name in names}
+
+
+def parse_arguments(doc: str | None, *, name: str) -> argparse.Namespace:
+    """The command line of one replica."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replica-id", required=True, help="of this process, kept over restarts")
+    parser.add_argument("--listen", required=True, help="HOST:PORT of this process's HTTP server")
+    parser.add_argument("--servers", default="localhost:8082", help="raftlog nodes: HOST:PORT,…")
+    parser.add_argument("--name", default=name, help="of the state")
+    parser.add_argument("--lease-ms", type=int, default=1_500)
+    parser.add_argument("--layout", choices=["shared", "per-replica"], default="shared")
+    return parser.parse_args()
+
+
+def replica_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of `Replicated` on the command line."""
+    return {
+        "name": arguments.name,
+        "replica_id": arguments.replica_id,
+        "endpoint": arguments.listen,
+        "bootstrap_servers": arguments.servers,
+        "lease_ms": arguments.lease_ms,
+        "layout": arguments.layout,
+    }
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a replica, with uvloop if it is there."""
+    loop = importlib.import_module("uvloop") if importlib.util.find_spec("uvloop") else asyncio
+    with asyncio.Runner(loop_factory=loop.new_event_loop) as runner:
+        runner.run(main)
+
+
+async def serve(app: web.Application, listen: str) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    logging.basicConfig(level=logging.INFO)
+    host, _, port = listen.rpartition(":")
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        await web.TCPSite(runner, host, int(port)).start()
+        await stopped.wait()
+    finally:
+        await runner.cleanup()
