@@ -19,12 +19,13 @@ import uvloop
 
 from bench.cluster_processes import ClusterProcesses, NoLeaderError, Place
 from bench.replication.cluster import Cluster, run_workload
-from bench.soak import chain, kafka, records, registers
+from bench.soak import chain, kafka, records, registers, state
 from bench.soak.nemesis import (
     CHAIN_GROUPS,
     KAFKA_GROUPS,
     RECORD_GROUPS,
     REGISTER_GROUPS,
+    STATE_GROUPS,
     endless_kinds,
 )
 from bench.wires import NoWiresError, Wires
@@ -33,7 +34,7 @@ from raftlog.cluster.errors import ClusterError
 CHECK_TIMEOUT_S: Final = 1_800.0
 """For the end of a run: healing, final reads, checks."""
 
-Workload = Literal["records", "registers", "chain", "kafka"]
+Workload = Literal["records", "registers", "chain", "kafka", "state"]
 
 
 class Defaults(NamedTuple):
@@ -49,6 +50,7 @@ DEFAULTS: Final[dict[Workload, Defaults]] = {
     "registers": Defaults("3,5", 200.0, REGISTER_GROUPS),
     "chain": Defaults("3", 1_000.0, CHAIN_GROUPS),
     "kafka": Defaults("3", 500.0, KAFKA_GROUPS),
+    "state": Defaults("3", 150.0, STATE_GROUPS),
 }
 
 
@@ -72,7 +74,7 @@ class Options(NamedTuple):
     default="records",
     show_default=True,
     help="Records of topics, the cluster's settings as registers, a group that processes records "
-    "exactly once, or the producers and groups of Kafka's clients.",
+    "exactly once, the producers and groups of Kafka's clients, or replicated states.",
 )
 @click.option("--minutes", default=5.0, show_default=True, help="Length of the load of each run.")
 @click.option("--nodes", help="Cluster sizes, one run each. Default: 3; registers: 3,5.")
@@ -83,7 +85,7 @@ class Options(NamedTuple):
 @click.option(
     "--rate",
     type=float,
-    help="Operations a second. Default: 1500; registers: 200; chain: 1000; kafka: 500.",
+    help="Operations a second. Default: 1500; registers: 200; chain: 1000; kafka: 500; state: 150.",
 )
 @click.option("--writers", default=2, show_default=True, help="Processes with clients (records).")
 @click.option("--seed", type=int, help="Of the faults, and of the clients of registers.")
@@ -159,6 +161,10 @@ def _replay(directory: Path) -> bool:
         kafka_run = kafka.KafkaRun.replay(directory)
         kafka.print_report(kafka_run)
         return not kafka_run.anomalies
+    if (directory / state.HISTORY_FILE).exists():
+        state_run = state.StateRun.replay(directory)
+        state.print_report(state_run)
+        return not state_run.anomalies
     run = records.RecordsRun.replay(directory)
     records.print_report(run, 0)
     return not run.anomalies
@@ -240,6 +246,22 @@ def _soak(
         chain_run.save(history)
         chain.print_report(chain_run)
         return not chain_run.anomalies
+    if options.workload == "state":
+        state_run = run_workload(
+            state.soak(
+                Cluster(processes),
+                history,
+                kinds=kinds,
+                seconds=options.seconds,
+                every_s=options.every_s,
+                rate=options.rate,
+                seed=options.seed,
+                log=_log,
+            ),
+            options.seconds + CHECK_TIMEOUT_S,
+        )
+        state.print_report(state_run)
+        return not state_run.anomalies
     if options.workload == "kafka":
         kafka_run = run_workload(
             kafka.soak(

@@ -342,6 +342,13 @@ CHAIN_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
     "roll": {"rolling restart": 1},
 }
 """Faults of a soak of the exactly-once chain."""
+STATE_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
+    "kill": CHAIN_GROUPS["kill"],
+    "pause": CHAIN_GROUPS["pause"],
+    "clients": {"kill client": 2, "pause client": 2, "kill all clients": 1},
+    "roll": {"rolling restart": 1},
+}
+"""Faults of a soak of replicated states, whose clients are the replicas."""
 KAFKA_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
     "kill": dict.fromkeys(
         ["kill leader", "kill node", "kill coordinator", "kill controller", "kill two", "kill all"],
