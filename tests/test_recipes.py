@@ -17,6 +17,7 @@ import pytest
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from bench.node import LoneNode
+from raftlog.cluster.process import free_ports
 from tests.language import ROOT
 
 BLOCK: Final = re.compile(r"^```(?:python|bash) (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -165,6 +166,35 @@ async def test_the_tour_s_copy_goes_on_and_copies_each_record_once(node: LoneNod
             assert await committed_values(node.address, "copies") == sorted(
                 values[: values.index(part[-1]) + 1]
             )
+
+
+def test_the_votes_of_a_replicated_state_count_once(node: LoneNode) -> None:
+    source = source_of("votes", node.address, "docs/replicated-state.md")
+    for _ in range(2):  # the second time as after a crash: the ballot has its id
+        done = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout == "ada has 1\n{'ada': 1}\n"
+
+
+def test_the_tour_s_store_survives_a_kill(node: LoneNode) -> None:
+    source = source_of("store", node.address, "README.md")
+    for number, port in enumerate(free_ports("127.0.0.1", 3), 1):
+        source = source.replace(f"localhost:900{number}", f"localhost:{port}")
+        source = f"port{number}={port}\n{source}"
+    source = source.replace("127.0.0.1:900$id", "127.0.0.1:$(eval echo \\$port$id)")
+    source = source.replace("python -m", f"{sys.executable} -m")
+    done = subprocess.run(
+        ["bash", "-c", source], capture_output=True, text=True, timeout=120, check=True
+    )
+    put, got, members, again, read = done.stdout.splitlines()
+    assert json.loads(put) == {"done": True, "before": None}
+    assert got == "soup"
+    # A replica that started last may not be a member yet.
+    assert {one["replica_id"] for one in json.loads(members)} <= {"1", "2", "3"}
+    assert any(one["is_primary"] for one in json.loads(members))
+    assert json.loads(again) == {"done": True, "before": "soup"}
+    assert read == "salad"
 
 
 def test_consumer_in_curl(node: LoneNode) -> None:
