@@ -1,4 +1,4 @@
-"""The replicated state of scripts/demo: a key-value store of three processes, whose primary dies.
+"""The replicated state of scripts/demo: a key-value store of three processes.
 
 demo_state.py LOGS    start the store, write to it, kill -9 its primary meanwhile, and read all of
                       it from every process; the processes' logs go to the directory

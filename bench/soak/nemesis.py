@@ -348,7 +348,7 @@ STATE_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
     "clients": {"kill client": 2, "pause client": 2, "kill all clients": 1},
     "roll": {"rolling restart": 1},
 }
-"""Faults of a soak of replicated states, whose clients are the replicas."""
+"""Faults of a soak of replicated states: the client processes are the replicas."""
 KAFKA_GROUPS: Final[Mapping[str, Mapping[str, float]]] = {
     "kill": dict.fromkeys(
         ["kill leader", "kill node", "kill coordinator", "kill controller", "kill two", "kill all"],

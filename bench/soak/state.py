@@ -66,7 +66,7 @@ class StateRun:
 
 
 def judge(history: list[Operation]) -> list[str]:
-    """Keys whose history is not linearizable, or too hard to check."""
+    """Keys with a history that is not linearizable, or too hard to check."""
     return [
         explain(report) for report in check(history) if report.verdict is not Verdict.LINEARIZABLE
     ]

@@ -408,7 +408,7 @@ class Replica(Generic[Machine, Command, Result]):
     async def _serve(self, writer: Writer) -> None:
         pipeline, term = self._pipeline, self._applier.term
         while True:
-            # Who got a result may submit again before the next batch is closed.
+            # A caller with a result may submit again before the next batch is closed.
             await asyncio.sleep(0)
             while self._holds or not pipeline.has_queued:
                 self._submitted.clear()

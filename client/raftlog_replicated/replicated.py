@@ -24,8 +24,8 @@ class Replicated(Replica[Machine, Command, Result]):
     - `replica_id`: of this replica, kept over restarts; one process at a time has it.
     - `endpoint`: HOST:PORT of the service at this replica, for redirects.
     - `codec`: commands and results as bytes, a `StructCodec` for instance.
-    - `lease_ms`: a primary that is silent for so long is replaced. One whose process has ended is
-      replaced after a fifth of it.
+    - `lease_ms`: a primary that is silent for so long is replaced. After the end of its process,
+      a fifth of that.
     - `layout`: "shared", one partition that all replicas read; "per-replica", one partition each,
       written together in a transaction.
     - `snapshot_bytes`: least size of the log since the newest snapshot before the next one.
