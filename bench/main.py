@@ -19,9 +19,9 @@ from raftlog.cluster.manifest import Flush
 
 SUITES = (
     *("limits", "throughput", "latency", "rest", "footprint", "quorum"),
-    *("cluster", "groups", "transactions", "kafka", "spark"),
+    *("cluster", "groups", "transactions", "state", "kafka", "spark"),
 )
-NOT_QUICK = {"groups", "transactions", "kafka", "spark"}
+NOT_QUICK = {"groups", "transactions", "state", "kafka", "spark"}
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 1
 """Enough to compare two trees."""
@@ -43,10 +43,13 @@ QUICK_TRIALS = 1
     "--trials",
     default=30,
     show_default=True,
-    help="Of each fault, in `cluster`, `groups` and `transactions`.",
+    help="Of each fault, in `cluster`, `groups`, `transactions` and `state`.",
 )
 @click.option(
-    "--gb", default=1.0, show_default=True, help="Gigabytes that a follower misses, in `cluster`."
+    "--gb",
+    default=1.0,
+    show_default=True,
+    help="Gigabytes that a follower misses, in `cluster`, or a new replica restores, in `state`.",
 )
 @click.option(
     "--perf", is_flag=True, help="Show processor time by function (`cluster --only produce`)."
@@ -61,7 +64,7 @@ QUICK_TRIALS = 1
     "--quick",
     is_flag=True,
     help="One short run, in four minutes, to compare two trees; of all suites but groups, "
-    "transactions, kafka and spark, unless they are named.",
+    "transactions, state, kafka and spark, unless they are named.",
 )
 @click.option(
     "--output", default="bench/results", show_default=True, type=click.Path(path_type=Path)

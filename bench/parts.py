@@ -19,6 +19,7 @@ from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.spark import latency, peer, reading, running, starting, writing
+from bench.state import key_values
 
 Part = Callable[[Options], list[Result]]
 
@@ -52,6 +53,10 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "idempotence": transactions.idempotence,
         "exactly-once": transactions.exactly_once,
         "txn-coordinator-kill": takeover.transactions_killed,
+    },
+    "state": {
+        "in-process": key_values.in_process,
+        "over-http": key_values.over_http,
     },
     "kafka": {
         "clients-produce": kafka_clients.produce,

@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import uvloop
 
@@ -35,11 +35,18 @@ RAW_SECONDS = 1.0
 BARE_START_TIMEOUT_S = 10.0
 
 
+GOOD: Final = b'"error_code":null'
+"""In the answer to a produce request that has succeeded."""
+
+
 class _Connection(asyncio.Protocol):
     """One kept connection: sends the request again as soon as the answer is whole."""
 
-    def __init__(self, request: bytes, deadline: float, done: asyncio.Future[None]) -> None:
+    def __init__(
+        self, request: bytes, good: bytes, deadline: float, done: asyncio.Future[None]
+    ) -> None:
         self._request = request
+        self._good = good
         self._deadline = deadline
         self._done = done
         self._buffer = b""
@@ -66,7 +73,7 @@ class _Connection(asyncio.Protocol):
             return
         now = time.perf_counter()
         self.latencies.append(now - self._sent_at)
-        if not head.startswith(b"http/1.1 200") or b'"error_code":null' not in body:
+        if not head.startswith(b"http/1.1 200") or self._good not in body:
             self.errors += 1
         self._buffer = b""
         if now < self._deadline:
@@ -114,17 +121,20 @@ def _request(port: int, path: str, media_type: str, body: bytes) -> bytes:
 
 
 async def drive(
-    port: int, request: bytes, seconds: float, count: int = CONNECTIONS
+    port: int, requests: Sequence[bytes], seconds: float, good: bytes = GOOD
 ) -> list[_Connection]:
-    """Keep `count` connections busy with one request after the other for `seconds`."""
+    """Keep a connection for each request busy with it, again and again for `seconds`.
+
+    `good` is part of the body of an answer that counts as a success.
+    """
     loop = asyncio.get_running_loop()
     deadline = time.perf_counter() + seconds
     finished = []
     connections = []
-    for _ in range(count):
+    for request in requests:
         done: asyncio.Future[None] = loop.create_future()
         _, connection = await loop.create_connection(
-            partial(_Connection, request, deadline, done), "127.0.0.1", port
+            partial(_Connection, request, good, deadline, done), "127.0.0.1", port
         )
         connections.append(connection)
         finished.append(done)
@@ -164,11 +174,13 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
         topic = f"rest-{run_number}"
         node.create_topic(topic, PARTITIONS)
         with bare_server() as (port, _):
-            connections = uvloop.run(drive(port, json_request(port, topic, 1), seconds))
+            connections = uvloop.run(
+                drive(port, [json_request(port, topic, 1)] * CONNECTIONS, seconds)
+            )
             bare.runs.append(sum(len(c.latencies) for c in connections) / seconds)
         for result, records in ((single, 1), (bulk, 500)):
             request = json_request(node.port, topic, records)
-            connections = uvloop.run(drive(node.port, request, seconds))
+            connections = uvloop.run(drive(node.port, [request] * CONNECTIONS, seconds))
             latencies = [latency for c in connections for latency in c.latencies]
             result.runs.append(len(latencies) * records / seconds)
             result.details[f"run {run_number}"] = {
@@ -204,6 +216,6 @@ def raw_cost(node: LoneNode, *, runs: int) -> list[Result]:
 def _cpu_ms(port: int, pid: int, request: bytes) -> float:
     """Processor time of the server for one request."""
     before = sum(cpu_times(pid))
-    (connection,) = uvloop.run(drive(port, request, RAW_SECONDS, 1))
+    (connection,) = uvloop.run(drive(port, [request], RAW_SECONDS))
     assert not connection.errors, f"{connection.errors} requests failed"
     return (sum(cpu_times(pid)) - before) * 1000 / len(connection.latencies)

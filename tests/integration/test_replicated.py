@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.soak.state_clients import TOKEN_HEADER, LostError, Service
-from raftlog.cluster.process import free_ports
+from bench.soak.state_clients import TOKEN_HEADER, LostError
+from bench.state.processes import REPLICAS, running_store, until
 
-T = TypeVar("T")
-REPLICAS = ("a", "b", "c")
-TIMEOUT_S = 60.0
 LEASE_S = 1.5
 
 
@@ -34,113 +27,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
         yield processes
 
 
-class Store:
-    """The processes of the key-value example, and a client of theirs."""
-
-    def __init__(self, servers: str, name: str, directory: Path, layout: str) -> None:
-        ports = free_ports("127.0.0.1", len(REPLICAS))
-        self.addresses = {
-            one: f"127.0.0.1:{port}" for one, port in zip(REPLICAS, ports, strict=True)
-        }
-        self.service = Service(list(self.addresses.values()), random.Random(1))
-        self._arguments = ["--servers", servers, "--name", name, "--layout", layout]
-        self._directory = directory
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, *names: str) -> None:
-        for name in names:
-            module = [sys.executable, "-m", "raftlog_replicated.examples.kv"]
-            own = ["--replica-id", name, "--listen", self.addresses[name]]
-            with (self._directory / f"{name}.log").open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    [*module, *own, *self._arguments], stdout=log, stderr=log
-                )
-
-    def signal(self, number: signal.Signals, *names: str) -> None:
-        for name in names:
-            self.processes[name].send_signal(number)
-            if number == signal.SIGKILL:
-                self.processes[name].wait()
-
-    async def status(self, name: str) -> dict[str, object] | None:
-        with suppress(LostError):
-            answer = await self.service.call("GET", self.addresses[name], "/status")
-            if answer.status == 200:
-                found: dict[str, object] = json.loads(answer.body)
-                return found
-        return None
-
-    async def primary(self, *names: str) -> str:
-        """The primary among these, once there is one."""
-
-        async def found() -> str:
-            for name in names or REPLICAS:
-                status = await self.status(name)
-                if status is not None and status["role"] == "PRIMARY":
-                    return name
-            return ""
-
-        return await until(found)
-
-    async def caught_up(self) -> None:
-        """Wait until all replicas are at one position, and serve."""
-
-        async def level() -> bool:
-            found = [await self.status(name) for name in REPLICAS]
-            serving = [one for one in found if one and one["role"] in {"PRIMARY", "REPLICA"}]
-            return len(serving) == len(REPLICAS) and len({one["position"] for one in serving}) == 1
-
-        await until(level)
-
-    async def put(self, key: str, value: str) -> None:
-        """A put that is repeated until it is acknowledged, and happens once."""
-        answer = await self.service.write("PUT", f"/kv/{key}", value.encode(), f"{key}-{value}")
-        assert answer.status == 200
-
-    async def get(self, name: str, key: str, consistency: str = "linearizable") -> str | None:
-        async def found() -> list[str | None]:
-            with suppress(LostError):
-                path = f"/kv/{key}?consistency={consistency}"
-                answer = await self.service.call("GET", self.addresses[name], path)
-                if answer.status in {200, 404}:
-                    return [answer.body.decode() if answer.status == 200 else None]
-            return []
-
-        return (await until(found))[0]
-
-    async def close(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-        await self.service.close()
-
-
-async def until(condition: Callable[[], Awaitable[T]]) -> T:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not (found := await condition()):  # noqa: ASYNC110 (of other processes)
-            await asyncio.sleep(0.02)
-    return found
-
-
-@asynccontextmanager
-async def store(
-    cluster: ClusterProcesses, name: str, directory: Path, layout: str = "shared"
-) -> AsyncIterator[Store]:
-    servers = ",".join(node.address for node in cluster.nodes.values())
-    one = Store(servers, name, directory, layout)
-    one.start(*REPLICAS)
-    try:
-        await one.caught_up()
-        yield one
-    finally:
-        await one.close()
+def servers(cluster: ClusterProcesses) -> str:
+    return ",".join(node.address for node in cluster.nodes.values())
 
 
 @pytest.mark.parametrize("layout", ["shared", "per-replica"])
 async def test_a_killed_primary_is_replaced_and_nothing_is_lost(
     cluster: ClusterProcesses, tmp_path: Path, layout: str
 ) -> None:
-    async with store(cluster, f"killed-{layout}", tmp_path, layout) as kv:
+    async with running_store(servers(cluster), f"killed-{layout}", tmp_path, layout=layout) as kv:
         for number in range(20):
             await kv.put(f"key{number}", "1")
         for turn in range(3):
@@ -159,7 +54,7 @@ async def test_a_killed_primary_is_replaced_and_nothing_is_lost(
 async def test_a_primary_paused_past_its_lease_writes_and_answers_nothing_stale(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
-    async with store(cluster, "paused", tmp_path) as kv:
+    async with running_store(servers(cluster), "paused", tmp_path) as kv:
         await kv.put("x", "old")
         paused = await kv.primary()
         address = kv.addresses[paused]
@@ -185,7 +80,7 @@ async def test_a_primary_paused_past_its_lease_writes_and_answers_nothing_stale(
 async def test_all_replicas_and_all_nodes_are_killed_and_each_put_is_there_once(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
-    async with store(cluster, "all", tmp_path) as kv:
+    async with running_store(servers(cluster), "all", tmp_path) as kv:
         for number in range(30):
             await kv.put(f"key{number}", "1")
         before = (await kv.status(await kv.primary()) or {})["position"]
@@ -211,7 +106,7 @@ async def test_all_replicas_and_all_nodes_are_killed_and_each_put_is_there_once(
 async def test_a_hand_over_moves_the_primary_at_once(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
-    async with store(cluster, "moved", tmp_path) as kv:
+    async with running_store(servers(cluster), "moved", tmp_path) as kv:
         await kv.put("x", "1")
         primary = await kv.primary()
         heir = next(name for name in REPLICAS if name != primary)
@@ -232,7 +127,7 @@ async def test_a_hand_over_moves_the_primary_at_once(
 async def test_a_stopped_replica_holds_up_nobody_and_tokens_go_with_the_client(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
-    async with store(cluster, "slow", tmp_path) as kv:
+    async with running_store(servers(cluster), "slow", tmp_path) as kv:
         primary = await kv.primary()
         stopped, other = (name for name in REPLICAS if name != primary)
         kv.signal(signal.SIGSTOP, stopped)

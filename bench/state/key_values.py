@@ -1,0 +1,266 @@
+"""The key-value store: in the primary's own process, and over HTTP beside etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from raftlog_replicated import (
+    EVENTUAL,
+    LEASE,
+    LINEARIZABLE,
+    Read,
+    Replicated,
+    Role,
+    session,
+)
+from raftlog_replicated.examples.kv import CODEC, KeyValues, Outcome, Put
+
+from bench.node import data_directory
+from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
+from bench.report import Result, ratio
+from bench.rest import drive
+from bench.state import etcd
+from bench.state.processes import Store, running_store
+from raftlog.workloads.latencies import Latencies
+
+CLIENTS: Final = 256
+VALUE: Final = "x" * 100
+LONE_S: Final = 4.0
+MANY_S: Final = 4.0
+LOCAL_READS: Final = 200_000
+WARM: Final = 200
+
+InProcess = Replicated[KeyValues, Put, Outcome]
+
+
+@asynccontextmanager
+async def primary_in_process(servers: str, name: str) -> AsyncIterator[InProcess]:
+    """A replica in this process that is the primary."""
+    async with Replicated(
+        KeyValues(), codec=CODEC, name=name, replica_id="bench", bootstrap_servers=servers
+    ) as store:
+        async for change in store.changes():
+            if change.role is Role.PRIMARY:
+                break
+        for number in range(WARM):
+            await store.submit(Put(f"k{number}", VALUE))
+        yield store
+
+
+async def lone(call: Callable[[], Awaitable[object]], seconds: float) -> Latencies:
+    """Latencies of calls, one after the other."""
+    found: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < deadline:
+        await call()
+        found.append(time.perf_counter() - begun)
+    return Latencies.from_seconds(found)
+
+
+async def many(
+    call: Callable[[int], Awaitable[object]], seconds: float, clients: int = CLIENTS
+) -> float:
+    """Calls a second of so many clients."""
+    calls = count()
+    deadline = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        while time.perf_counter() < deadline:
+            await call(number)
+            next(calls)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return next(calls) / (time.perf_counter() - begun)
+
+
+def in_process(options: Options) -> list[Result]:
+    """Puts and gets in the process of the primary, without HTTP."""
+    given = {"value_bytes": len(VALUE), "clients": CLIENTS}
+    results = {
+        "put p50": Result("state: put, lone, p50", "ms", [], 1.2, True, given),
+        "put p99": Result("state: put, lone, p99", "ms", [], 4.0, True, given),
+        "puts": Result("state: puts, 256 clients", "puts/s", [], 40_000, parameters=given),
+        "get p50": Result("state: get LINEARIZABLE, lone, p50", "ms", [], 1.0, True, given),
+        "gets": Result("state: gets LINEARIZABLE, 256", "gets/s", [], 40_000, parameters=given),
+        "lease": Result("state: gets LEASE", "gets/s", [], 200_000, parameters=given),
+        "session": Result("state: gets session", "gets/s", [], 200_000, parameters=given),
+        "eventual": Result("state: gets EVENTUAL", "gets/s", [], 200_000, parameters=given),
+    }
+
+    async def run(cluster: Cluster, number: int) -> None:
+        async with primary_in_process(cluster.servers, f"in-process-{number}") as store:
+            puts = await lone(lambda: store.submit(Put("lone", VALUE)), LONE_S * options.scale)
+            results["put p50"].runs.append(puts.percentiles["50pct"])
+            results["put p99"].runs.append(puts.percentiles["99pct"])
+            results["put p50"].details[f"run {number}"] = puts.as_fields("putLatency")
+            seconds = MANY_S * options.scale
+            results["puts"].runs.append(
+                await many(lambda client: store.submit(Put(f"key{client}", VALUE)), seconds)
+            )
+
+            def query(state: KeyValues) -> str | None:
+                return state.values.get("lone")
+
+            gets = await lone(lambda: store.read(query, LINEARIZABLE), seconds / 2)
+            results["get p50"].runs.append(gets.percentiles["50pct"])
+            results["gets"].runs.append(
+                await many(lambda _: store.read(query, LINEARIZABLE), seconds / 2)
+            )
+            for name, kind in (
+                ("lease", LEASE),
+                ("session", session(store.token)),
+                ("eventual", EVENTUAL),
+            ):
+                results[name].runs.append(await _local_reads(store, kind))
+            print(
+                f"   put p50 {results['put p50'].runs[-1]:.2f} ms, "
+                f"{results['puts'].runs[-1]:,.0f} puts/s, "
+                f"get p50 {results['get p50'].runs[-1]:.2f} ms, "
+                f"{results['gets'].runs[-1]:,.0f} linearizable gets/s",
+                flush=True,
+            )
+
+    with running_cluster(options.flush) as cluster:
+        for number in range(options.runs):
+            run_workload(run(cluster, number))
+    return list(results.values())
+
+
+async def _local_reads(store: InProcess, kind: Read) -> float:
+    """Reads a second that need no question to the log."""
+    begun = time.perf_counter()
+    for _ in range(LOCAL_READS):
+        await store.read(lambda state: state.values.get("lone"), kind)
+    return LOCAL_READS / (time.perf_counter() - begun)
+
+
+class Beside:
+    """A figure of the store over HTTP, the same of etcd, and the ratio."""
+
+    def __init__(
+        self,
+        name: str,
+        unit: str,
+        goal: float | None,
+        *,
+        lower_is_better: bool = False,
+        ratio_goal: float | None = None,
+    ) -> None:
+        self.own = Result(f"state: {name}, HTTP", unit, [], goal, lower_is_better)
+        self.peer = Result(f"etcd: {name}, HTTP", unit, [], None, lower_is_better)
+        self._ratio_goal = ratio_goal
+
+    def __str__(self) -> str:
+        peer = f" (etcd {self.peer.runs[-1]:,.2f})" if self.peer.runs else ""
+        name = self.own.name.removeprefix("state: ")
+        return f"{name} {self.own.runs[-1]:,.2f}{peer}"
+
+    def results(self) -> list[Result]:
+        """Those that were measured."""
+        if not self.peer.runs:
+            return [self.own]
+        found = [self.own, self.peer]
+        if self._ratio_goal is not None:
+            name = self.own.name.removeprefix("state: ")
+            found.append(ratio(f"state / etcd: {name}", self.own, self.peer, self._ratio_goal))
+        return found
+
+
+def over_http(options: Options) -> list[Result]:
+    """Puts and gets over HTTP by the same client, in turn with etcd of three."""
+    lone_put = Beside("put, lone, p50", "ms", 1.8, lower_is_better=True)
+    many_puts = Beside("puts, 256 connections", "puts/s", 6_000, ratio_goal=1.0)
+    lone_get = Beside("get linearizable, lone, p50", "ms", None, lower_is_better=True)
+    local_get = Beside("get from the node's own state, lone, p50", "ms", None, lower_is_better=True)
+    figures = (lone_put, many_puts, lone_get, local_get)
+    reason = etcd.missing()
+    if reason is not None:
+        print(f"   without the peer: {reason}")
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(data_directory()))
+        directory.mkdir()
+        cluster = stack.enter_context(running_cluster(options.flush))
+        peer = stack.enter_context(etcd.running_etcd()) if reason is None else None
+        for run in range(options.runs):
+
+            async def measure_store(run: int = run) -> tuple[float, ...]:
+                async with running_store(cluster.servers, f"http-{run}", directory) as store:
+                    return await (await _side_of_store(store)).measure(options)
+
+            for figure, value in zip(figures, run_workload(measure_store()), strict=True):
+                figure.own.runs.append(value)
+            if peer is not None:
+                found = run_workload(_side_of_etcd(peer).measure(options))
+                for figure, value in zip(figures, found, strict=True):
+                    figure.peer.runs.append(value)
+                    figure.peer.parameters = {"etcd": peer.version}
+            print("   " + "; ".join(map(str, figures)), flush=True)
+    return [result for figure in figures for result in figure.results()]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two systems, as the client's requests to it."""
+
+    port: int
+    puts: list[bytes]
+    """Of as many keys as clients."""
+    put_good: bytes
+    linearizable: bytes
+    local: bytes
+    get_good: bytes
+
+    async def measure(self, options: Options) -> tuple[float, float, float, float]:
+        """Lone put p50 (ms), puts a second, lone linearizable and local get p50 (ms)."""
+        seconds = LONE_S * options.scale
+        await self._drive(self.puts[:1], seconds / 4, self.put_good)  # warm
+        put_p50 = await self._p50(self.puts[0], seconds / 2, self.put_good)
+        done = await self._drive(self.puts, seconds, self.put_good)
+        return (
+            put_p50,
+            len(done) / seconds,
+            await self._p50(self.linearizable, seconds / 2, self.get_good),
+            await self._p50(self.local, seconds / 2, self.get_good),
+        )
+
+    async def _p50(self, request: bytes, seconds: float, good: bytes) -> float:
+        found = Latencies.from_seconds(await self._drive([request], seconds, good))
+        return found.percentiles["50pct"]
+
+    async def _drive(self, requests: list[bytes], seconds: float, good: bytes) -> list[float]:
+        """Latencies of all requests. Raises AssertionError for any that failed."""
+        connections = await drive(self.port, requests, seconds, good)
+        errors = sum(one.errors for one in connections)
+        assert not errors, f"{errors} requests failed"
+        return [latency for one in connections for latency in one.latencies]
+
+
+async def _side_of_store(store: Store) -> Side:
+    port = store.port(await store.primary())
+    head = f"HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+    puts = [
+        f"PUT /kv/key{number} {head}Content-Length: {len(VALUE)}\r\n\r\n{VALUE}".encode()
+        for number in range(CLIENTS)
+    ]
+    linearizable, local = (
+        f"GET /kv/key0?consistency={consistency} {head}\r\n".encode()
+        for consistency in ("linearizable", "eventual")
+    )
+    return Side(port, puts, b'"done"', linearizable, local, VALUE.encode())
+
+
+def _side_of_etcd(peer: etcd.Etcd) -> Side:
+    port = peer.leader_port
+    puts = [etcd.put_request(port, f"key{number}", VALUE.encode()) for number in range(CLIENTS)]
+    linearizable, local = (
+        etcd.get_request(port, "key0", serializable=serializable) for serializable in (False, True)
+    )
+    return Side(port, puts, etcd.PUT_GOOD, linearizable, local, etcd.GET_GOOD)
