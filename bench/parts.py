@@ -19,7 +19,7 @@ from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.spark import latency, peer, reading, running, starting, writing
-from bench.state import key_values
+from bench.state import by_hand, key_values, primaries, replicas
 
 Part = Callable[[Options], list[Result]]
 
@@ -57,6 +57,17 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
     "state": {
         "in-process": key_values.in_process,
         "over-http": key_values.over_http,
+        "primary-killed": primaries.killed,
+        "primary-paused": primaries.paused,
+        "handed-over": primaries.handed_over,
+        "lag": replicas.lag,
+        "stopped": replicas.stopped,
+        "replicas": replicas.many_replicas,
+        "new-replica": replicas.new_replica,
+        "sources-latency": by_hand.latencies,
+        "sources-stops": by_hand.stops,
+        "sources-sizes": by_hand.sizes,
+        "sources-partitions": by_hand.partitions,
     },
     "kafka": {
         "clients-produce": kafka_clients.produce,

@@ -13,6 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+RATIO_MAX = 1_000.0
+"""Most that a plot shows of a figure that is better than its goal."""
+
 
 @dataclass(slots=True)
 class Result:
@@ -129,7 +132,8 @@ def plot(path: Path, results: Sequence[Result]) -> None:
     if not shown:
         return
     ratios = [
-        (result.goal or 0) / result.median
+        # A latency may be 0, by the clock.
+        (result.goal or 0) / max(result.median, (result.goal or 0) / RATIO_MAX)
         if result.lower_is_better
         else result.median / (result.goal or 1)
         for result in shown

@@ -1,0 +1,168 @@
+"""A replica process that follows, and notes when it has applied each command.
+
+`python -m bench.state.follower`: an order is one JSON line on stdin. The process prints a line once
+it has caught up, and at the end of stdin writes its times and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import uvloop
+from raftlog_replicated import At, Replicated, Role, StructCodec
+from raftlog_replicated.topics import Layout
+
+SNAPSHOT_BYTES: Final = 1 << 40
+"""No snapshot, unless a benchmark is about them."""
+
+
+class Command(msgspec.Struct, array_like=True, frozen=True):
+    """A numbered payload."""
+
+    number: int
+    payload: bytes = b""
+
+
+CODEC: Final[StructCodec[Command, None]] = StructCodec(Command, type(None))
+
+
+class Times:
+    """When each command was applied here, by its number: the system's monotonic clock."""
+
+    def __init__(self) -> None:
+        self.times = array("d")
+
+    def apply(self, command: Command, at: At) -> None:
+        """Note the time, of commands with numbers from 0 on."""
+        if command.number >= 0:
+            self.times.append(time.monotonic())
+
+    def snapshot(self) -> Iterator[bytes]:
+        """Nothing to keep."""
+        return iter(())
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Begin again."""
+        for _ in chunks:
+            raise AssertionError("these benchmarks take no snapshots")
+
+
+Timed = Replicated[Times, Command, None]
+
+
+class FollowerOrder(msgspec.Struct, frozen=True):
+    """What to follow."""
+
+    servers: str
+    name: str
+    replica_id: str
+    layout: Layout
+    output: str
+
+
+def replica(servers: str, name: str, replica_id: str, layout: Layout = "shared") -> Timed:
+    """A replica of the timed state."""
+    return Replicated(
+        Times(),
+        codec=CODEC,
+        name=name,
+        replica_id=replica_id,
+        bootstrap_servers=servers,
+        layout=layout,
+        snapshot_bytes=SNAPSHOT_BYTES,
+    )
+
+
+async def role_is(timed: Replicated[Any, Any, Any], *roles: Role) -> None:
+    """Wait for one of the roles."""
+    async for change in timed.changes():
+        if change.role in roles:
+            return
+
+
+class Followers:
+    """Running follower processes."""
+
+    def __init__(self, orders: list[FollowerOrder]) -> None:
+        self._orders = orders
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.state.follower"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for _ in orders
+        ]
+        for order, process in zip(orders, self.processes, strict=True):
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            process.stdin.flush()
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdout.readline(), "a follower has ended"
+
+    def end(self) -> list[array[float]]:
+        """End all; the times of each."""
+        found = []
+        for order, process in zip(self._orders, self.processes, strict=True):
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+            times = array("d")
+            times.frombytes(Path(order.output).read_bytes())
+            found.append(times)
+        return found
+
+
+class Shape(NamedTuple):
+    """The replicas of a state, the primary among them."""
+
+    replicas: int
+    layout: Layout = "shared"
+
+
+@asynccontextmanager
+async def following(
+    servers: str, name: str, shape: Shape, directory: Path
+) -> AsyncIterator[Followers]:
+    """All but the primary, which is there already; killed at the end."""
+    orders = [
+        FollowerOrder(
+            servers, name, f"follower{number}", shape.layout, str(directory / f"{name}-{number}")
+        )
+        for number in range(shape.replicas - 1)
+    ]
+    # The primary's heartbeats go on meanwhile.
+    followers = await asyncio.to_thread(Followers, orders)
+    try:
+        yield followers
+    finally:
+        for process in followers.processes:
+            process.kill()
+            process.wait()
+
+
+async def _main() -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    order = msgspec.json.decode(await reader.readline(), type=FollowerOrder)
+    async with replica(order.servers, order.name, order.replica_id, order.layout) as timed:
+        await role_is(timed, Role.REPLICA, Role.PRIMARY)
+        sys.stdout.write("caught up\n")
+        sys.stdout.flush()
+        await reader.read()
+        await asyncio.to_thread(Path(order.output).write_bytes, timed.machine.times.tobytes())
+
+
+if __name__ == "__main__":
+    uvloop.run(_main())

@@ -1,0 +1,105 @@
+"""The time without an acknowledged put: a primary killed, paused, handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from bench.node import data_directory
+from bench.replication.cluster import Options, run_workload, running_cluster
+from bench.report import Result
+from bench.soak.state_clients import LostError
+from bench.state.processes import REPLICAS, Store, running_store
+
+RETRY_S: Final = 0.005
+CALM_S: Final = (0.3, 1.3)
+SEED: Final = 16
+TRIALS_MAX: Final = 40
+
+Fault = Callable[[Store, str], Awaitable[None]]
+
+
+async def _kill(store: Store, victim: str) -> None:
+    store.signal(signal.SIGKILL, victim)
+
+
+async def _pause(store: Store, victim: str) -> None:
+    store.signal(signal.SIGSTOP, victim)
+
+
+async def _hand_over(store: Store, victim: str) -> None:
+    heir = next(name for name in REPLICAS if name != victim)
+    answer = await store.service.call("POST", store.addresses[victim], f"/hand-over/{heir}")
+    assert answer.status == 204, answer
+
+
+def killed(options: Options) -> list[Result]:
+    """SIGKILL."""
+    return _measure(options, "killed", 0.6, _kill)
+
+
+def paused(options: Options) -> list[Result]:
+    """SIGSTOP, for longer than the lease."""
+    return _measure(options, "paused", 2.0, _pause)
+
+
+def handed_over(options: Options) -> list[Result]:
+    """A planned change."""
+    return _measure(options, "handed over", 0.1, _hand_over)
+
+
+def _measure(options: Options, how: str, goal_s: float, fault: Fault) -> list[Result]:
+    gaps: list[float] = []
+
+    async def trials(servers: str, directory: Path) -> None:
+        randomness = random.Random(SEED)
+        async with running_store(servers, "takeover", directory) as store:
+            for _ in range(min(options.trials, TRIALS_MAX)):
+                await store.caught_up()
+                await asyncio.sleep(randomness.uniform(*CALM_S))
+                victim = await store.primary()
+                gaps.append(await _trial(store, victim, fault))
+                print(f"   {how}: {gaps[-1]:.3f} s", flush=True)
+                if fault is _kill:
+                    store.start(victim)
+                elif fault is _pause:
+                    store.signal(signal.SIGCONT, victim)
+
+    with data_directory() as directory, running_cluster(options.flush) as cluster:
+        Path(directory).mkdir()
+        run_workload(trials(cluster.servers, Path(directory)), 1_800)
+    gaps.sort()
+    p99 = gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))]
+    parameters = {"trials": len(gaps), "seconds": [round(gap, 3) for gap in gaps]}
+    name = f"state: primary {how} to next put"
+    return [
+        Result(f"{name}, p50", "s", [gaps[len(gaps) // 2]], None, True, parameters),
+        Result(f"{name}, p99 of {len(gaps)}", "s", [p99], goal_s, True, parameters),
+    ]
+
+
+async def _trial(store: Store, victim: str, fault: Fault) -> float:
+    """From the fault to the next acknowledgement, by a client that follows redirects."""
+    others = [store.addresses[name] for name in REPLICAS if name != victim]
+    begun = time.perf_counter()
+    await fault(store, victim)
+    target, turn = others[0], 0
+    while True:
+        turn += 1
+        with suppress(LostError):
+            answer = await store.service.call("PUT", target, "/kv/probe", b"x")
+            if answer.status == 200:
+                return time.perf_counter() - begun
+            if answer.status == 307 and answer.location is not None:
+                primary = answer.location.split("/")[2]
+                if primary in others and primary != target:
+                    target = primary
+                    continue
+        target = others[turn % len(others)]
+        await asyncio.sleep(RETRY_S)
