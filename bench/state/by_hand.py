@@ -9,11 +9,11 @@ that differ; the log has every command on the disks of three nodes.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,8 @@ LONE_S: Final = 1.0
 STOPS_S: Final = 4.0
 STOP_S: Final = 0.2
 PERIOD_S: Final = 1.0
+PACED_RATE: Final = 100
+"""Puts a second, which all ways take without a queue."""
 TIMEOUT_S: Final = 30.0
 SIZES: Final = (16, 1_024, 65_536)
 BATCHES: Final = (1, 100, 1_000)
@@ -135,7 +137,7 @@ def latencies(options: Options) -> list[Result]:
 
 
 def stops(options: Options) -> list[Result]:
-    """A lone put with three replicas, one of which stops 200 ms of every second."""
+    """Puts at a fixed rate with three replicas, one of which stops 200 ms of every second."""
     results = {
         (way, what): Result(f"sources: put, a replica stops, {way}, {what}", "ms", [], None, True)
         for way in WAYS
@@ -147,7 +149,7 @@ def stops(options: Options) -> list[Result]:
 
     async def run(cluster: Cluster, directory: Path, number: int) -> None:
         async def measure(way: str, put: Callable[[bytes], Awaitable[object]]) -> None:
-            found = await lone(lambda: put(PAYLOAD), STOPS_S * max(0.5, options.scale))
+            found = await _paced(lambda: put(PAYLOAD), STOPS_S * max(0.5, options.scale))
             results[way, "mean"].runs.append(found.avg)
             results[way, "p99"].runs.append(found.percentiles["99pct"])
             print(
@@ -163,6 +165,18 @@ def stops(options: Options) -> list[Result]:
     return list(results.values())
 
 
+async def _paced(call: Callable[[], Awaitable[object]], seconds: float) -> Latencies:
+    """Latencies of calls in order, each from its time on a fixed schedule: waits count."""
+    begun = time.perf_counter()
+    found = []
+    for number in range(int(seconds * PACED_RATE)):
+        due = begun + number / PACED_RATE
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        await call()
+        found.append(time.perf_counter() - due)
+    return Latencies.from_seconds(found)
+
+
 async def _stop_now_and_then(pid: int) -> None:
     try:
         while True:
@@ -175,7 +189,8 @@ async def _stop_now_and_then(pid: int) -> None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    subprocess.run(["kill", f"-{number.value}", str(pid)], check=False)
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def sizes(options: Options) -> list[Result]:
