@@ -15,6 +15,7 @@ from bench.parts import PARTS, choose_parts
 from bench.parts import run as run_parts
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
+from bench.state.curves import plot_curves
 from raftlog.cluster.manifest import Flush
 
 SUITES = (
@@ -123,6 +124,8 @@ def main(  # noqa: PLR0917 - click passes them by name
         write_json(output / "results.json", results, command, flush)
         plot(output / "results.png", results)
         print(f"\n{command}\nwritten: {output}/results.json, {output}/results.png")
+        if plot_curves(output / "curves.png", results):
+            print(f"written: {output}/curves.png")
     if failed:
         raise click.ClickException(f"these failed, see above: {', '.join(failed)}")
 

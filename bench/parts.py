@@ -19,7 +19,7 @@ from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.spark import latency, peer, reading, running, starting, writing
-from bench.state import by_hand, key_values, primaries, replicas
+from bench.state import claims, key_values, primaries, replicas
 
 Part = Callable[[Options], list[Result]]
 
@@ -64,10 +64,10 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "stopped": replicas.stopped,
         "replicas": replicas.many_replicas,
         "new-replica": replicas.new_replica,
-        "sources-latency": by_hand.latencies,
-        "sources-stops": by_hand.stops,
-        "sources-sizes": by_hand.sizes,
-        "sources-partitions": by_hand.partitions,
+        "claim-replicas": claims.claim_replicas,
+        "claim-payloads": claims.claim_payloads,
+        "claim-batches": claims.claim_batches,
+        "claim-pauses": claims.claim_pauses,
     },
     "kafka": {
         "clients-produce": kafka_clients.produce,

@@ -167,7 +167,7 @@ def new_replica(options: Options) -> list[Result]:
                 await asyncio.gather(
                     *(store.submit(Put(f"{begin + n}", value)) for n in range(AT_ONCE))
                 )
-            # The only replica takes the snapshot, if the log is long enough.
+            # The only replica takes the snapshot, if the log is long enough; else it is replayed.
             await asyncio.sleep(SETTLE_S)
 
     async def join(cluster: Cluster, name: str, replica_id: str) -> float:

@@ -1,0 +1,184 @@
+"""Replication by hand: the primary calls each replica over HTTP. No log, no order, no takeover.
+
+python -m bench.state.hand_replicas PORT FILE    a replica that flushes each write to FILE
+python -m bench.state.hand_replicas PORT         a replica that keeps its state in memory alone
+
+The replica is as small as an aiohttp service can be; writes that arrive together share a flush.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import uvloop
+from aiohttp import web
+
+from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
+from raftlog.cluster.process import free_ports
+
+TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 30.0
+POLL_S: Final = 0.02
+BODY_BYTES_MAX: Final = 64 << 20
+KEYS: Final = 1_000
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+class Values:
+    """The state of a primary or a replica: the last payload of each key, in turn."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, bytes] = {}
+        self._count = 0
+
+    def apply(self, payloads: Sequence[bytes]) -> None:
+        """Set the next keys."""
+        for payload in payloads:
+            self._values[self._count % KEYS] = payload
+            self._count += 1
+
+
+class ByHand:
+    """The primary, in the process of its callers."""
+
+    def __init__(self, addresses: Sequence[str], *, is_side_by_side: bool) -> None:
+        self._addresses = addresses
+        self._is_side_by_side = is_side_by_side
+        self._values = Values()
+        self._idle: list[list[KeptConnection]] = []
+        """Connections to all replicas, one set for each call at the same time."""
+
+    async def put(self, payloads: Sequence[bytes]) -> None:
+        """Apply the commands here and on all replicas. Raises RuntimeError for a refused call."""
+        self._values.apply(payloads)
+        body = _encode(payloads)
+        connections = self._idle.pop() if self._idle else self._connections()
+        if self._is_side_by_side:
+            await asyncio.gather(*(_call(one, body) for one in connections))
+        else:
+            for one in connections:
+                await _call(one, body)
+        self._idle.append(connections)
+
+    def close(self) -> None:
+        """End all connections."""
+        for connections in self._idle:
+            for one in connections:
+                one.close()
+        self._idle.clear()
+
+    def _connections(self) -> list[KeptConnection]:
+        return [KeptConnection(address) for address in self._addresses]
+
+
+async def _call(connection: KeptConnection, body: bytes) -> None:
+    answer = await connection.request("PUT", "/", body, timeout_s=TIMEOUT_S)
+    if answer.status != 200:
+        raise RuntimeError(f"a replica by hand answered {answer.status}")
+
+
+@dataclass(frozen=True, slots=True)
+class HandReplica:
+    """A running replica."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+
+@contextmanager
+def running_replicas(
+    directory: Path, count: int, *, is_flushed: bool
+) -> Iterator[list[HandReplica]]:
+    """Replicas as processes of their own, killed at the end. Raises TimeoutError."""
+    with ExitStack() as stack:
+        found: list[HandReplica] = []
+        for port in free_ports("127.0.0.1", count):
+            file = [str(directory / f"by-hand-{port}")] if is_flushed else []
+            process = subprocess.Popen(
+                [sys.executable, "-m", "bench.state.hand_replicas", str(port), *file]
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            found.append(HandReplica(f"127.0.0.1:{port}", process))
+        for replica in found:
+            asyncio.run(_answers(replica))
+        yield found
+
+
+async def _answers(replica: HandReplica) -> None:
+    connection = KeptConnection(replica.address)
+    deadline = time.perf_counter() + START_TIMEOUT_S
+    while True:
+        try:
+            await _call(connection, _encode([]))
+        except (NotSentError, OutcomeLostError):
+            if time.perf_counter() > deadline or replica.process.poll() is not None:
+                raise TimeoutError(f"the replica {replica.address} does not answer") from None
+            await asyncio.sleep(POLL_S)
+        else:
+            connection.close()
+            return
+
+
+class _Flushes:
+    """Appends to a file; writes of one turn of the event loop share a flush."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def append(self, data: bytes) -> None:
+        """Return once the bytes are flushed."""
+        os.write(self._file, data)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        self._waiting.append(done)
+        await done
+
+    def _flush(self) -> None:
+        os.fdatasync(self._file)
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            if not done.done():
+                done.set_result(None)
+
+
+async def serve(port: int, path: str | None) -> None:
+    """Serve one replica until SIGTERM."""
+    values = Values()
+    flushes = None if path is None else _Flushes(path)
+
+    async def put(request: web.Request) -> web.Response:
+        body = await request.read()
+        if flushes is not None:
+            await flushes.append(body)
+        values.apply(_decode(body))
+        return web.Response()
+
+    app = web.Application(client_max_size=BODY_BYTES_MAX)
+    app.add_routes([web.put("/", put)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    await ended.wait()
+
+
+if __name__ == "__main__":
+    port_argument, *file_argument = sys.argv[1:]
+    uvloop.run(serve(int(port_argument), file_argument[0] if file_argument else None))
