@@ -9,10 +9,12 @@ topic's partition 0 has the lease. The rules:
 3. Heartbeats are held open for a fifteenth of the session. The end of the connection of a held one
    makes the coordinator wait a fifth of the session only, from its receipt: the end of a process is
    noticed at once. So `is_exclusive` counts that shorter time.
-4. A rebalance that is not acknowledged ends the membership after the rebalance timeout: at least a
-   session, so rule 1 covers it.
+4. A revocation that is not acknowledged ends the membership after the rebalance timeout. That is
+   longer than a session: each heartbeat that is answered after the revocation was decided brings
+   it, so this member, if it does not know, has had no answer for a session, and rule 1 applies.
 
-Clocks are read at each call: the event loop's time may be of before a pause of the process.
+The clock is read at each call: the event loop's time may be of before a pause of the process. It
+counts the time for which the machine was suspended, as the coordinator's does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from msgspec.structs import replace
 
 from raftlog.api.groups import LEAVE_EPOCH, HeartbeatRequest, HeartbeatResponse, MemberReport
 from raftlog.record.coordinators import OFFSETS_TOPIC
-from raftlog.record.errors import ILLEGAL_STATE
+from raftlog.record.errors import FENCED_INSTANCE_ID, ILLEGAL_STATE
 from raftlog_client.errors import ConnectionLostError, RaftlogClientError, ServerError
 from raftlog_client.group_member import GroupMember, MemberSettings, MemberState, Refusal
 from raftlog_client.metadata import Backoff, ClusterMetadata, CoordinatorKey
@@ -49,11 +51,13 @@ JOIN_S: Final = 2.0
 """For the answer to a join: the coordinator may have to load, or its topic to be made."""
 LEAVE_S: Final = 2.0
 """For the answer to a leave; without one the session ends by itself."""
+REBALANCE_SHARE: Final = 2
+"""Sessions in a rebalance timeout: more than one (rule 4)."""
 WAIT_SHARE: Final = 15
-"""Pause before the next join while an earlier process has the instance id."""
+"""Pause before the next join while another process has the instance id."""
 BACKOFF_MS: Final = (20.0, 250.0)
-NEWS_PAUSE_S: Final = 0.05
-"""Pause after a held heartbeat that was answered at once, without news."""
+WARN_S: Final = 5.0
+"""Heartbeats that have failed for so long are worth a log line."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -88,9 +92,16 @@ class GroupLease:
         bootstrap_servers: str | Sequence[str] = "localhost:8082",
         session_timeout_ms: int = 1_500,
         client_id: str = "raftlog-client",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """`instance_id`: of this member, kept over restarts. `clock`: monotonic, in seconds."""
+        """`topic`: subscribed to, existing or not yet.
+
+        - `instance_id`: of this member, kept over restarts. Of two processes with the same one, the
+          later waits for the session of the earlier to end.
+        - `endpoint`: HOST:PORT of the service, for its clients.
+        - `session_timeout_ms`: silence after which another member is chosen.
+        - `clock`: monotonic, in seconds; without: the system's.
+        """
         self._group = group_id
         self._topic = topic
         self._instance_id = instance_id
@@ -99,7 +110,7 @@ class GroupLease:
         self._servers = bootstrap_servers
         self._session_ms = session_timeout_ms
         self._client_id = client_id
-        self._clock = clock
+        self._clock = clock or _elapsed_s
         self._path = f"/v1/groups/{quote(group_id, safe='')}/heartbeat"
         self._coordinator = CoordinatorKey(OFFSETS_TOPIC, group_id)
         self._member = self._new_member()
@@ -110,6 +121,12 @@ class GroupLease:
         self._expiry: asyncio.TimerHandle | None = None
         self._heir: tuple[str, asyncio.Future[None]] | None = None
         """A hand-over that the coordinator has not accepted yet."""
+        self._may_be_member = False
+        """Whether a heartbeat was sent since the start."""
+        self._silent_since: float | None = None
+        """Since when, by the clock, heartbeats have failed."""
+        self._has_warned = False
+        """Whether a log line said that they fail."""
         self._report = asyncio.Event()
         """Ends a held heartbeat, or a pause: there is something to say."""
         self._transport: Transport | None = None
@@ -123,14 +140,14 @@ class GroupLease:
             self._client_id,
             ASSIGNOR,
             self._session_ms,
-            2 * self._session_ms,
+            REBALANCE_SHARE * self._session_ms,
         )
         return GroupMember(settings)
 
     @property
     def is_primary(self) -> bool:
         """Whether the lease is held, by the clock of now."""
-        return self._is_held and self._clock() < self._sent + self._session_ms / 1000
+        return self._is_held and self._left_s() > 0
 
     @property
     def is_exclusive(self) -> bool:
@@ -152,6 +169,7 @@ class GroupLease:
         )
         self._member = self._new_member()
         self._member.subscribe([self._topic], None)
+        self._may_be_member = False
         self._task = asyncio.get_running_loop().create_task(self._run(self._metadata))
         self._task.add_done_callback(_log_failure)
 
@@ -172,22 +190,24 @@ class GroupLease:
             await transport.close()
 
     async def hand_over(self, instance_id: str) -> None:
-        """Ask the coordinator to choose another member in place of this one.
+        """Have the coordinator choose another member in place of this one.
 
         Returns once it has accepted; the lease is lost by then, or soon. Raises ServerError
         (ILLEGAL_STATE) if the other one is no live member, or this one has no lease;
-        ConnectionLostError if the lease ends first.
+        ConnectionLostError if the lease ends before the answer.
         """
+        if not self.is_primary:
+            raise ServerError(ILLEGAL_STATE, f"{self._instance_id} has no lease to hand over.")
         if self._heir is not None:
-            raise RaftlogClientError("Another hand-over is under way.")
+            raise ServerError(ILLEGAL_STATE, "Another hand-over is under way.")
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._heir = (instance_id, accepted)
-        self._member.unanswered()
+        heir = self._heir = (instance_id, accepted)
         self._report.set()
         try:
             await accepted
         finally:
-            self._heir = None
+            if self._heir is heir:
+                self._heir = None
 
     # Heartbeats
 
@@ -196,6 +216,7 @@ class GroupLease:
         while True:
             self._report.clear()
             request = self._request()
+            self._may_be_member = True
             sent = self._clock()
             pause_s = 0.0
             try:
@@ -207,14 +228,18 @@ class GroupLease:
                 if response is None:
                     self._member.unanswered()
                     continue
-                attempt = 0
+                attempt, self._silent_since, self._has_warned = 0, None, False
                 is_news = self._answered(request, response, sent)
-                if not is_news and request.max_wait_ms and self._clock() - sent < NEWS_PAUSE_S:
-                    pause_s = NEWS_PAUSE_S
+                hold_s, took_s = request.max_wait_ms / 1000, self._clock() - sent
+                if not is_news and took_s < hold_s / 2:
+                    pause_s = hold_s - took_s  # The node holds no heartbeats open.
             if pause_s and not self._report.is_set():
                 await self._pause(pause_s)
 
     def _request(self) -> HeartbeatRequest:
+        if self._heir is not None:
+            # By a report: the coordinator refuses late copies of one.
+            self._member.unanswered()
         request = self._member.request()
         listener = self._listener
         report = MemberReport(
@@ -224,7 +249,8 @@ class GroupLease:
             self._session_ms // DISCONNECT_SHARE,
         )
         hold_ms = self._session_ms // HOLD_SHARE if request.max_wait_ms else 0
-        heir = None if self._heir is None or not request.sequence else self._heir[0]
+        is_joining = self._member.state is MemberState.JOINING
+        heir = None if self._heir is None or is_joining else self._heir[0]
         return replace(request, max_wait_ms=hold_ms, report=report, hand_over_to=heir)
 
     async def _send(
@@ -266,7 +292,7 @@ class GroupLease:
         member.answered(request, response)
         self._session_ms = response.session_timeout_ms
         self._sent = sent
-        if self._heir is not None and request.hand_over_to is not None:
+        if self._heir is not None and request.hand_over_to == self._heir[0]:
             _settle(self._heir[1], None)
         is_assigned = any(
             (one.topic, one.partition) == (self._topic, LEASE_PARTITION) for one in member.assigned
@@ -275,7 +301,8 @@ class GroupLease:
             self._lose(None)
         member.gave_up(member.to_revoke)
         member.took(member.to_add)
-        if is_assigned:
+        # The answer may come after the time that it grants.
+        if is_assigned and self._left_s() > 0:
             self._expire_later()
             if not self._is_held:
                 self._is_held = True
@@ -294,7 +321,7 @@ class GroupLease:
         delay_s = metadata.backoff.delay_s(attempt)
         if not isinstance(error, ServerError):
             self._member.unanswered()
-            logger.debug("group %s: a heartbeat was not answered: %s", self._group, error)
+            self._warn_once(error)
             return delay_s
         if error.entry is ILLEGAL_STATE and request.hand_over_to is not None:
             self._member.unanswered()
@@ -302,37 +329,64 @@ class GroupLease:
                 _settle(self._heir[1], error)
                 self._heir = None
             return 0.0
+        if error.entry is FENCED_INSTANCE_ID:
+            # Another process with this instance id has joined since.
+            self._lose(error)
+            self._member.lose()
+            self._warn_once(error)
+            return self._session_ms / WAIT_SHARE / 1000
         match self._member.refused(error.entry):
             case Refusal.LOST:
+                logger.warning("group %s: membership lost, joining again: %s", self._group, error)
                 self._lose(error)
                 self._member.lose()
-                return 0.0
+                return delay_s if attempt else 0.0
             case Refusal.WAIT_FOR_INSTANCE:
+                self._warn_once(error)
                 return self._session_ms / WAIT_SHARE / 1000
-            case Refusal.FATAL:
-                logger.error("group %s: the coordinator refuses heartbeats: %s", self._group, error)
+            case Refusal.FATAL | Refusal.RETRY:
+                self._warn_once(error)
         return delay_s
 
+    def _warn_once(self, error: RaftlogClientError) -> None:
+        """Log that heartbeats fail, once they have for longer than usual failovers take."""
+        now = self._clock()
+        if self._silent_since is None:
+            self._silent_since = now
+        if not self._has_warned and now - self._silent_since >= WARN_S:
+            self._has_warned = True
+            logger.warning(
+                "group %s: member %s: heartbeats have failed for %.0f s, and are repeated: %s",
+                self._group,
+                self._instance_id,
+                now - self._silent_since,
+                error,
+            )
+
     # The lease
+
+    def _left_s(self) -> float:
+        """Time that the newest answered heartbeat grants from now on."""
+        return self._sent + self._session_ms / 1000 - self._clock()
 
     def _expire_later(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
-        left_s = self._sent + self._session_ms / 1000 - self._clock()
-        self._expiry = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire)
+        left_s = max(0.0, self._left_s())
+        self._expiry = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def _expire(self) -> None:
-        if not self.is_primary:
-            silence_s = self._clock() - self._sent
-            self._lose(
-                ConnectionLostError(
-                    f"No heartbeat of group {self._group} sent in the last {silence_s:.1f} s was "
-                    "answered.",
-                    outcome_unknown=True,
-                )
-            )
-        else:
+        """The lease may be over: a heartbeat may hang meanwhile."""
+        if self._left_s() > 0:
             self._expire_later()
+            return
+        self._lose(
+            ConnectionLostError(
+                f"Group {self._group!r}: no heartbeat sent in the last "
+                f"{self._clock() - self._sent:.1f} s was answered.",
+                outcome_unknown=True,
+            )
+        )
 
     def _lose(self, error: Exception | None) -> None:
         if self._expiry is not None:
@@ -342,11 +396,17 @@ class GroupLease:
             self._is_held = False
             logger.info("group %s: member %s gives up the lease", self._group, self._instance_id)
             self._listener.lease_lost(error)
-        if self._heir is not None and error is not None:
-            _settle(self._heir[1], error)
+        if self._heir is not None:
+            _settle(
+                self._heir[1],
+                ConnectionLostError(
+                    f"Group {self._group!r}: the lease ended before the hand-over was answered.",
+                    outcome_unknown=True,
+                ),
+            )
 
     async def _leave(self, metadata: ClusterMetadata) -> None:
-        if self._member.state is not MemberState.JOINED:
+        if not self._may_be_member:
             return
         request, _ = self._member.leave()
         try:
@@ -362,7 +422,7 @@ class GroupLease:
                 )
         except (RaftlogClientError, TimeoutError) as error:
             logger.info(
-                "group %s: leaving was not answered, the session ends by itself: %r",
+                "group %s: the leave failed, a session ends by itself: %r",
                 self._group,
                 error,
             )
@@ -373,6 +433,12 @@ class GroupLease:
                 await self._report.wait()
         except TimeoutError:
             return
+
+
+def _elapsed_s() -> float:
+    """CLOCK_BOOTTIME where the kernel has it (Linux); elsewhere the best there is."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:

@@ -76,6 +76,8 @@ T = TypeVar("T")
 
 REBALANCE_TIMEOUT_MS: Final = 5 * 60 * 1000
 """Of a member that names none: Kafka's `max.poll.interval.ms`."""
+DISCONNECT_GRACE_MS: Final = 100
+"""For the next heartbeat of a member, by another node, after the end of a connection."""
 HEARTBEATS_PER_SESSION: Final = 3
 """Losing one heartbeat, or two, must not end a session."""
 
@@ -169,8 +171,7 @@ class ConsumerDecisions:
             is_free=lambda pair: group.holder(pair) in (None, member_id, predecessor),
         )
         self._set_timers(group, member_id, after, step, now_ms, is_new=step is not current)
-        if request.report is not None:
-            group.reports[member_id] = request.report
+        group.set_report(member_id, request.report)
         # In the log: after a failover, too, a late copy must not count.
         known = group.current.get(member_id, UNASSIGNED)
         step = replace(step, sequence=request.sequence or known.sequence)
@@ -194,19 +195,33 @@ class ConsumerDecisions:
         """Remove a member that a timer found gone or stuck."""
         return Decision(None, self._removal(group, member_id, image, time_ms))
 
-    def disconnected(self, group: ConsumerGroup, member_id: str, received_ms: int) -> None:
-        """The connection of a member's newest heartbeat has ended: its process may have.
+    def disconnected(
+        self,
+        group: ConsumerGroup,
+        request: ConsumerHeartbeatRequest,
+        received_ms: int,
+        now_ms: int,
+    ) -> None:
+        """The connection of a held heartbeat has ended: the member's process may have.
 
-        Its session ends `disconnect_timeout_ms` after the receipt of that heartbeat, never
-        earlier: the member relies on that for as long after it was sent. The next heartbeat begins
-        a whole session.
+        If it is the member's newest one, the session ends `disconnect_timeout_ms` after its
+        receipt, never earlier: the member relies on that for as long after it was sent. Later if
+        the end was noticed late: the member, or its node, may have given up on a slow answer. The
+        next heartbeat begins a whole session.
         """
-        report = group.reports.get(member_id)
-        timer = MemberTimer(TimerKind.SESSION, group.group_id, member_id)
+        report = group.reports.get(request.member_id)
+        timer = MemberTimer(TimerKind.SESSION, group.group_id, request.member_id)
         deadline_ms = self._timers.deadline_ms(timer)
-        if report is None or report.disconnect_timeout_ms is None or deadline_ms is None:
+        # A newer heartbeat has brought another report, equal perhaps.
+        if report is None or report is not request.report or deadline_ms is None:
             return
-        self._timers.set(timer, min(deadline_ms, received_ms + report.disconnect_timeout_ms))
+        if report.disconnect_timeout_ms is not None:
+            least_ms = max(
+                # The clock's fraction of a millisecond is lost in `received_ms`.
+                received_ms + report.disconnect_timeout_ms + 1,
+                now_ms + DISCONNECT_GRACE_MS,
+            )
+            self._timers.set(timer, min(deadline_ms, least_ms))
 
     def is_stale(
         self, group: ConsumerGroup, image: MetadataImage, changed: Collection[str] | None
@@ -304,6 +319,8 @@ class ConsumerDecisions:
             sequence=request.sequence or current.sequence,
         )
         self._set_timers(group, member_id, member, absent, now_ms, is_new=True)
+        # An absent member is not the furthest one.
+        group.set_report(member_id, None)
         key = ConsumerGroupCurrentMemberAssignmentKey(group.group_id, member_id)
         return Decision(response, (CoordinatorRecord(key, absent),))
 
@@ -486,17 +503,24 @@ def _handed_over(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> dic
     name = f"Member {quoted(member_id)} of group {quoted(group.group_id)}"
     if group.assignor != PRIMARY_ASSIGNOR:
         raise LogError(
-            ILLEGAL_STATE, f"{name} hands over nothing: the assignor is {group.assignor}."
+            ILLEGAL_STATE,
+            f"{name} cannot hand over: the group's assignor is {group.assignor}, not "
+            f"{PRIMARY_ASSIGNOR}.",
         )
     if heir is None or group.known(heir).member_epoch == STATIC_LEAVE_EPOCH:
         raise LogError(
             ILLEGAL_STATE, f"{name} cannot hand over: {quoted(instance_id)} is no live member."
         )
-    if heir == member_id or group.targets.get(heir):
-        return {}  # a repeated request
     target = group.targets.get(member_id)
-    if not target:
-        raise LogError(ILLEGAL_STATE, f"{name} is not the primary: it has nothing to hand over.")
+    if not target and (heir == member_id or not group.targets.get(heir)):
+        raise LogError(ILLEGAL_STATE, f"{name} cannot hand over: it is not the primary.")
+    if not target or heir == member_id:
+        return {}  # A repeated request: it is done.
+    if _topics(group.members[heir]) != _topics(group.members[member_id]):
+        raise LogError(
+            ILLEGAL_STATE,
+            f"{name} cannot hand over: {quoted(instance_id)} subscribes to other topics.",
+        )
     return {heir: target, member_id: ()}
 
 
@@ -506,14 +530,13 @@ def _reports(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> Reports
     return {**group.reports, request.member_id: request.report}
 
 
+def _topics(member: ConsumerGroupMemberMetadataValue) -> tuple[object, ...]:
+    return member.subscribed_topic_names, member.subscribed_topic_regex
+
+
 def _subscription(member: ConsumerGroupMemberMetadataValue) -> tuple[object, ...]:
     """The properties that the target assignment depends on."""
-    return (
-        member.subscribed_topic_names,
-        member.subscribed_topic_regex,
-        member.server_assignor,
-        member.instance_id,
-    )
+    return (*_topics(member), member.server_assignor, member.instance_id)
 
 
 def _rebalance(

@@ -190,6 +190,13 @@ class ConsumerGroup:
         )
         return step.assigned_partitions != current.assigned_partitions
 
+    def set_report(self, member_id: str, report: MemberReport | None) -> None:
+        """Keep the report of the member's newest heartbeat, if it has one."""
+        if report is None:
+            self.reports.pop(member_id, None)
+        else:
+            self.reports[member_id] = report
+
     def describe(self) -> ConsumerGroupDescription:
         """The group and its members, as replayed."""
         return ConsumerGroupDescription(

@@ -10,7 +10,11 @@ from raftlog.coordinator.classic_messages import (
     LeaveGroup,
     SyncGroup,
 )
-from raftlog.coordinator.group_messages import STATIC_LEAVE_EPOCH, ConsumerHeartbeatRequest
+from raftlog.coordinator.group_messages import (
+    JOIN_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerHeartbeatRequest,
+)
 from raftlog.coordinator.group_settings import GroupSettings
 from raftlog.metadata.image import TOPIC_NAME_CHARACTERS_MAX
 from raftlog.record.errors import (
@@ -67,8 +71,15 @@ def check_heartbeat(request: ConsumerHeartbeatRequest, settings: GroupSettings) 
         _check_session_timeout(request.session_timeout_ms, settings)
     if request.hand_over_to is not None:
         check_length("instance id", request.hand_over_to, least=1)
+        if request.member_epoch <= JOIN_EPOCH or not request.sequence:
+            raise LogError(
+                BAD_REQUEST,
+                "Only a member hands over, by a report: send its epoch, and a sequence.",
+            )
     if request.report is not None:
         check_length("endpoint", request.report.endpoint or "")
+        if request.report.position < 0 or request.report.primaries < 0:
+            raise LogError(BAD_REQUEST, "A position, and a count of primaries, is at least 0.")
         disconnect_ms = request.report.disconnect_timeout_ms
         if disconnect_ms is not None and not 1 <= disconnect_ms <= settings.session_timeout_ms_max:
             raise LogError(

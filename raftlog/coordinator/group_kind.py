@@ -175,13 +175,27 @@ async def _delete(shard: GroupCoordinator, request: DeleteGroupRequest) -> Group
 
 
 async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> GroupResponse:
-    """Answer a heartbeat once it has news, or its time is up.
+    """Answer a heartbeat once it has news, or its time is up; the member's connection is watched.
 
-    Decides twice: the first one refuses an old epoch and begins the session again, the second one
-    gives the news. The end of the connection ends it in between, another heartbeat of the member
-    with the first answer.
+    The end of the connection cancels the request, also one that another node forwards.
     """
     received_ms = shard.moment().now_ms
+    try:
+        return await _held_open(shard, request)
+    except CancelledError:
+        # Or the time of the call is up: the member has sent another one by then, or is gone.
+        shard.state.disconnected(request, received_ms, shard.moment().now_ms)
+        shard.timers_changed()
+        raise
+
+
+async def _held_open(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> GroupResponse:
+    """Decide twice: the first one refuses an old epoch and begins the session again, the second one
+    gives the news.
+
+    The end of the connection ends it in between, another heartbeat of the member with the first
+    answer.
+    """
     response = await _execute(shard, request)
     assert isinstance(response, ConsumerHeartbeatResponse)
     has_news = response.assignment is not None or response.member_epoch != request.member_epoch
@@ -196,14 +210,8 @@ async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> G
             lambda state: state.has_news(group, member) or not state.is_held(group, member, number),
             wait_ms / 1000,
         )
-        if not shard.state.is_held(group, member, number):
-            return response
-        return await _execute(shard, request)
-    except CancelledError:
-        if shard.state.is_held(group, member, number):
-            shard.state.disconnected(group, member, received_ms)
-            shard.timers_changed()
-        raise
+        is_newest = shard.state.is_held(group, member, number) and shard.state.is_newest(request)
+        return await _execute(shard, request) if is_newest else response
     finally:
         shard.state.release(group, member, number)
 

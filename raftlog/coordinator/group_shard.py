@@ -209,11 +209,19 @@ class GroupShard:
         if self.is_held(group_id, member_id, number):
             del self._held[group_id, member_id]
 
-    def disconnected(self, group_id: str, member_id: str, received_ms: int) -> None:
-        """The connection of the member's newest heartbeat, received then, has ended."""
-        group = self._consumer_groups.get(group_id)
+    def is_newest(self, request: ConsumerHeartbeatRequest) -> bool:
+        """Whether the member has sent no report after this heartbeat's."""
+        group = self._consumer_groups.get(request.group)
+        newest = None if group is None else group.reports.get(request.member_id)
+        return newest is None or newest is request.report
+
+    def disconnected(
+        self, request: ConsumerHeartbeatRequest, received_ms: int, now_ms: int
+    ) -> None:
+        """The connection of a held heartbeat, received then, ends now."""
+        group = self._consumer_groups.get(request.group)
         if group is not None:
-            self._decisions.disconnected(group, member_id, received_ms)
+            self._decisions.disconnected(group, request, received_ms, now_ms)
 
     def topics_changed(self, names: Collection[str], now_ms: int) -> None:
         """Have the groups of these topics refreshed by a timer that is due now."""

@@ -175,9 +175,10 @@ _ENTRIES = (
     ConfigEntry(
         GROUP_SESSION_MIN,
         ConfigType.INT,
-        "1000",
+        # Leases of replicated services: three attempts of a heartbeat, of 0.1 s each, fit in.
+        "500",
         "Shortest session timeout in milliseconds that a member of a group may name.",
-        lower=1000,
+        lower=500,
         upper=_HOUR_MS,
     ),
     ConfigEntry(

@@ -227,6 +227,8 @@ class FakeCoordinator:
                 one.pattern,
                 group._named(one.assigned),
                 group._named(group.target.get(one.member_id, ())),
+                one.report and one.report.position,
+                one.report and one.report.endpoint,
             )
             for one in group.members.values()
         ]

@@ -16,11 +16,13 @@ from raftlog.api.groups import (
     CommitRequest,
     HeartbeatRequest,
     HeartbeatResponse,
+    MemberReport,
     OffsetCommit,
 )
 from raftlog.record.errors import (
     FENCED_MEMBER_EPOCH,
     GROUP_NOT_EMPTY,
+    ILLEGAL_STATE,
     STALE_MEMBER_EPOCH,
     UNKNOWN_MEMBER,
     UNRELEASED_INSTANCE_ID,
@@ -56,6 +58,8 @@ class FakeMember:
     """The assignment of the last answer."""
     has_left: bool = False
     """A static member that is away for a restart."""
+    report: MemberReport | None = None
+    """Of the newest heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class FakeGroup:
             return self._leave(request)
         member = self._member(request, now)
         member.seen_at = now
+        member.report = request.report
         if request.topics is not None:
             member.topics = tuple(request.topics)
         if request.pattern is not None:
@@ -98,6 +103,8 @@ class FakeGroup:
             if not owned & member.pending:
                 member.pending = set()
         self.refresh()
+        if request.hand_over_to is not None:
+            self._hand_over(request.member_id, request.hand_over_to)
         self._reconcile(member, owned, now)
         is_changed = owned is not None or member.sent != member.assigned
         member.sent = set(member.assigned)
@@ -193,6 +200,15 @@ class FakeGroup:
                 self.target[member.member_id] = self.target.pop(other.member_id, set())
         self.members[member.member_id] = member
         return member
+
+    def _hand_over(self, member_id: str, instance_id: str) -> None:
+        heirs = [one for one in self.members.values() if one.instance_id == instance_id]
+        if not heirs or heirs[0].has_left:
+            raise LogError(ILLEGAL_STATE)
+        heir = heirs[0].member_id
+        if not self.target[heir]:
+            self.epoch += 1
+            self.target[heir], self.target[member_id] = self.target[member_id], set()
 
     def _leave(self, request: HeartbeatRequest) -> HeartbeatResponse:
         member = self.members.get(request.member_id)

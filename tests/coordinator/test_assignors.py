@@ -19,6 +19,7 @@ from raftlog.coordinator.assignors import (
     by_range,
     pairs,
     preferred_assignor,
+    to_primary,
     uniform,
 )
 from raftlog.record.errors import UNSUPPORTED_ASSIGNOR, LogError
@@ -170,6 +171,69 @@ def test_range_gives_ranges_in_the_order_of_instance_ids() -> None:
     assigned = by_range(members, {TOPICS[0]: 3, TOPICS[1]: 2}, {})
     assert pairs(assigned["z"]) == [("a", 0), ("a", 1), ("b", 0)]
     assert pairs(assigned["a"]) == [("a", 2), ("b", 1)]
+
+
+LOG = TopicId("log")
+P0 = assignment_of([(LOG, 0), (LOG, 1)])
+
+
+def replica(position: int = -1, primaries: int = 0, instance_id: str | None = None) -> Subscriber:
+    return Subscriber(frozenset({LOG}), instance_id, position, primaries)
+
+
+def primary_of(members: Subscribers, previous: dict[str, Assignment]) -> str:
+    """The only member with partitions, which has all."""
+    assigned = to_primary(members, {LOG: 2}, previous)
+    (found,) = (member for member, one in assigned.items() if one)
+    assert assigned[found] == P0
+    return found
+
+
+def test_primary_stays_with_its_holder_and_is_the_furthest_member_after_it() -> None:
+    members = {"a": replica(5), "b": replica(7), "c": replica(7, 1)}
+    assert primary_of(members, {"a": P0}) == "a"
+    assert primary_of(members, {"gone": P0}) == primary_of(members, {}) == "b"
+
+
+def test_primary_of_equal_positions_is_the_one_with_the_fewest_primaries_then_the_lowest_id() -> (
+    None
+):
+    assert primary_of({"a": replica(7, 2), "b": replica(7, 1)}, {}) == "b"
+    assert primary_of({"a": replica(7), "b": replica(7)}, {}) == "a"
+    assert primary_of({"a": replica(0, 0, "2"), "b": replica(0, 0, "1")}, {}) == "b"
+    assert primary_of({"a": replica(), "b": replica(0)}, {}) == "b", "-1: nothing is known of it"
+
+
+reporting = any_subscribers.flatmap(
+    lambda members: st.fixed_dictionaries(
+        {
+            member: st.builds(
+                Subscriber,
+                st.just(one.topics),
+                st.none() | st.sampled_from(MEMBERS),
+                st.integers(-1, 3),
+                st.integers(0, 2),
+            )
+            for member, one in members.items()
+        }
+    )
+)
+
+
+@given(reporting, counts, previous_assignments())
+def test_primary_has_all_partitions_of_a_topic_and_keeps_them_whatever_is_reported(
+    members: Subscribers, partition_counts: dict[TopicId, int], previous: dict[str, Assignment]
+) -> None:
+    once = to_primary(members, partition_counts, previous)
+    owners = [topic.topic_id for one in once.values() for topic in one]
+    assert len(owners) == len(set(owners)), "no topic has two owners"
+    others = {
+        name: one._replace(position=-one.position, primaries=9) for name, one in members.items()
+    }
+    if len({one.topics for one in members.values()}) <= 1:
+        assert to_primary(others, partition_counts, once) == once
+    backwards = dict(reversed(members.items()))
+    assert to_primary(backwards, partition_counts, previous) == once, "no order counts"
 
 
 def test_unknown_assignor_is_refused_and_an_alias_taken() -> None:

@@ -506,7 +506,7 @@ def test_groups_and_members_are_bounded() -> None:
         ({"subscribed_names": ("a",) * 10_001}, BAD_REQUEST),
         ({"subscribed_pattern": "("}, INVALID_PATTERN),
         ({"assignor": "best"}, UNSUPPORTED_ASSIGNOR),
-        ({"session_timeout_ms": 999}, INVALID_SESSION_TIMEOUT),
+        ({"session_timeout_ms": 499}, INVALID_SESSION_TIMEOUT),
         ({"session_timeout_ms": 300_001}, INVALID_SESSION_TIMEOUT),
         ({"rebalance_timeout_ms": 0}, BAD_REQUEST),
         ({"owned": assignment_of({(A, 0)})}, BAD_REQUEST),

@@ -26,6 +26,7 @@ from raftlog.coordinator.group_messages import (
     FetchedOffsets,
     GroupRequest,
     GroupResponse,
+    MemberReport,
 )
 from raftlog.coordinator.group_settings import GroupSettings
 from raftlog.coordinator.group_shard import GroupShard
@@ -187,6 +188,106 @@ async def test_a_held_heartbeat_does_not_outlive_its_session(harness: Harness) -
     await harness.clock.advance(SESSION_MS / 1000 + 1)
     assert not (await describe(shard)).members
     assert not shard.state._held
+
+
+REPORT = MemberReport(7, disconnect_timeout_ms=300)
+
+
+async def lead(shard: GroupCoordinator) -> int:
+    """Have member `a` join with reports; its epoch."""
+    joined = await beat(
+        shard,
+        "a",
+        0,
+        subscribed_names=("six",),
+        assignor="primary",
+        session_timeout_ms=SESSION_MS,
+        owned=(),
+        report=REPORT,
+    )
+    return joined.member_epoch
+
+
+async def test_the_end_of_the_connection_of_a_held_heartbeat_shortens_the_session(
+    harness: Harness,
+) -> None:
+    shard = await harness.load()
+    epoch = await lead(shard)
+    held = asyncio.ensure_future(beat(shard, "a", epoch, max_wait_ms=HOLD_MS, report=REPORT))
+    await settle()
+    await harness.clock.advance(0.1)
+    held.cancel()
+    group = shard.state.consumer_group("g")
+    assert group is not None
+    await harness.clock.advance(0.195)
+    assert group.members
+    await harness.clock.advance(0.01)
+    assert not group.members
+
+
+@pytest.mark.parametrize("max_wait_ms", [0, HOLD_MS])
+async def test_a_newer_heartbeat_outlives_the_connection_of_the_held_one(
+    harness: Harness, max_wait_ms: int
+) -> None:
+    shard = await harness.load()
+    epoch = await lead(shard)
+    held = asyncio.ensure_future(beat(shard, "a", epoch, max_wait_ms=HOLD_MS, report=REPORT))
+    await settle()
+    newer = asyncio.ensure_future(
+        beat(shard, "a", epoch, max_wait_ms=max_wait_ms, report=MemberReport(8))
+    )
+    await settle()
+    held.cancel()
+    await harness.clock.advance(SESSION_MS / 1000 - 0.1)
+    (member,) = (await describe(shard)).members
+    assert member.report == MemberReport(8)
+    newer.cancel()
+    await asyncio.gather(newer, return_exceptions=True)
+
+
+async def test_a_held_heartbeat_that_ends_late_does_not_bring_its_old_report_back(
+    harness: Harness,
+) -> None:
+    shard = await harness.load()
+    epoch = await lead(shard)
+    held = asyncio.ensure_future(beat(shard, "a", epoch, max_wait_ms=200, report=REPORT))
+    await settle()
+    await beat(shard, "a", epoch, report=MemberReport(8))
+    assert (await held).assignment is None
+    (member,) = (await describe(shard)).members
+    assert member.report == MemberReport(8)
+
+
+async def test_a_held_heartbeat_of_the_next_primary_wakes_when_the_partitions_are_free(
+    harness: Harness,
+) -> None:
+    shard = await harness.load()
+    epoch = await lead(shard)
+    joined = await beat(
+        shard,
+        "b",
+        0,
+        instance_id="i",
+        subscribed_names=("six",),
+        assignor="primary",
+        session_timeout_ms=SESSION_MS,
+        owned=(),
+        report=REPORT,
+    )
+    assert count(joined) == 0
+    epoch = (await beat(shard, "a", epoch, report=REPORT)).member_epoch
+    held = [
+        asyncio.ensure_future(beat(shard, member, at, max_wait_ms=HOLD_MS, report=REPORT))
+        for member, at in (("a", epoch), ("b", joined.member_epoch))
+    ]
+    await settle()
+    assert not any(one.done() for one in held)
+    left = await beat(shard, "a", epoch, owned=(), sequence=5, report=REPORT, hand_over_to="i")
+    assert count(left) == 0
+    await beat(shard, "a", left.member_epoch, owned=(), sequence=6, report=REPORT)
+    assert count(await asyncio.wait_for(held[1], HELD_S)) == 6
+    held[0].cancel()
+    await asyncio.gather(*held, return_exceptions=True)
 
 
 async def describe(shard: GroupCoordinator) -> Any:

@@ -164,11 +164,42 @@ async def test_a_member_without_an_id_gets_one() -> None:
         assert joined["member_id"]
 
 
+REPORT = {"position": 41, "primaries": 1, "endpoint": "a:1", "disconnect_timeout_ms": 300}
+
+
+async def test_members_of_a_service_report_and_hand_over() -> None:
+    async with group_node() as one:
+        joins = [
+            {**JOIN, "member_id": name, "instance_id": f"{name}-1", "assignor": "primary"}
+            for name in "mn"
+        ]
+        for join in joins:
+            joined = (await post(one, "/heartbeat", {**join, "report": REPORT})).json
+        assert joined["assignment"] == []
+        held = {"member_id": "m", "member_epoch": 1, "max_wait_ms": 10}
+        await post(one, "/heartbeat", {**held, "report": {"position": 42}})
+        described = (await one.peer.request("GET", GROUP)).json
+        assert described["assignor"] == "primary"
+        assert [
+            (row["instance_id"], row["position"], row["endpoint"], len(row["assignment"]))
+            for row in described["members"]
+        ] == [("m-1", 42, None, 1), ("n-1", 41, "a:1", 0)]
+        asked = {"member_id": "m", "member_epoch": 2, "owned": [], "report": REPORT}
+        asked |= {"hand_over_to": "o-1", "sequence": 1}
+        assert (await post(one, "/heartbeat", asked)).error_code == 40903
+        answer = (await post(one, "/heartbeat", {**asked, "hand_over_to": "n-1"})).json
+        assert answer["assignment"] == []
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code"),
     [
         ("/heartbeat", {**JOIN, "session_timeout_ms": 10}, 42224),
         ("/heartbeat", {**JOIN, "member_epoch": 3}, 40422),
+        ("/heartbeat", {**JOIN, "report": {"position": -1}}, 42201),
+        ("/heartbeat", {**JOIN, "report": {}}, 42201),
+        ("/heartbeat", {**JOIN, "report": {"position": 1, "disconnect_timeout_ms": 0}}, 42201),
+        ("/heartbeat", {**JOIN, "hand_over_to": "n"}, 40001),
         ("/reset", {}, 42201),
         ("/reset", {"to": "latest", "shift_by": 1}, 42201),
         ("/reset", {"to": "noon"}, 42201),

@@ -137,6 +137,28 @@ def test_a_lost_answer_leaves_the_outcome_unknown(named: dict[str, Any], is_unkn
     simulate(test)
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_caller_that_leaves_cancels_a_held_request(is_closed: bool) -> None:
+    """The coordinator takes it for the end of a member's connection; also its node's end."""
+
+    async def test(cluster: Cluster) -> None:
+        found = begin(cluster)
+        found[1].gate = asyncio.Event()
+        held = asyncio.ensure_future(call(cluster.nodes[2], found[2], is_held=True))
+        await asyncio.sleep(0.1)
+        (session,) = cluster.nodes[1].server._channel.sessions.values()
+        (running,) = session._running.values()
+        if is_closed:
+            cluster.nodes[2].forwarder.close()
+        else:
+            held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        assert running.task.cancelled()
+
+    simulate(test)
+
+
 @pytest.mark.parametrize("side", [forwarding, forwarding_server])
 def test_held_requests_are_bounded_apart_from_the_others(
     monkeypatch: pytest.MonkeyPatch, side: Any
