@@ -8,7 +8,8 @@ topic's partition 0 has the lease. The rules:
 2. A lease that is taken away is given up here before that is acknowledged.
 3. Heartbeats are held open for a fifteenth of the session. The end of the connection of a held one
    makes the coordinator wait a fifth of the session only, from its receipt: the end of a process is
-   noticed at once. So `is_exclusive` counts that shorter time.
+   noticed at once. So `is_exclusive` counts that shorter time. The next heartbeat follows before
+   the former is answered: one is held at each moment.
 4. A revocation that is not acknowledged ends the membership after the rebalance timeout. That is
    longer than a session: each heartbeat that is answered after the revocation was decided brings
    it, so this member, if it does not know, has had no answer for a session, and rule 1 applies.
@@ -23,6 +24,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import quote
 from uuid import uuid4
@@ -53,6 +55,8 @@ LEAVE_S: Final = 2.0
 """For the answer to a leave; without one the session ends by itself."""
 REBALANCE_SHARE: Final = 2
 """Sessions in a rebalance timeout: more than one (rule 4)."""
+OVERLAP: Final = 0.8
+"""Of its hold: then the next heartbeat follows a held one."""
 WAIT_SHARE: Final = 15
 """Pause before the next join while another process has the instance id."""
 BACKOFF_MS: Final = (20.0, 250.0)
@@ -213,28 +217,36 @@ class GroupLease:
 
     async def _run(self, metadata: ClusterMetadata) -> None:
         attempt = 0
-        while True:
-            self._report.clear()
-            request = self._request()
-            self._may_be_member = True
-            sent = self._clock()
-            pause_s = 0.0
-            try:
-                response = await self._send(metadata, request)
-            except RaftlogClientError as error:
-                pause_s = self._failed(metadata, request, error, attempt)
-                attempt += 1
-            else:
-                if response is None:
-                    self._member.unanswered()
-                    continue
-                attempt, self._silent_since, self._has_warned = 0, None, False
-                is_news = self._answered(request, response, sent)
-                hold_s, took_s = request.max_wait_ms / 1000, self._clock() - sent
-                if not is_news and took_s < hold_s / 2:
-                    pause_s = hold_s - took_s  # The node holds no heartbeats open.
-            if pause_s and not self._report.is_set():
-                await self._pause(pause_s)
+        following: _Heartbeat | None = None
+        try:
+            while True:
+                self._report.clear()
+                heartbeat = following or self._send(metadata)
+                following = None
+                pause_s = 0.0
+                try:
+                    response, following = await self._outcome(metadata, heartbeat)
+                except RaftlogClientError as error:
+                    pause_s = self._failed(metadata, heartbeat.request, error, attempt)
+                    attempt += 1
+                else:
+                    if response is None:
+                        self._member.unanswered()
+                        continue
+                    attempt, self._silent_since, self._has_warned = 0, None, False
+                    is_news = self._answered(heartbeat.request, response, heartbeat.sent)
+                    if following is not None and (is_news or self._member.has_report):
+                        await following.cancel()  # Of before this news.
+                        following = None
+                    hold_s = heartbeat.request.max_wait_ms / 1000
+                    took_s = self._clock() - heartbeat.sent
+                    if not is_news and took_s < hold_s / 2:
+                        pause_s = hold_s - took_s  # The node holds no heartbeats open.
+                if pause_s and not self._report.is_set():
+                    await self._pause(pause_s)
+        finally:
+            if following is not None:
+                await following.cancel()
 
     def _request(self) -> HeartbeatRequest:
         if self._heir is not None:
@@ -253,13 +265,14 @@ class GroupLease:
         heir = None if self._heir is None or is_joining else self._heir[0]
         return replace(request, max_wait_ms=hold_ms, report=report, hand_over_to=heir)
 
-    async def _send(
-        self, metadata: ClusterMetadata, request: HeartbeatRequest
-    ) -> HeartbeatResponse | None:
-        """Send one heartbeat; None if a report ended it while it was held."""
+    def _send(self, metadata: ClusterMetadata) -> _Heartbeat:
+        """Send the next heartbeat."""
+        request = self._request()
+        self._may_be_member = True
         timeout_s = (request.max_wait_ms + self._session_ms / ANSWER_SHARE) / 1000
         if self._member.state is MemberState.JOINING:
             timeout_s = JOIN_S
+        sent = self._clock()
         call = asyncio.ensure_future(
             metadata.call_next(
                 "POST",
@@ -270,18 +283,41 @@ class GroupLease:
                 coordinator=self._coordinator,
             )
         )
+        return _Heartbeat(request, sent, call)
+
+    async def _outcome(
+        self, metadata: ClusterMetadata, heartbeat: _Heartbeat
+    ) -> tuple[HeartbeatResponse | None, _Heartbeat | None]:
+        """The answer, None if a report ended the wait; and the next heartbeat, if that is sent.
+
+        A held heartbeat is followed by the next one before its time is over: the coordinator
+        answers the former, and has a connection to watch at each moment.
+        """
+        call, hold_s = heartbeat.call, heartbeat.request.max_wait_ms / 1000
+        if not hold_s:
+            try:
+                return await call, None
+            finally:
+                await heartbeat.cancel()
+        following: _Heartbeat | None = None
+        is_answered = False
         report = asyncio.ensure_future(self._report.wait())
         try:
-            if request.max_wait_ms:
+            wait_s = max(0.0, heartbeat.sent + OVERLAP * hold_s - self._clock())
+            await asyncio.wait((call, report), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done() and not report.done():
+                following = self._send(metadata)
                 await asyncio.wait((call, report), return_when=asyncio.FIRST_COMPLETED)
-            else:
-                await asyncio.wait((call,))
-            return call.result() if call.done() else None
+            if not call.done():
+                return None, None
+            response = call.result()
+            is_answered = True
+            return response, following
         finally:
             report.cancel()
-            if not call.done():
-                call.cancel()
-                await asyncio.wait((call,))
+            await heartbeat.cancel()
+            if following is not None and not is_answered:
+                await following.cancel()
 
     def _answered(
         self, request: HeartbeatRequest, response: HeartbeatResponse, sent: float
@@ -439,6 +475,24 @@ def _elapsed_s() -> float:
     """CLOCK_BOOTTIME where the kernel has it (Linux); elsewhere the best there is."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heartbeat:
+    """A heartbeat under way."""
+
+    request: HeartbeatRequest
+    sent: float
+    """By the lease's clock."""
+    call: asyncio.Future[HeartbeatResponse]
+
+    async def cancel(self) -> None:
+        """End it, if it is not answered."""
+        if not self.call.done():
+            self.call.cancel()
+            await asyncio.wait((self.call,))
+        elif not self.call.cancelled():
+            self.call.exception()  # Seen: its answer is not awaited.
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
