@@ -362,6 +362,33 @@ async def test_a_node_that_holds_no_heartbeats_open_is_not_flooded(single: FakeC
         assert time.monotonic() - begun >= 4 * (SESSION_MS // 15) / 1000 * 0.9
 
 
+async def test_a_heartbeat_is_held_at_each_moment(
+    single: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process killed in between would be missed for a whole session."""
+    held: set[object] = set()
+    followed: list[bool] = []
+    answer = FakeGroup.heartbeat
+    has_news = FakeGroup.has_news
+
+    def look(self: FakeGroup, member_id: str, now: float) -> bool:
+        held.add(asyncio.current_task())
+        return has_news(self, member_id, now)
+
+    def note(self: FakeGroup, request: HeartbeatRequest, now: float) -> Any:
+        held.discard(asyncio.current_task())
+        if request.max_wait_ms:
+            followed.append(bool(held))
+        return answer(self, request, now)
+
+    monkeypatch.setattr(FakeGroup, "has_news", look)
+    monkeypatch.setattr(FakeGroup, "heartbeat", note)
+    async with members(single.bootstrap, "a"):
+        await until(lambda: len(followed) >= 10)
+        # The first ones end at once, with the news of the join.
+        assert followed[-8:] == [True] * 8
+
+
 @pytest.mark.parametrize("silent", [0, 1])
 async def test_a_silent_node_does_not_hold_up_a_join(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, silent: int
