@@ -25,6 +25,7 @@ from raftlog_replicated.errors import (
     UnknownEntryError,
 )
 from raftlog_replicated.replicated import Replicated
+from raftlog_replicated.router import Policy, Router
 from raftlog_replicated.types import (
     EVENTUAL,
     LEASE,
@@ -63,6 +64,7 @@ __all__ = [
     "NotPrimaryError",
     "OutcomeUnknownError",
     "OverloadedError",
+    "Policy",
     "Position",
     "Read",
     "ReplicaEndedError",
@@ -70,6 +72,7 @@ __all__ = [
     "ReplicatedError",
     "Role",
     "RoleChange",
+    "Router",
     "SnapshotError",
     "StateMachine",
     "StructCodec",

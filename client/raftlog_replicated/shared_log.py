@@ -36,6 +36,7 @@ POLL_MS: Final = 500
 ENTRIES: Final = 0
 LEASE_PARTITION: Final = 0
 """In both layouts: its owner in the group is the primary."""
+_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 CLOSE_MS: Final = 50
 """For what a writer has under way: its outcome is the log's."""
 
@@ -121,8 +122,8 @@ class SharedLog:
         return int(time.time() * 1000)
 
     def clock(self) -> float:
-        """The system's monotonic clock."""
-        return time.monotonic()
+        """The system's monotonic clock, with the time of a suspended machine where it is known."""
+        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
     async def end(self) -> int:
         """The committed end: the leader confirms its lead with the quorum."""

@@ -6,19 +6,17 @@
     curl -L -X POST localhost:9201/transfers -H 'Idempotency-Key: rent-may' \
          -d '{"source": "ann", "target": "bob", "amount": 40}'
     curl localhost:9201/accounts/bob
+    curl localhost:9201/total
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from raftlog_replicated import At, Replicated, StructCodec
 from raftlog_replicated.examples.service import (
@@ -31,9 +29,9 @@ from raftlog_replicated.examples.service import (
     serve,
     translated,
 )
+from raftlog_replicated.examples.table import Table
 
-CHUNK_ACCOUNTS: Final = 2_000
-Amount = Annotated[int, Meta(ge=0, le=2**53)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
@@ -68,47 +66,44 @@ class Ledger:
     """The state."""
 
     def __init__(self) -> None:
-        self.balances: dict[str, int] = {}
+        self.balances = Table(int)
 
     def apply(self, command: Open | Transfer, at: At) -> Receipt:
         """Open an account once, or transfer what is there."""
         balances = self.balances
         if isinstance(command, Open):
-            if command.account in balances:
+            if balances.get(command.account) is not None:
                 return Receipt(done=False, reason="the account exists")
-            balances[command.account] = command.amount
+            balances.set(command.account, command.amount)
             return Receipt(done=True)
-        if command.source not in balances or command.target not in balances:
+        source, target = balances.get(command.source), balances.get(command.target)
+        if source is None or target is None:
             return Receipt(done=False, reason="no such account")
-        if balances[command.source] < command.amount:
+        if source < command.amount:
             return Receipt(done=False, reason="no overdraft")
-        balances[command.source] -= command.amount
-        balances[command.target] += command.amount
+        if command.source != command.target:
+            balances.set(command.source, source - command.amount)
+            balances.set(command.target, target + command.amount)
         return Receipt(done=True)
 
+    def total(self) -> int:
+        """Of all accounts: transfers do not change it."""
+        return sum(amount for _, amount in self.balances.items())
+
     def snapshot(self) -> Iterator[bytes]:
-        """A copy, encoded in pieces."""
-        return _chunks(list(self.balances.items()))
+        """All balances of this moment."""
+        return self.balances.snapshot()
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Begin with a snapshot's accounts."""
-        pairs = (msgspec.msgpack.decode(chunk, type=list[tuple[str, int]]) for chunk in chunks)
-        self.balances = dict(chain.from_iterable(pairs))
+        """Begin with a snapshot's balances."""
+        self.balances.restore(chunks)
 
     def digest(self) -> bytes:
-        """Of all accounts, in the order of their names."""
-        return hashlib.sha256(msgspec.msgpack.encode(sorted(self.balances.items()))).digest()
+        """Equal for equal balances."""
+        return self.balances.digest()
 
 
-def _chunks(pairs: list[tuple[str, int]]) -> Iterator[bytes]:
-    for begin in range(0, len(pairs), CHUNK_ACCOUNTS):
-        yield msgspec.msgpack.encode(pairs[begin : begin + CHUNK_ACCOUNTS])
-
-
-Bank = Replicated[Ledger, Open | Transfer, Receipt]
-
-
-def application(bank: Bank) -> web.Application:
+def application(bank: Replicated[Ledger, Open | Transfer, Receipt]) -> web.Application:
     """The HTTP surface."""
 
     async def carry_out(request: web.Request, command: Open | Transfer) -> web.Response:
@@ -132,18 +127,23 @@ def application(bank: Bank) -> web.Application:
         status, headers = 404 if found is None else 200, {TOKEN_HEADER: str(seen)}
         return web.json_response({"balance": found}, status=status, headers=headers)
 
+    async def total(request: web.Request) -> web.Response:
+        found, seen = await bank.read(
+            lambda ledger: (ledger.total(), bank.token), consistency_of(request)
+        )
+        return web.json_response({"total": found}, headers={TOKEN_HEADER: str(seen)})
+
     app = web.Application(middlewares=[translated(bank)])
-    app.add_routes(
-        [web.post("/transfers", transfer), web.post("/accounts/{account}", open_account)]
-    )
-    app.add_routes([web.get("/accounts/{account}", balance), *replica_routes(bank)])
+    app.add_routes([web.post("/accounts/{account}", open_account), web.get("/total", total)])
+    app.add_routes([web.post("/transfers", transfer), web.get("/accounts/{account}", balance)])
+    app.add_routes(replica_routes(bank))
     return app
 
 
 async def main(arguments: argparse.Namespace) -> None:
     """Serve one replica, until a signal."""
     async with Replicated(Ledger(), codec=CODEC, **replica_options(arguments)) as bank:
-        await serve(application(bank), arguments.listen)
+        await serve(application(bank), bank, arguments.listen)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import json
 import logging
 import signal
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -35,55 +32,8 @@ from raftlog_replicated.replica import Replica
 
 TOKEN_HEADER: Final = "X-State-Token"
 """Send it back with `consistency=session`: reads then never go back, and see own writes."""
-WATCHED_MAX: Final = 10_000
-"""Changes that wait for one watcher: a slower one is cut off, and reads the state again."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AnyReplica = Replica[Any, Any, Any]
-
-
-class Changes:
-    """Applied changes, for watchers of this replica."""
-
-    def __init__(self) -> None:
-        self._watchers: dict[asyncio.Event, deque[Any] | None] = {}
-
-    def publish(self, change: Any) -> None:
-        """Give a change to all watchers."""
-        for event, queue in self._watchers.items():
-            if queue is not None:
-                if len(queue) >= WATCHED_MAX:
-                    self._watchers[event] = None
-                else:
-                    queue.append(change)
-                event.set()
-
-    async def follow(self) -> AsyncGenerator[Any]:
-        """Changes from now on. Raises OverloadedError in place of a missed one."""
-        event, queue = asyncio.Event(), deque[Any]()
-        self._watchers[event] = queue
-        try:
-            while self._watchers[event] is not None:
-                while queue:
-                    yield queue.popleft()
-                event.clear()
-                await event.wait()
-            raise OverloadedError("This watcher is too slow: changes are missing from here on.")
-        finally:
-            del self._watchers[event]
-
-    async def watch(self, request: web.Request) -> web.StreamResponse:
-        """GET: changes as lines of JSON, of one key with `?key=`."""
-        key = request.query.get("key")
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        async with aclosing(self.follow()) as changes:
-            try:
-                async for change in changes:
-                    if key is None or change["key"] == key:
-                        await response.write(json.dumps(change).encode() + b"\n")
-            except OverloadedError as error:
-                await response.write(json.dumps({"error": str(error)}).encode() + b"\n")
-        return response
 
 
 _READS: Final = {"eventual": EVENTUAL, "lease": LEASE, "linearizable": LINEARIZABLE}
@@ -207,17 +157,26 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-async def serve(app: web.Application, listen: str) -> None:
-    """Serve until SIGINT or SIGTERM."""
+async def serve(app: web.Application, replica: AnyReplica, listen: str) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ReplicaEndedError once the replica serves nothing."""
     logging.basicConfig(level=logging.INFO)
     host, _, port = listen.rpartition(":")
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    # A watcher's handler has to end with its connection.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
-    stopped = asyncio.Event()
+    ended = asyncio.create_task(_until_ended(replica))
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        asyncio.get_running_loop().add_signal_handler(number, ended.cancel)
     try:
         await web.TCPSite(runner, host, int(port)).start()
-        await stopped.wait()
+        await asyncio.wait({ended})
     finally:
+        ended.cancel()
         await runner.cleanup()
+    if not ended.cancelled():
+        ended.result()
+
+
+async def _until_ended(replica: AnyReplica) -> None:
+    async for _ in replica.changes():
+        pass

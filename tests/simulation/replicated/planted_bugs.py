@@ -1,24 +1,32 @@
-"""Planted mistakes, one for each fence and order of a replicated state."""
+"""Planted mistakes, one for each fence and order of a replicated state.
+
+.venv/bin/python -m tests.simulation.replicated.planted_bugs all 0:200    which seeds find each
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
 from raftlog_replicated import replica as replica_module
 from raftlog_replicated.applier import Applier
 from raftlog_replicated.entries import Commands, Entry, Fence
+from raftlog_replicated.examples.bank import Ledger, Open, Receipt, Transfer
+from raftlog_replicated.examples.table import SHARDS, Table
 from raftlog_replicated.pipeline import Pipeline
 from raftlog_replicated.reads import Progress, SharedQuestions
 from raftlog_replicated.replica import Replica
 from raftlog_replicated.requests import Requests
 from raftlog_replicated.snapshots import Catalogue, Sum
-from raftlog_replicated.types import Read, Role
+from raftlog_replicated.types import At, Read, Role
 
+from tests.simulation.replicated.histories import replay
 from tests.simulation.replicated.service import Service, SimulatedLease
+from tests.simulation.runner import run_planted, sign_of
 
 
 @contextmanager
@@ -160,6 +168,13 @@ def trims_to_the_newest(_: Service) -> Iterator[None]:
 
 
 @contextmanager
+def primary_reads_nothing(_: Service) -> Iterator[None]:
+    """A read on a primary waits for ever for entries that an old writer appended."""
+    with patch.object(Progress, "next_wanted", property(lambda _: None)):
+        yield
+
+
+@contextmanager
 def lease_before_the_batch(_: Service) -> Iterator[None]:
     """A read by lease does not wait for the batch under way."""
     begin = Replica.__init__
@@ -169,6 +184,36 @@ def lease_before_the_batch(_: Service) -> Iterator[None]:
         self._settled = AlwaysSettled()
 
     with patch.object(Replica, "__init__", init):
+        yield
+
+
+@contextmanager
+def snapshot_of_a_later_moment(_: Service) -> Iterator[None]:
+    """Commands applied while a snapshot is written change it."""
+    snapshot = Table.snapshot
+
+    def unmarked(self: Table[Any]) -> Iterator[bytes]:
+        chunks = snapshot(self)
+        self._is_own = bytearray(b"\1" * SHARDS)
+        return chunks
+
+    with patch.object(Table, "snapshot", unmarked):
+        yield
+
+
+@contextmanager
+def coins_of_a_transfer_to_itself(_: Service) -> Iterator[None]:
+    """A transfer of an account to itself adds coins."""
+    apply = Ledger.apply
+
+    def careless(self: Ledger, command: Open | Transfer, at: At) -> Receipt:
+        receipt = apply(self, command, at)
+        if isinstance(command, Transfer) and receipt.done and command.source == command.target:
+            held = self.balances.get(command.source) or 0
+            self.balances.set(command.source, held + command.amount)
+        return receipt
+
+    with patch.object(Ledger, "apply", careless):
         yield
 
 
@@ -184,18 +229,35 @@ class AlwaysSettled(Progress):
         pass
 
 
-PLANTED: Final = {
-    no_term: 3,
-    fence_without_order: 27,
-    joined_question: 7,
-    endless_lease: 154,
-    lease_before_the_batch: 126,
+PLANTED: Final[dict[Callable[[Service], AbstractContextManager[None]], int]] = {
+    no_term: 7,
+    fence_without_order: 91,
+    joined_question: 6,
+    endless_lease: 230,
+    lease_before_the_batch: 1,
     no_token: 0,
-    forgotten_requests: 10,
-    requests_of_one_life: 68,
-    unknown_is_failed: 23,
-    serves_while_catching_up: 0,
-    unchecked_snapshot: 2,
-    trims_to_the_newest: 8,
+    forgotten_requests: 3,
+    requests_of_one_life: 36,
+    unknown_is_failed: 10,
+    serves_while_catching_up: 1,
+    unchecked_snapshot: 0,
+    trims_to_the_newest: 24,
+    primary_reads_nothing: 51,
+    snapshot_of_a_later_moment: 38,
+    coins_of_a_transfer_to_itself: 2,
 }
 """And a seed that finds it."""
+_BY_NAME: Final = {plant.__name__: plant for plant in PLANTED}
+
+
+def find(name: str, seed: int) -> str | None:
+    """The sign of a mistake in the history of a seed."""
+    try:
+        replay(seed, plant=_BY_NAME[name])
+    except AssertionError as error:
+        return sign_of(error)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(run_planted(list(_BY_NAME), find, sys.argv[1:]))

@@ -32,6 +32,7 @@ LATE_S_MAX: Final = 2.5
 @dataclass
 class _Session:
     position: int
+    renewed: float
     ends: float
     member: object
     """A late call of an earlier membership changes nothing."""
@@ -164,7 +165,7 @@ class Service:
         one = self.sessions.get(name)
         if one is not None and one.member is not member and self.primary == name:
             self.leave(name)  # a new process: it holds nothing
-        self.sessions[name] = _Session(position, now + LEASE_S, member)
+        self.sessions[name] = _Session(position, now, now + LEASE_S, member)
         if self.target is not None and self.target not in self.sessions:
             self.target = None
         if self.primary is None:
@@ -186,7 +187,7 @@ class Service:
         """The held heartbeat's connection has ended."""
         one = self.sessions.get(name)
         if one is not None and member in {None, one.member}:
-            one.ends = min(one.ends, one.ends - LEASE_S + DISCONNECT_S)
+            one.ends = min(one.ends, one.renewed + DISCONNECT_S)
 
     def hand_over(self, name: str, to: str) -> None:
         """Choose another."""
@@ -194,6 +195,12 @@ class Service:
         if self.primary != name or to not in self.sessions:
             raise ConnectionLostError("no such member", outcome_unknown=False)
         self.target = to
+
+    def restart_coordinator(self) -> None:
+        """Another node goes on: members and primary are in records, positions and times are not."""
+        now = asyncio.get_running_loop().time()
+        for one in self.sessions.values():
+            one.position, one.renewed, one.ends = 0, now, now + LEASE_S
 
     def members(self) -> list[LeaseMember]:
         """All sessions."""

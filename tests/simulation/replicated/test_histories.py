@@ -1,4 +1,4 @@
-"""Histories of replicated states: linearizable, each request once, one primary a term."""
+"""Histories of the replicated examples: linearizable, commands once, one primary a term."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.replicated.histories import replay
 from tests.simulation.replicated.planted_bugs import PLANTED
 from tests.simulation.replicated.service import Service
 
-SEEDS: Final = range(120)
+SEEDS: Final = range(100)
 SEEDS_EACH: Final = 10
 """Histories in one test."""
 
@@ -21,13 +21,9 @@ SEEDS_EACH: Final = 10
 def test_replicas_keep_their_promises(first: int) -> None:
     reports = [replay(seed) for seed in range(first, first + SEEDS_EACH)]
     assert all(report.acknowledged for report in reports)
+    assert {report.workload for report in reports} == {"bank", "kv"}
     assert any(report.snapshots for report in reports)
     assert any(report.primaries > 1 for report in reports)
-
-
-@pytest.mark.parametrize("seed", [8])
-def test_a_seed_that_failed_once(seed: int) -> None:
-    replay(seed)
 
 
 def test_a_seed_replays() -> None:
