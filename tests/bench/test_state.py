@@ -1,0 +1,113 @@
+"""Replicated states: the soak finds each mistake; curves and requests of the benchmark."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode
+
+import pytest
+
+from bench.soak.state import PrimaryWatch, judge, longest_gap_s
+from bench.soak.state_clients import position_of
+from bench.state import etcd
+from bench.state.claims import at_rate
+from bench.state.curves import CURVE, Curves, Panel
+from tests.verification.register_history import Kind, Operation, Outcome
+
+
+def operation(
+    process: int,
+    kind: Kind,
+    value: int | None,
+    begun: int,
+    ended: int,
+    *,
+    outcome: Outcome = Outcome.OK,
+) -> Operation:
+    return Operation(
+        process=process,
+        kind=kind,
+        key="k0",
+        value=value,
+        invoked_ns=begun,
+        returned_ns=ended,
+        outcome=outcome,
+    )
+
+
+SOUND = [
+    operation(0, Kind.WRITE, 1, 0, 10),
+    operation(1, Kind.READ, 1, 20, 30),
+    operation(0, Kind.WRITE, 2, 40, 50, outcome=Outcome.UNKNOWN),
+    operation(1, Kind.READ, 2, 60, 70),
+]
+
+
+def test_a_sound_history_has_no_anomaly() -> None:
+    assert judge(SOUND) == []
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        operation(1, Kind.READ, 1, 80, 90),  # stale: 2 was read before
+        operation(1, Kind.READ, None, 80, 90),  # lost
+        operation(1, Kind.READ, 7, 80, 90),  # from nowhere
+    ],
+)
+def test_a_wrong_read_is_an_anomaly(last: Operation) -> None:
+    assert judge([*SOUND, last])
+
+
+def test_a_write_that_was_refused_and_happened_is_an_anomaly() -> None:
+    refused = operation(2, Kind.WRITE, 3, 80, 90, outcome=Outcome.FAIL)
+    assert judge([*SOUND, refused, operation(1, Kind.READ, 3, 100, 110)])
+
+
+def test_two_primaries_of_a_term_are_an_anomaly() -> None:
+    watch = PrimaryWatch({})
+    watch.found["kv", 1].add("a")
+    watch.found["kv", 2].add("b")
+    watch.found["bank", 2].add("c")
+    assert watch.anomalies() == []
+    watch.found["kv", 2].add("c")
+    assert watch.anomalies() == ["kv: term 2 has the primaries ['b', 'c']"]
+
+
+def test_positions_and_gaps() -> None:
+    assert [position_of(None), position_of("3-1041")] == [-1, 1041]
+    assert longest_gap_s([operation(0, Kind.WRITE, n, 0, n * 10**9) for n in (1, 2, 5)]) == 3
+
+
+def test_a_curve_has_the_median_of_each_place() -> None:
+    curves = Curves(Panel("puts", "replicas", "puts/s"))
+    for value in (1.0, 9.0, 2.0):
+        curves.add("the log", 1, value)
+        curves.add("the log", 5, 10 * value)
+    [result] = curves.results()
+    assert result.runs == [10.0, 90.0, 20.0]
+    assert result.details[CURVE]["x"] == [1, 5]
+    assert result.details[CURVE]["median"] == [2.0, 20.0]
+
+
+def test_a_request_to_etcd_is_whole() -> None:
+    head, _, body = etcd.put_request(2379, "key", b"value").partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+    fields = json.loads(body)
+    assert (b64decode(fields["key"]), b64decode(fields["value"])) == (b"key", b"value")
+
+
+async def test_latencies_at_a_rate_count_from_the_due_time() -> None:
+    """A stop of the event loop delays the calls that were due meanwhile, and their latencies."""
+    calls = 0
+
+    async def call() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            time.sleep(0.05)  # noqa: ASYNC251 (the stop)
+
+    found = await at_rate(call, 1_000, 0.05)
+    assert found.count == calls == 50
+    assert found.percentiles["50pct"] > 5
