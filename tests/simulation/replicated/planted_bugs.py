@@ -230,20 +230,20 @@ class AlwaysSettled(Progress):
 
 
 PLANTED: Final[dict[Callable[[Service], AbstractContextManager[None]], int]] = {
-    no_term: 7,
-    fence_without_order: 91,
+    no_term: 11,
+    fence_without_order: 1231,
     joined_question: 6,
-    endless_lease: 230,
+    endless_lease: 298,
     lease_before_the_batch: 1,
     no_token: 0,
-    forgotten_requests: 3,
-    requests_of_one_life: 36,
-    unknown_is_failed: 10,
+    forgotten_requests: 0,
+    requests_of_one_life: 169,
+    unknown_is_failed: 24,
     serves_while_catching_up: 1,
-    unchecked_snapshot: 0,
-    trims_to_the_newest: 24,
+    unchecked_snapshot: 4,
+    trims_to_the_newest: 4,
     primary_reads_nothing: 51,
-    snapshot_of_a_later_moment: 38,
+    snapshot_of_a_later_moment: 60,
     coins_of_a_transfer_to_itself: 2,
 }
 """And a seed that finds it."""
