@@ -13,6 +13,7 @@ decides which commands happen: those of a replaced primary do not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, Generic
 
 import msgspec
@@ -163,7 +164,10 @@ class Applier(Generic[Command, Result]):
         requests = list(self._requests.kept.items())
         count = -(-len(requests) // HEADER_REQUESTS)
         head = _Head(self.position, self.fence, self.timestamp_ms, self.commands, count)
-        return self._chunks(head, requests, iter(self.machine.snapshot()))
+        # The first chunk now: a generator would begin after later commands.
+        chunks = iter(self.machine.snapshot())
+        first = [chunk] if (chunk := next(chunks, None)) is not None else []
+        return self._chunks(head, requests, chain(first, chunks))
 
     def _chunks(
         self, head: _Head, requests: list[tuple[str, Kept[Result]]], chunks: Iterator[bytes]

@@ -152,6 +152,12 @@ class Pipeline(Generic[Command, Result]):
         for key in [key for key in self._sent if key[0] < term]:
             self._sent.pop(key).fail(error)
 
+    def skipped(self) -> None:
+        """A part of the log was not applied: whether sent commands happened stays unknown."""
+        for batch in self._sent.values():
+            batch.fail(OutcomeUnknownError("The log of the command's time is not read any more."))
+        self._sent.clear()
+
     def refuse_queued(self, error: ReplicatedError) -> None:
         """Fail all unsent commands: none happened."""
         queue, self._queue = self._queue, deque()

@@ -32,6 +32,7 @@ from raftlog_replicated.errors import (
     OverloadedError,
     ReplicaEndedError,
     ReplicatedError,
+    UnknownEntryError,
 )
 from raftlog_replicated.pipeline import Pipeline
 from raftlog_replicated.ports import LogRecord, LogTrimmedError, StateLog, Writer
@@ -294,6 +295,11 @@ class Replica(Generic[Machine, Command, Result]):
         if request_id is not None and not 0 < len(request_id) <= REQUEST_ID_CHARACTERS_MAX:
             raise ValueError(f"a request id has 1 to {REQUEST_ID_CHARACTERS_MAX} characters")
         payload = self._codec.encode_command(command)
+        try:
+            # The others decode it: one that cannot be would end them all, at each start.
+            command = self._codec.decode_command(payload)
+        except UnknownEntryError as error:
+            raise ValueError(f"a command that cannot be decoded: {error}") from error
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Applied[Result]] = loop.create_future()
         deadline = loop.time() + timeout_ms / 1000
@@ -389,8 +395,13 @@ class Replica(Generic[Machine, Command, Result]):
     async def _promote(self, writer: Writer) -> bool:
         """Fence the predecessor; whether this replica is the primary now."""
         while self._may_serve():
+            if not self._may_fence():
+                await asyncio.sleep(RENEWAL_LOOK_S)
+                continue
             # All earlier fences are applied, as far as possible: the term is to be the largest.
             await self._offsets.reach(await self._log.end())
+            if not self._may_fence():
+                continue
             fence = Fence(self._applier.term + 1, self.replica_id, self.endpoint)
             now_ms = self._log.now_ms()
             offsets = await writer.append([encode_entry(fence)], now_ms)
@@ -404,6 +415,14 @@ class Replica(Generic[Machine, Command, Result]):
 
     def _may_serve(self) -> bool:
         return self._lease.is_primary and self._role is Role.REPLICA and self._ended is None
+
+    def _may_fence(self) -> bool:
+        """Whether no other replica is chosen.
+
+        Else a fence from here would end the primary, unseen by its reads by lease. The answer to a
+        heartbeat will say.
+        """
+        return self._lease.is_exclusive
 
     async def _serve(self, writer: Writer) -> None:
         pipeline, term = self._pipeline, self._applier.term
@@ -533,6 +552,8 @@ class Replica(Generic[Machine, Command, Result]):
 
     async def _restore(self, below: Position | None) -> None:
         """Begin at a snapshot, or at the log's first entry."""
+        # Also before: a later fence is no proof of what stands in the part that is left out.
+        self._pipeline.skipped()
         offset = await self._snapshotter.restore(below=below)
         self._fence_offset = -1
         self._offsets.advance(offset or 0)

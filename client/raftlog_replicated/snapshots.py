@@ -9,7 +9,7 @@ replicas may take one at the same time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +20,11 @@ from raftlog_replicated.types import Position
 
 KEPT: Final = 2
 CHUNK_BYTES_MAX: Final = 900_000
-"""Below the largest batch of a topic. A longer chunk of a machine is cut."""
+"""Below the largest batch of a topic. A longer chunk is cut, and joined for the restore."""
+
+
+MORE: Final = b"\1"
+LAST: Final = b"\0"
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
@@ -113,11 +117,21 @@ class Sum:
             )
 
 
-def cut(chunks: Iterable[bytes]) -> Iterable[bytes]:
-    """The chunks, none larger than a record may be. Boundaries are the machine's no longer."""
+def cut(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks as pieces of the size of a record; the first byte says whether more follow."""
     for chunk in chunks:
-        if len(chunk) <= CHUNK_BYTES_MAX:
-            yield chunk
-        else:
-            for begin in range(0, len(chunk), CHUNK_BYTES_MAX):
-                yield chunk[begin : begin + CHUNK_BYTES_MAX]
+        for begin in range(0, max(1, len(chunk)), CHUNK_BYTES_MAX):
+            end = begin + CHUNK_BYTES_MAX
+            yield (MORE if end < len(chunk) else LAST) + chunk[begin:end]
+
+
+def join(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks that were cut. Raises SnapshotError for pieces without an end."""
+    parts: list[bytes] = []
+    for piece in pieces:
+        parts.append(piece[1:])
+        if piece[:1] == LAST:
+            yield b"".join(parts)
+            parts.clear()
+    if parts:
+        raise SnapshotError("The snapshot's last chunk has no end.")

@@ -11,7 +11,15 @@ from typing import IO, Final, Generic
 from raftlog_replicated.applier import Applier
 from raftlog_replicated.errors import SnapshotError
 from raftlog_replicated.ports import StateLog
-from raftlog_replicated.snapshots import Catalogue, Manifest, Sum, chunk_key, cut, encode_manifest
+from raftlog_replicated.snapshots import (
+    Catalogue,
+    Manifest,
+    Sum,
+    chunk_key,
+    cut,
+    encode_manifest,
+    join,
+)
 from raftlog_replicated.types import Command, Result
 
 _logger = logging.getLogger(__name__)
@@ -92,7 +100,7 @@ class Snapshotter(Generic[Command, Result]):
             total.check(manifest)
             file.seek(0)
             # In a thread: heartbeats go on. No other call touches the state meanwhile.
-            await self._log.run(lambda: self._applier.restore(_chunks(file)))
+            await self._log.run(lambda: self._applier.restore(join(_pieces(file))))
 
     async def take(self, offset: int) -> None:
         """Take a snapshot of the present state; `offset`: of the log's next entry.
@@ -131,6 +139,6 @@ class Snapshotter(Generic[Command, Result]):
             await self._log.trim(trim_offset)
 
 
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     while head := file.read(4):
         yield file.read(int.from_bytes(head, "big"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raftlog_replicated import applier as applier_module
 from raftlog_replicated import requests as requests_module
-from raftlog_replicated.applier import Applier
+from raftlog_replicated.applier import HEADER_REQUESTS, Applier
+from raftlog_replicated.codec import StructCodec
 from raftlog_replicated.entries import Commands, Digest, Entry, Fence
 from raftlog_replicated.errors import (
     ApplyError,
@@ -18,6 +19,8 @@ from raftlog_replicated.errors import (
     TooManyRequestsError,
     UnknownEntryError,
 )
+from raftlog_replicated.snapshots import cut, join
+from raftlog_replicated.types import At
 
 from tests.replicated.ledger import Add, Balance, Fail, Ledger, codec
 
@@ -253,3 +256,55 @@ def test_replicas_agree_whatever_primaries_wrote(
         else:
             assert result is None
     assert ledger.balances == balances
+
+
+class Echo:
+    """Counts, and gives back what it was given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def apply(self, command: str, at: At) -> str:
+        self.count += 1
+        return command
+
+    def snapshot(self) -> Iterator[bytes]:
+        """By a generator: its body runs at the first `next`."""
+        yield str(self.count).encode()
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        self.count = int(b"".join(chunks) or b"0")
+
+
+def echo() -> tuple[Echo, Applier[str, str]]:
+    machine = Echo()
+    return machine, Applier(machine, StructCodec(str, str))
+
+
+def echoed(number: int, text: str, *names: str) -> Commands:
+    payload = StructCodec(str, str).encode_command(text)
+    return Commands(1, number, [payload] * len(names), dict(enumerate(names)))
+
+
+def test_a_snapshot_by_a_generator_is_of_the_moment_of_the_call() -> None:
+    _, first = echo()
+    first.apply(Fence(1, "a"), 0)
+    first.apply(echoed(0, "x", "one"), 0)
+    chunks = first.snapshot()
+    first.apply(echoed(1, "x", "two"), 0)
+    machine, second = echo()
+    second.restore(chunks)
+    assert (second.position, machine.count) == (2, 1)
+
+
+def test_many_large_results_are_restored_from_pieces_of_the_size_of_a_record() -> None:
+    _, first = echo()
+    first.apply(Fence(1, "a"), 0)
+    names = [f"request-{number}" for number in range(HEADER_REQUESTS)]
+    first.apply(echoed(0, "x" * 400, *names), 0)
+    pieces = list(cut(first.snapshot()))
+    assert len(pieces) > 3
+    machine, second = echo()
+    second.restore(join(pieces))
+    assert second.apply(echoed(1, "other", "request-7"), 1) == ["x" * 400]
+    assert machine.count == HEADER_REQUESTS

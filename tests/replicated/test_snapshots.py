@@ -14,6 +14,7 @@ from raftlog_replicated.snapshots import (
     chunk_key,
     cut,
     encode_manifest,
+    join,
 )
 
 
@@ -63,11 +64,16 @@ def test_any_change_of_the_chunks_is_found(chunks: list[bytes], data: st.DataObj
             found.check(expected)
 
 
-def test_a_long_chunk_is_cut() -> None:
+def test_a_long_chunk_is_cut_and_joined_again() -> None:
     long = bytes(range(256)) * (2 * CHUNK_BYTES_MAX // 256 + 1)
-    parts = list(cut([b"a", long, b""]))
-    assert b"".join(parts) == b"a" + long
-    assert max(map(len, parts)) == CHUNK_BYTES_MAX
+    exact = bytes(CHUNK_BYTES_MAX)
+    chunks = [b"a", long, b"", exact]
+    pieces = list(cut(chunks))
+    assert len(pieces) == 6
+    assert max(map(len, pieces)) == CHUNK_BYTES_MAX + 1
+    assert list(join(pieces)) == chunks
+    with pytest.raises(SnapshotError, match="no end"):
+        list(join(pieces[:2]))
 
 
 def test_keys_begin_with_the_snapshot() -> None:
