@@ -8,11 +8,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack
 from os import environ
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import click
 import uvloop
@@ -30,6 +30,8 @@ from bench.soak.nemesis import (
 )
 from bench.wires import NoWiresError, Wires
 from raftlog.cluster.errors import ClusterError
+
+Run = TypeVar("Run")
 
 CHECK_TIMEOUT_S: Final = 1_800.0
 """For the end of a run: healing, final reads, checks."""
@@ -230,74 +232,48 @@ def _soak(
         registers.print_report(found)
         return not found.anomalies
     if options.workload == "chain":
-        chain_run = run_workload(
-            chain.soak(
-                Cluster(processes),
-                history,
-                kinds=kinds,
-                seconds=options.seconds,
-                every_s=options.every_s,
-                rate=options.rate,
-                seed=options.seed,
-                log=_log,
-            ),
-            options.seconds + CHECK_TIMEOUT_S,
-        )
+        chain_run = _struck(chain.soak, processes, options, history, kinds)
         chain_run.save(history)
         chain.print_report(chain_run)
         return not chain_run.anomalies
     if options.workload == "state":
-        state_run = run_workload(
-            state.soak(
-                Cluster(processes),
-                history,
-                kinds=kinds,
-                seconds=options.seconds,
-                every_s=options.every_s,
-                rate=options.rate,
-                seed=options.seed,
-                log=_log,
-            ),
-            options.seconds + CHECK_TIMEOUT_S,
-        )
+        state_run = _struck(state.soak, processes, options, history, kinds)
         state.print_report(state_run)
         return not state_run.anomalies
     if options.workload == "kafka":
-        kafka_run = run_workload(
-            kafka.soak(
-                Cluster(processes),
-                history,
-                kinds=kinds,
-                seconds=options.seconds,
-                every_s=options.every_s,
-                rate=options.rate,
-                seed=options.seed,
-                wires=wires,
-                log=_log,
-            ),
-            options.seconds + CHECK_TIMEOUT_S,
-        )
+        kafka_run = _struck(kafka.soak, processes, options, history, kinds, wires=wires)
         kafka_run.save(history)
         kafka.print_report(kafka_run, options.seconds)
         return not kafka_run.anomalies
-    run = run_workload(
-        records.soak(
-            Cluster(processes),
-            history,
-            kinds=kinds,
-            seconds=options.seconds,
-            every_s=options.every_s,
-            rate=options.rate,
-            writers=options.writers,
-            seed=options.seed,
-            wires=wires,
-            log=_log,
-        ),
-        options.seconds + CHECK_TIMEOUT_S,
+    run = _struck(
+        records.soak, processes, options, history, kinds, wires=wires, writers=options.writers
     )
     run.save(history)
     records.print_report(run, options.seconds)
     return not run.anomalies
+
+
+def _struck(
+    soak: Callable[..., Coroutine[Any, Any, Run]],
+    processes: ClusterProcesses,
+    options: Options,
+    history: Path,
+    kinds: Iterator[str],
+    **more: Any,
+) -> Run:
+    """Run a soak of clients outside of the quorum; `more`: options of this workload alone."""
+    work = soak(
+        Cluster(processes),
+        history,
+        kinds=kinds,
+        seconds=options.seconds,
+        every_s=options.every_s,
+        rate=options.rate,
+        seed=options.seed,
+        log=_log,
+        **more,
+    )
+    return run_workload(work, options.seconds + CHECK_TIMEOUT_S)
 
 
 def _log(text: str) -> None:

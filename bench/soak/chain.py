@@ -39,7 +39,7 @@ from bench.soak.chain_clients import (
 )
 from bench.soak.client_processes import ClientProcesses
 from bench.soak.nemesis import WHOLE_TIMEOUT_S, Fault, Nemesis, Pace
-from bench.soak.records import CONFIGS, disasters
+from bench.soak.records import CONFIGS, node_anomalies
 from raftlog.api.transactions import TransactionListing
 
 GENERATORS: Final = 2
@@ -213,10 +213,7 @@ async def soak(
     if not isinstance(failure, asyncio.CancelledError):
         anomalies.append(f"the reader of {OUTPUT} ended: {failure!r}")
     logs.watched = dict(watched)
-    for node_id, node in cluster.processes.nodes.items():
-        if node.has_ended:
-            anomalies.append(f"node {node_id} ended by itself")
-        anomalies += [f"log of node {node_id}: {line}" for line in disasters(node.logs)]
+    anomalies += node_anomalies(cluster.processes.nodes)
     return ChainRun(logs, nemesis.faults, [*anomalies, *judge(logs)])
 
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import uvloop
@@ -27,13 +26,13 @@ from raftlog_client import (
     TopicPartition,
 )
 
+from bench.soak.orders import order_from_stdin, until_end
 from raftlog.api.records import Isolation
 
 INPUT: Final = "chain-input"
 OUTPUT: Final = "chain-output"
 GROUP: Final = "chain"
 PARTITIONS: Final = 6
-LINE_BYTES_MAX: Final = 1 << 16
 RECORDS_MAX: Final = 40
 """Of one transaction of a generator."""
 POLL_RECORDS_MAX: Final = 200
@@ -208,20 +207,8 @@ async def keep_working(order: ChainOrder) -> None:
 
 
 async def _main() -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    order = msgspec.json.decode(await reader.readline(), type=ChainOrder)
-    await _until_end(keep_working(order), reader)
-
-
-async def _until_end(work: Coroutine[Any, Any, None], reader: asyncio.StreamReader) -> None:
-    working, ended = asyncio.ensure_future(work), asyncio.ensure_future(reader.read())
-    await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
-    working.cancel()
-    with suppress(asyncio.CancelledError):
-        await working
+    order, reader = await order_from_stdin(ChainOrder)
+    await until_end(keep_working(order), reader)
 
 
 if __name__ == "__main__":

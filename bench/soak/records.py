@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from bench.cluster_processes import ClusterNode
 from bench.replication.cluster import Cluster, NotWholeError
 from bench.soak import verdict as verdicts
 from bench.soak.nemesis import WHOLE_TIMEOUT_S, Fault, Nemesis, Pace
@@ -187,6 +188,16 @@ async def read_to_end(cluster: Cluster, topics: Mapping[str, int], history: Path
     except (NotWholeError, UnreadError, RuntimeError) as error:
         return [f"{UNREAD} {error}"]
     return []
+
+
+def node_anomalies(nodes: Mapping[int, ClusterNode]) -> list[str]:
+    """Nodes that ended by themselves, and disasters in the logs of all."""
+    found = []
+    for node_id, node in nodes.items():
+        if node.has_ended:
+            found.append(f"node {node_id} ended by itself")
+        found += [f"log of node {node_id}: {line}" for line in disasters(node.logs)]
+    return found
 
 
 def disasters(logs: Iterable[Path]) -> list[str]:

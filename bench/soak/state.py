@@ -16,7 +16,7 @@ import itertools
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,14 +26,13 @@ from typing import Final
 from bench.replication.cluster import Cluster, NotWholeError
 from bench.soak.client_processes import ClientProcesses
 from bench.soak.nemesis import WHOLE_TIMEOUT_S, Fault, Nemesis, Pace
-from bench.soak.records import disasters
-from bench.soak.state_clients import KEYS, BankClient, LostError, RegisterClient, Service
+from bench.soak.records import node_anomalies
+from bench.soak.state_clients import KEYS, BankClient, LostError, RegisterClient, Service, until
 from bench.soak.state_replica import ReplicaOrder
 from raftlog.cluster.process import free_ports
 from tests.verification.history_file import HistoryWriter, load
-from tests.verification.register_checker import Verdict, check
 from tests.verification.register_history import DECODER, Kind, Operation, Outcome
-from tests.verification.register_minimal import explain
+from tests.verification.register_minimal import impossible
 
 STATES: Final = ("kv", "bank")
 REPLICAS: Final = ("a", "b", "c")
@@ -62,14 +61,7 @@ class StateRun:
     def replay(cls, directory: Path) -> StateRun:
         """Check the history in a directory again."""
         history = list(load(directory / HISTORY_FILE, DECODER))
-        return cls(history, anomalies=judge(history))
-
-
-def judge(history: list[Operation]) -> list[str]:
-    """Keys with a history that is not linearizable, or too hard to check."""
-    return [
-        explain(report) for report in check(history) if report.verdict is not Verdict.LINEARIZABLE
-    ]
+        return cls(history, anomalies=impossible(history))
 
 
 @dataclass(slots=True)
@@ -168,7 +160,6 @@ async def soak(
     every_s: float,
     rate: float,
     seed: int,
-    layout: str = "shared",
     log: Callable[[str], None] = print,
 ) -> StateRun:
     """Strike a fresh cluster and its replicas for so long, then check what clients saw.
@@ -176,7 +167,7 @@ async def soak(
     `rate` is the number of operations a second of all clients together.
     """
     run = StateRun()
-    orders = _orders(cluster.servers, layout)
+    orders = _orders(cluster.servers)
     groups = [f"state.{state}" for state in STATES]
     replicas = ClientProcesses(orders, directory, module="bench.soak.state_replica", groups=groups)
     writer = HistoryWriter(directory / HISTORY_FILE)
@@ -213,19 +204,16 @@ async def soak(
         await replicas.kill(replicas.numbers)
         await stage.close()
         writer.close()
-    for node_id, node in cluster.processes.nodes.items():
-        if node.has_ended:
-            run.anomalies.append(f"node {node_id} ended by itself")
-        run.anomalies += [f"log of node {node_id}: {line}" for line in disasters(node.logs)]
+    run.anomalies += node_anomalies(cluster.processes.nodes)
     run.faults = nemesis.faults
     run.transfers = sum(one.transfers for one in stage.banks)
     for state, term in stage.watch.found:
         run.terms[state] = max(term, run.terms.get(state, 0))
-    run.anomalies += [*stage.anomalies(), *judge(run.history)]
+    run.anomalies += [*stage.anomalies(), *impossible(run.history)]
     return run
 
 
-def _orders(servers: str, layout: str) -> list[ReplicaOrder]:
+def _orders(servers: str) -> list[ReplicaOrder]:
     ports = iter(free_ports("127.0.0.1", len(REPLICAS) * len(STATES)))
     return [
         ReplicaOrder(
@@ -234,7 +222,6 @@ def _orders(servers: str, layout: str) -> list[ReplicaOrder]:
             name,
             f"127.0.0.1:{next(ports)}",
             f"127.0.0.1:{next(ports)}",
-            layout,
         )
         for name in REPLICAS
     ]
@@ -266,23 +253,18 @@ async def _final_reads(cluster: Cluster, stage: _Stage) -> list[str]:
         async with asyncio.timeout(FINAL_TIMEOUT_S):
             for address in register.service.addresses:
                 for key in KEYS:
-                    await _until(partial(register.read, key, address, "linearizable"))
+                    await until(partial(register.read, key, address, "linearizable"))
             for bank in stage.banks:
                 for address in bank.service.addresses:
-                    await _until(partial(bank.check, address))
+                    await until(partial(bank.check, address))
             for service in services.values():
-                await _until(partial(_is_level, service))
+                await until(partial(_is_level, service))
     except NotWholeError as error:
         return [f"at the end: {error}"]
     except TimeoutError:
         seen = {state: await _statuses(service) for state, service in services.items()}
         return [f"{FINAL_TIMEOUT_S:g} s after the last fault, replicas do not answer: {seen}"]
     return []
-
-
-async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():  # noqa: ASYNC110 (of other processes)
-        await asyncio.sleep(RETRY_S)
 
 
 async def _is_level(service: Service) -> bool:

@@ -12,21 +12,33 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 
 from tests.verification.register_history import Kind, Operation, Outcome
+
+T = TypeVar("T")
 
 KEYS: Final = ("k0", "k1", "k2", "k3")
 ATTEMPT_S: Final = 1.0
 PATIENCE_S: Final = 60.0
 """An operation with an id is repeated for so long."""
 RETRY_S: Final = 0.05
+POLL_S: Final = 0.02
+POLL_TIMEOUT_S: Final = 60.0
 TOKEN_HEADER: Final = "X-State-Token"
 FIRST_BALANCE: Final = 1_000_000
+
+
+async def until(condition: Callable[[], Awaitable[T]]) -> T:
+    """The first true result. Raises TimeoutError."""
+    async with asyncio.timeout(POLL_TIMEOUT_S):
+        while not (found := await condition()):  # noqa: ASYNC110 (of other processes)
+            await asyncio.sleep(POLL_S)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

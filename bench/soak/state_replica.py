@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any, Final
 
 import msgspec
 import uvloop
 from aiohttp import web
+from raftlog_client import RaftlogClientError
 from raftlog_replicated import Host, Replicated
 from raftlog_replicated.examples import bank, kv
+
+from bench.soak.orders import order_from_stdin, until_end
 
 SNAPSHOT_BYTES: Final = 64 << 10
 """Small: a soak restores often."""
 LEASE_MS: Final = 1_500
+START_RETRY_S: Final = 0.5
 
 
 class ReplicaOrder(msgspec.Struct, frozen=True):
@@ -25,19 +28,16 @@ class ReplicaOrder(msgspec.Struct, frozen=True):
     replica_id: str
     kv_listen: str
     bank_listen: str
-    layout: str = "shared"
 
 
 async def serve(order: ReplicaOrder) -> None:
     """Serve both states until cancelled; an error of either ends the process."""
-    host = Host()
     options: dict[str, Any] = {
         "replica_id": order.replica_id,
         "bootstrap_servers": order.servers,
         "lease_ms": LEASE_MS,
         "snapshot_bytes": SNAPSHOT_BYTES,
-        "layout": order.layout,
-        "host": host,
+        "host": Host(),
     }
     async with (
         Replicated(
@@ -71,33 +71,19 @@ async def _follow(replica: Replicated[Any, Any, Any]) -> None:
         )
 
 
-async def _main() -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    order = msgspec.json.decode(await reader.readline(), type=ReplicaOrder)
-    work, end = asyncio.ensure_future(_persist(order)), asyncio.ensure_future(reader.read())
-    await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
-    end.cancel()
-    if work.done():
-        work.result()
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-
-
-START_RETRY_S: Final = 0.5
-
-
 async def _persist(order: ReplicaOrder) -> None:
-    """A process that starts while all nodes are down is started again by its supervisor."""
-    from raftlog_client import RaftlogClientError  # noqa: PLC0415
-
+    """Serve; a process that starts while all nodes are down tries again, as a supervisor would."""
     while True:
         try:
             await serve(order)
         except RaftlogClientError as error:
             print(f"no cluster yet: {error}", flush=True)
             await asyncio.sleep(START_RETRY_S)
+
+
+async def _main() -> None:
+    order, reader = await order_from_stdin(ReplicaOrder)
+    await until_end(_persist(order), reader)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import msgspec
 import uvloop
 
 from bench.soak.clients import CLIENTS, Task
+from bench.soak.orders import order_from_stdin
 from bench.soak.recording import Recorder
 
 LINE_BYTES_MAX: Final = 1 << 20
@@ -124,10 +125,7 @@ class Worker:
 
 
 async def _main() -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    order = msgspec.json.decode(await reader.readline(), type=WorkerOrder)
+    order, reader = await order_from_stdin(WorkerOrder, LINE_BYTES_MAX)
     stop = asyncio.Event()
     working = asyncio.create_task(work(order, stop))
     ended = asyncio.create_task(reader.read())

@@ -21,6 +21,8 @@ import uvloop
 from raftlog_replicated import At, Replicated, Role, StructCodec
 from raftlog_replicated.topics import Layout
 
+from bench.soak.orders import order_from_stdin
+
 SNAPSHOT_BYTES: Final = 1 << 40
 """No snapshot, unless a benchmark is about them."""
 
@@ -152,10 +154,7 @@ async def following(
 
 
 async def _main() -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    order = msgspec.json.decode(await reader.readline(), type=FollowerOrder)
+    order, reader = await order_from_stdin(FollowerOrder)
     async with replica(order.servers, order.name, order.replica_id, order.layout) as timed:
         await role_is(timed, Role.REPLICA, Role.PRIMARY)
         sys.stdout.write("caught up\n")

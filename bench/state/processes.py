@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from bench.soak.state_clients import LostError, Service
+from bench.soak.state_clients import LostError, Service, until
 from raftlog.cluster.process import free_ports
 
-T = TypeVar("T")
-
 REPLICAS: Final = ("a", "b", "c")
-POLL_S: Final = 0.02
-TIMEOUT_S: Final = 60.0
 
 
 class Store:
@@ -114,14 +109,6 @@ class Store:
             process.kill()
             process.wait()
         await self.service.close()
-
-
-async def until(condition: Callable[[], Awaitable[T]]) -> T:
-    """The first true result. Raises TimeoutError."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not (found := await condition()):  # noqa: ASYNC110 (of other processes)
-            await asyncio.sleep(POLL_S)
-    return found
 
 
 @asynccontextmanager

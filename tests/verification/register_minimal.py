@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from tests.verification.register_checker import RegisterReport, Verdict, check_register
+from tests.verification.register_checker import RegisterReport, Verdict, check, check_register
 from tests.verification.register_history import Kind, Operation, Outcome, Value, render
 
 CHECKS_MAX: Final = 1_000
@@ -47,6 +47,13 @@ def explain(report: RegisterReport) -> str:
         core = render(smallest(report))
         return f"{text}: no order of these operations is possible:\n{core}"
     return text
+
+
+def impossible(history: Sequence[Operation]) -> list[str]:
+    """The registers with a history that is not linearizable, or too hard to check, in words."""
+    return [
+        explain(report) for report in check(history) if report.verdict is not Verdict.LINEARIZABLE
+    ]
 
 
 class _Shrinker:
