@@ -38,7 +38,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     TransactionAbortableError,
 )
-from raftlog_client.group_lease import GroupLease
+from raftlog_client.group_lease import GroupLease, LeaseListener
 from raftlog_client.producer import Producer
 from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.record_encoder import (
@@ -90,6 +90,7 @@ __all__ = [
     "GroupMetadata",
     "Headers",
     "IllegalStateError",
+    "LeaseListener",
     "NewTopic",
     "NoNodeAvailableError",
     "NoOffsetError",

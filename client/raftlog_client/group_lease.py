@@ -46,7 +46,7 @@ HOLD_SHARE: Final = 15
 DISCONNECT_SHARE: Final = 5
 """The session of a member without connection is a fifth of the others'."""
 CLOCK_SHARE: Final = 0.8
-"""Of the shorter session, for clocks whose rates differ by up to a fifth."""
+"""Of the shorter session, for clocks with rates that differ by up to a fifth."""
 ANSWER_SHARE: Final = 6
 """A heartbeat is late a sixth of the session after its time, and another node is called."""
 JOIN_S: Final = 2.0
@@ -114,7 +114,7 @@ class GroupLease:
         self._servers = bootstrap_servers
         self._session_ms = session_timeout_ms
         self._client_id = client_id
-        self._clock = clock or _elapsed_s
+        self._clock = clock or elapsed_s
         self._path = f"/v1/groups/{quote(group_id, safe='')}/heartbeat"
         self._coordinator = CoordinatorKey(OFFSETS_TOPIC, group_id)
         self._member = self._new_member()
@@ -471,7 +471,7 @@ class GroupLease:
             return
 
 
-def _elapsed_s() -> float:
+def elapsed_s() -> float:
     """CLOCK_BOOTTIME where the kernel has it (Linux); elsewhere the best there is."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from raftlog_client import LeaseListener
+
 from raftlog_replicated.snapshots import Manifest
 
 
@@ -35,22 +37,6 @@ class Writer(Protocol):
 
     async def close(self) -> None:
         """Give up what is under way, its outcome unknown."""
-
-
-class LeaseListener(Protocol):
-    """The calls of a lease, in the event loop: plain, and without waits."""
-
-    def position(self) -> int:
-        """Entries applied so far."""
-
-    def primaries(self) -> int:
-        """Of how many states this process is the primary."""
-
-    def lease_granted(self) -> None:
-        """This replica is chosen as the primary."""
-
-    def lease_lost(self, error: Exception | None) -> None:
-        """No longer the primary. The coordinator learns of the release after the return."""
 
 
 class LeaseMember(NamedTuple):

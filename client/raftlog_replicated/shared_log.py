@@ -11,16 +11,17 @@ from raftlog_client import (
     Admin,
     Consumer,
     GroupLease,
+    LeaseListener,
     OffsetOutOfRangeError,
     Producer,
     Record,
     ServerError,
     TopicPartition,
 )
+from raftlog_client.group_lease import elapsed_s
 
 from raftlog_replicated.errors import ReplicaEndedError, UnknownEntryError
 from raftlog_replicated.ports import (
-    LeaseListener,
     LeaseMember,
     LogRecord,
     LogTrimmedError,
@@ -36,7 +37,6 @@ POLL_MS: Final = 500
 ENTRIES: Final = 0
 LEASE_PARTITION: Final = 0
 """In both layouts: its owner in the group is the primary."""
-_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 CLOSE_MS: Final = 50
 """For what a writer has under way: its outcome is the log's."""
 
@@ -123,7 +123,7 @@ class SharedLog:
 
     def clock(self) -> float:
         """The system's monotonic clock, with the time of a suspended machine where it is known."""
-        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+        return elapsed_s()
 
     async def end(self) -> int:
         """The committed end: the leader confirms its lead with the quorum."""

@@ -51,14 +51,17 @@ class Snapshotter(Generic[Command, Result]):
     @property
     def is_due(self) -> bool:
         """Whether the log since the newest snapshot is longer than that, and than the minimum."""
-        newest = self._catalogue.newest_first
-        return self.log_bytes > max(self._bytes_min, newest[0].size_bytes if newest else 0)
+        return self.log_bytes > self._least_bytes
 
     @property
     def is_long_due(self) -> bool:
         """Whether no other replica takes one: then a primary does."""
+        return self.log_bytes > 4 * self._least_bytes
+
+    @property
+    def _least_bytes(self) -> int:
         newest = self._catalogue.newest_first
-        return self.log_bytes > 4 * max(self._bytes_min, newest[0].size_bytes if newest else 0)
+        return max(self._bytes_min, newest[0].size_bytes if newest else 0)
 
     async def refresh(self) -> None:
         """Read new manifests. Raises RaftlogClientError."""

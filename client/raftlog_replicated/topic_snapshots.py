@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from raftlog_replicated.snapshots import Manifest
-from raftlog_replicated.topics import CHUNKS, MANIFESTS
+from raftlog_replicated.topics import CHUNKS, MANIFESTS, records_before
 
-POLL_MS = 200
 READ_BYTES_MAX = 8 << 20
 
 
@@ -38,16 +37,12 @@ class TopicSnapshots:
             self._manifests = await self._open(source)
         consumer = self._manifests
         end = (await consumer.end_offsets([source]))[source]
-        found: list[tuple[bytes | None, bytes | None]] = []
-        while not found and await consumer.position(source) < end:
-            for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
-                # Keys with a zero are the library's own marks: layout, claims.
-                found += [
-                    (one.key, one.value)
-                    for one in records
-                    if one.key is None or not one.key.startswith(b"\x00")
-                ]
-        return found
+        # Keys with a zero are the library's own marks: layout, claims.
+        return [
+            (one.key, one.value)
+            async for one in records_before(consumer, source, end)
+            if one.key is None or not one.key.startswith(b"\x00")
+        ]
 
     async def read(self, manifest: Manifest) -> AsyncIterator[bytes]:
         """The chunks of a snapshot that are there, in order."""
@@ -58,13 +53,13 @@ class TopicSnapshots:
             end = (await consumer.end_offsets([source]))[source]
             consumer.seek(source, manifest.first_chunk)
             count = 0
-            while count < manifest.chunks and await consumer.position(source) < end:
-                # Deleted ones are passed over: a newer snapshot has taken their place.
-                taken = await consumer.getmany(timeout_ms=POLL_MS)
-                for one in taken.get(source, ()):
-                    if one.key is not None and one.key.startswith(prefix) and one.value is not None:
-                        count += 1
-                        yield one.value
+            # Deleted ones are passed over: a newer snapshot has taken their place.
+            async for one in records_before(consumer, source, end):
+                if one.key is not None and one.key.startswith(prefix) and one.value is not None:
+                    count += 1
+                    yield one.value
+                    if count == manifest.chunks:
+                        return
         finally:
             await consumer.close()
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from raftlog_client import (
@@ -23,6 +23,7 @@ from raftlog_client import (
     Consumer,
     Producer,
     RaftlogClientError,
+    Record,
     ServerError,
     TopicNotFoundError,
     TopicPartition,
@@ -30,6 +31,8 @@ from raftlog_client import (
 
 from raftlog_replicated.errors import LayoutError
 
+K = TypeVar("K")
+V = TypeVar("V")
 Layout: TypeAlias = Literal["shared", "per-replica"]
 LAYOUTS: Final = ("shared", "per-replica")
 NAME_PATTERN: Final = re.compile(r"[a-zA-Z0-9._-]{1,200}")
@@ -55,6 +58,15 @@ class _Layout(msgspec.Struct, array_like=True, frozen=True):
 
 _layouts: msgspec.msgpack.Decoder[_Layout] = msgspec.msgpack.Decoder(_Layout)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+async def records_before(
+    consumer: Consumer[K, V], source: TopicPartition, end_offset: int
+) -> AsyncGenerator[Record[K, V]]:
+    """Records of a partition from the consumer's position up to an offset, about."""
+    while await consumer.position(source) < end_offset:
+        for record in (await consumer.getmany(source, timeout_ms=POLL_MS)).get(source, ()):
+            yield record
 
 
 class Clients(NamedTuple):
@@ -141,14 +153,11 @@ class StateTopics:
         )
         consumer.assign([source])
         async with consumer:
-            while await consumer.position(source) < bounds.end_offset:
-                for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
-                    for record in records:
-                        if record.key is None:
-                            continue
-                        found.pop(record.key, None)
-                        if record.value is not None:
-                            found[record.key] = record.value
+            async for record in records_before(consumer, source, bounds.end_offset):
+                if record.key is not None:
+                    found.pop(record.key, None)
+                    if record.value is not None:
+                        found[record.key] = record.value
         return {key: value for key, value in found.items() if key.startswith(b"\x00")}
 
     def _check_layout(self, mark: bytes) -> None:

@@ -116,7 +116,7 @@ async def test_a_hand_over_moves_the_primary_at_once(
         assert await kv.primary(heir) == heir
         assert time.monotonic() - begun < LEASE_S
         await kv.put("x", "2")
-        refused = await kv.service.call("POST", kv.addresses[heir], "/hand-over/nobody")
+        refused = await kv.service.call("POST", kv.addresses[heir], "/hand-over/unknown")
         assert refused.status == 503
         assert await kv.primary() == heir
         members = json.loads((await kv.service.call("GET", kv.addresses[primary], "/members")).body)

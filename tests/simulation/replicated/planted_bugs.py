@@ -75,7 +75,7 @@ def joined_question(_: Service) -> Iterator[None]:
 
 @contextmanager
 def endless_lease(_: Service) -> Iterator[None]:
-    """A read by lease on a primary whose lease may be over."""
+    """A read by lease on a primary with a lease that may be over."""
 
     def always(_: SimulatedLease) -> bool:
         return True

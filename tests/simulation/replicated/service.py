@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeVar
 
-from raftlog_client import ConnectionLostError, FencedError
-from raftlog_replicated.ports import LeaseListener, LeaseMember, LogRecord, LogTrimmedError
+from raftlog_client import ConnectionLostError, FencedError, LeaseListener
+from raftlog_replicated.ports import LeaseMember, LogRecord, LogTrimmedError
 from raftlog_replicated.snapshots import Manifest
 
 from tests.simulation.life import current_life
