@@ -10,6 +10,8 @@ import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from random import Random
 from typing import Final, TypeVar
 
@@ -36,6 +38,8 @@ class _Session:
     ends: float
     member: object
     """A late call of an earlier membership changes nothing."""
+    number: int
+    """Of the newest heartbeat."""
 
 
 @dataclass
@@ -158,16 +162,26 @@ class Service:
             if self.primary == name:
                 self.primary = None
 
-    def heartbeat(self, name: str, member: object, position: int) -> int:
-        """Renew a session; the number of the replica's grant, or 0 if another is the primary."""
+    def heartbeat(
+        self, name: str, member: object, position: int, number: int, *, holds: bool
+    ) -> int:
+        """Renew a session; the number of the replica's grant, or 0 if another is the primary.
+
+        `number` grows with each heartbeat of a membership; `holds`: the member has the lease. A
+        process waits for the session of the one before (UNRELEASED_INSTANCE_ID), and a late copy of
+        an earlier membership changes nothing (UNKNOWN_MEMBER).
+        """
         self._expire()
         now = asyncio.get_running_loop().time()
         one = self.sessions.get(name)
-        if one is not None and one.member is not member and self.primary == name:
-            self.leave(name)  # a new process: it holds nothing
-        self.sessions[name] = _Session(position, now, now + LEASE_S, member)
+        if one is not None and one.member is not member:
+            return 0
+        newest = number if one is None else max(number, one.number)
+        self.sessions[name] = _Session(position, now, now + LEASE_S, member, newest)
         if self.target is not None and self.target not in self.sessions:
             self.target = None
+        if self.primary == name and not holds and number == newest and self.target:
+            self.primary = None  # it has nothing to give up
         if self.primary is None:
             best = self.target or max(
                 self.sessions, key=lambda one: (self.sessions[one].position, one)
@@ -354,13 +368,19 @@ class SimulatedLease:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         service, name = self._service, self._replica_id
-        while True:
+        member = self._member
+        for number in count():
             sent = loop.time()
-            position = self._listener.position()
+            beat = partial(
+                service.heartbeat,
+                name,
+                member,
+                self._listener.position(),
+                number,
+                holds=self._grant > 0,
+            )
             try:
-                grant = await service.call(
-                    name, lambda at=position: service.heartbeat(name, self._member, at)
-                )
+                grant = await service.call(name, beat)
             except ConnectionLostError as error:
                 if not self.is_primary:
                     self._lose(error)
