@@ -85,11 +85,15 @@ def cluster(servers: str, topic: str, out: str, directory: str) -> None:
         import pyarrow as pa
         from pyspark import TaskContext
 
-        for rows in batches:
-            yield pa.RecordBatch.from_pydict({"value": [str(Path.cwd())] * len(rows)})
         context = TaskContext.get()
         assert context is not None
-        if context.attemptNumber() == 0 and context.partitionId() == 0:
+        is_failing = context.attemptNumber() == 0 and context.partitionId() == 0
+        if not is_failing:
+            # A task that has ended leaves its executor to the repeated one: the other stayed idle.
+            _wait_for_both(Path(directory) / "executors", Path.cwd().name)
+        for rows in batches:
+            yield pa.RecordBatch.from_pydict({"value": [str(Path.cwd())] * len(rows)})
+        if is_failing:
             raise RuntimeError("the first attempt fails")
 
     places = sorted({row.value for row in frame.mapInArrow(where, "value string").collect()})
@@ -124,6 +128,15 @@ def cluster(servers: str, topic: str, out: str, directory: str) -> None:
     )
     assert copying.awaitTermination(TIMEOUT_S)
     _tell(rows=_listed(frame), streamed=sorted(streamed), places=places)
+
+
+def _wait_for_both(marks: Path, executor: str) -> None:
+    """Return once tasks of two executors have called this, or the time is up."""
+    marks.mkdir(parents=True, exist_ok=True)
+    (marks / executor).touch()
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(list(marks.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def faulty_executors(servers: str, topic: str, rows: str, directory: str) -> None:
