@@ -235,10 +235,14 @@ async def test_topics_grow(three: KafkaNode, version: int) -> None:
         assert len(image.topic("one").partitions) == 3
         assert image.topic("wide").partitions[1].replicas == (3, 1)
         for replicas in ((1,),), ((1, 1),), ((1, 9),), ((1, 2), (2, 3)):
-            wrong = create_partitions.CreatePartitionsRequest((grown("wide", 3, *replicas),))
+            wrong = create_partitions.CreatePartitionsRequest(
+                (grown("wide", 3, *replicas),), TIMEOUT_MS
+            )
             [row] = (await client.ask(wrong, version)).results
             assert row.error_code == 39
-        twice = create_partitions.CreatePartitionsRequest((grown("one", 4), grown("one", 5)))
+        twice = create_partitions.CreatePartitionsRequest(
+            (grown("one", 4), grown("one", 5)), TIMEOUT_MS
+        )
         assert [row.error_code for row in (await client.ask(twice, version)).results] == [42]
         dry = create_partitions.CreatePartitionsRequest(
             (grown("one", 9),), TIMEOUT_MS, validate_only=True
