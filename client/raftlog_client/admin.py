@@ -15,6 +15,7 @@ from raftlog.api.cluster import (
     DecommissionProgress,
     LeaderElection,
     LeadershipTransfer,
+    NewDirectory,
     NewReassignment,
     NewReassignments,
     NewVoter,
@@ -419,6 +420,14 @@ class Admin(Startable):
         then join under its id. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE while the node is
         alive, has a vote, or holds replicas."""
         await self._change("DELETE", f"/v1/nodes/{int(node_id)}")
+
+    async def replace_node(self, node_id: int, directory_id: str) -> None:
+        """Give the place of a node with a lost disk, its replicas included, to an empty directory.
+
+        `raftlog serve --replace` calls this before the node starts. Harmless to repeat. Raises
+        ServerError: NOT_FOUND, or ILLEGAL_STATE while the node is alive or has a vote.
+        """
+        await self._change("POST", f"/v1/nodes/{int(node_id)}/replace", NewDirectory(directory_id))
 
     async def decommission_node(self, node_id: int) -> None:
         """Move all replicas of a node to other nodes; see `describe_decommission`. Harmless to

@@ -279,6 +279,13 @@ class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_id: NodeNumber
 
 
+class NewDirectory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The empty data directory that takes the place of a lost one."""
+
+    directory_id: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    """Drawn by its node at the first start (`directory.json`)."""
+
+
 class LeadershipTransfer(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 ):

@@ -26,7 +26,7 @@ class AddNode(msgspec.Struct, frozen=True, tag="add_node"):
 
 
 class ReplaceNode(msgspec.Struct, frozen=True, tag="replace_node"):
-    """Put a new, empty node in the place of one with lost data."""
+    """Put an empty data directory in the place of a lost one."""
 
     node_id: int
 

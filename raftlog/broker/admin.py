@@ -442,6 +442,13 @@ class AdminService:
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._metadata.unregister_broker(broker_id)
 
+    async def replace_directory(
+        self, principal: Principal, broker_id: BrokerId, directory_id: str
+    ) -> None:
+        """Give the place of a broker with a lost data directory to an empty directory."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._metadata.replace_directory(broker_id, directory_id)
+
     # The metadata quorum
 
     def membership(self, principal: Principal) -> ClusterMembership:

@@ -4,7 +4,8 @@ Readiness is two questions. A starting or stopping node serves nothing, because 
 merely not have been read yet (`NodeServices.is_ready`). A node without an active controller can
 still read and write the partitions that it leads: it serves, and the quorum itself refuses changes
 of metadata (NO_CONTROLLER). But it is not *ready* (`unready`): a load balancer, or a rolling
-restart, should prefer the other nodes. The same holds for a fenced node.
+restart, should prefer the other nodes. The same holds for a fenced node, and after a start until
+each replica has been in sync once: the next node's stop would leave too few.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class NodeServices:
     is_ready: Callable[[], str | None]
     """None while the node serves; otherwise the reason why not (starting, stopping): listeners then
     refuse every request. A node without an active controller serves."""
+    catching_up: Callable[[], str | None] = lambda: None
+    """None once the replicas have been in sync since the start; otherwise the ones that lag."""
     can_write: Callable[[], bool] = lambda: True
     """Whether this node's disk takes writes; if not, the node resigns its leadership."""
 
@@ -90,7 +93,8 @@ def unready(services: NodeServices) -> LogError | None:
             f"Node {services.node_id} is fenced: controller {leader_id} has not heard from it, and "
             "has it lead nothing.",
         )
-    return None
+    catching_up = services.catching_up()
+    return None if catching_up is None else LogError(NOT_READY, catching_up)
 
 
 def _reach(services: NodeServices) -> str:

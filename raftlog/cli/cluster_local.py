@@ -215,10 +215,10 @@ def add_node(directory: Path, voter: bool, output_format: str) -> None:
 @directory_option
 @format_option
 def replace_node(node: int, directory: Path, output_format: str) -> None:
-    """Replace node NODE, whose data is lost or damaged, by a new, empty node.
+    """Replace the data directory of node NODE, which is lost or damaged, by an empty one.
 
-    The new node gets NODE's vote and copies of NODE's replicas; then the cluster forgets NODE. The
-    rest of NODE's data directory is moved away, never deleted.
+    NODE stops, and starts again in the place of the lost one: with its number, its vote and copies
+    of its replicas. The rest of its data directory is moved away, never deleted.
     """
     _change_nodes(directory, ReplaceNode(node), output_format)
 

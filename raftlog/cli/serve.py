@@ -5,10 +5,11 @@ The node's log: lines on stderr, for a person or, as JSON, for a collector.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from raftlog.cli.settings import (
 )
 from raftlog.node.directory import IdentityError, remembered_settings
 from raftlog.node.process import NodeSettings, run_node
+from raftlog.node.replacement import NoteVote
 from raftlog.node.settings import shown
 
 _HELP = """Run one node in the foreground, until SIGTERM or Ctrl-C.
@@ -49,6 +51,7 @@ that exists. A restart needs the data directory alone.
 \b
   raftlog serve --data-dir /var/lib/raftlog
   raftlog serve --data-dir D --node-id 4 --listen h4:8082 --join h1:8082 --cluster-secret-file F
+  raftlog serve --data-dir NEW --replace 3 --listen h3:8082 --join h1:8082 …
   raftlog serve --config /etc/raftlog.toml --listen 0.0.0.0:8082
   raftlog serve --data-dir D --kafka-listen 127.0.0.1:9092
 """
@@ -162,7 +165,7 @@ class ServeCommand(click.Command):
             output.write_json(msgspec.to_builtins(shown(settings)))
             return ExitCode.OK
         configure_log(settings.log)
-        return run_node(settings)
+        return run_node(settings, _take_place)
 
     def _settings(self, config_file: Path | None, flags: dict[str, Any]) -> ServeSettings:
         for name in unknown_variables(self.settings, os.environ):
@@ -173,7 +176,13 @@ class ServeCommand(click.Command):
             *from_environment(self.settings, os.environ),
             *(from_file(self.settings, config_file) if config_file else ()),
         ]
-        return combine(ServeSettings, iter(given), self._remembered(given))
+        remembered = list(self._remembered(given))
+        if all(one.setting.key != "node_id" for one in (*given, *remembered)):
+            # The lost node's number is the new one's.
+            node_id = next(one for one in self.settings if one.key == "node_id")
+            lost = [one for one in given if one.setting.key == "replace"]
+            given += [dataclasses.replace(one, setting=node_id) for one in lost]
+        return combine(ServeSettings, iter(given), iter(remembered))
 
     def _remembered(self, given: list[Given]) -> Iterator[Given]:
         """The settings remembered by the data directory: a restart needs the directory alone."""
@@ -188,6 +197,19 @@ class ServeCommand(click.Command):
         except IdentityError as error:
             raise CommandError(str(error)) from error
         return from_memory(self.settings, values, data_dir)
+
+
+async def _take_place(
+    addresses: Sequence[str], node_id: int, directory_id: str, note_vote: NoteVote
+) -> None:
+    # Here, so that no other start pays for the client.
+    from raftlog.cluster.errors import ClusterError  # noqa: PLC0415
+    from raftlog.cluster.membership import take_lost_place  # noqa: PLC0415
+
+    try:
+        await take_lost_place(addresses, node_id, directory_id, note_vote)
+    except ClusterError as error:
+        raise ValueError(str(error)) from error
 
 
 def _option(setting: Setting) -> click.Option:

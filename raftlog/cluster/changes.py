@@ -1,14 +1,11 @@
 """Changes of the cluster's nodes (add, replace, forget): the steps in their safe order.
 
-A failed step ends the change; earlier steps stay done, and the error names the next step by hand.
-The order of a replacement: the lost node's vote is removed before a new voter is added, because
-votes change one at a time and a dead voter counts against the majority; its replicas are moved to
-the new node before the lost one is unregistered, because each must have another holder first.
+A failed step ends the change; earlier steps stay done, and the error names the next step by hand. A
+replacement is one start, by `raftlog serve --replace`: the node itself gets place and vote.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from raftlog_client import RaftlogClientError
@@ -18,17 +15,11 @@ from raftlog.cluster.errors import ClusterError
 from raftlog.record.errors import counted
 
 if TYPE_CHECKING:
-    from raftlog_client import Admin
-
     from raftlog.cluster.local import LocalCluster
     from raftlog.cluster.manifest import NodeEntry
 
-STALL_TIMEOUT_S: Final = 600.0
-"""So long without a moved replica needs an operator. The copy of a large one takes minutes."""
-LOST_TIMEOUT_S: Final = 10.0
-"""So long without any source to copy from: no other node will appear with the data."""
-NAMED_MAX: Final = 10
-"""Partitions named in a message."""
+COPY_TIMEOUT_S: Final = 3_600.0
+"""For the replicas of a lost node. The node goes on with them after an impatient command, too."""
 
 
 async def add_node(cluster: LocalCluster, *, voter: bool = False) -> int:
@@ -52,38 +43,21 @@ async def forget_node(cluster: LocalCluster, node_id: int) -> None:
 
 
 async def replace_node(cluster: LocalCluster, node_id: int) -> int:
-    """Put a new, empty node in the place of one with lost data; return its id.
+    """Put an empty data directory in the place of a lost one; return the node's id.
 
-    The new node takes over vote and replicas. The old data directory is moved to `lost/`, never
-    deleted. Raises ClusterError.
+    The node gets its vote again, and copies of its replicas. The old data directory is moved to
+    `lost/`, never deleted. Raises ClusterError.
     """
     cluster.manifest.node(node_id)
-    had_vote = await _check_majority(cluster, node_id)
-    others = [cluster.address(other) for other in cluster.node_ids if other != node_id]
-    await cluster.stop_node(node_id)
-    cluster.tell(f"node {node_id} is stopped")
-    async with membership.admin_of(others) as admin:
-        if had_vote:
-            try:
-                await membership.take_vote(admin, node_id)
-            except ClusterError as error:
-                raise ClusterError(
-                    f"node {node_id} is stopped, but {error}",
-                    f"`raftlog cluster start-node {node_id}` undoes that; `replace-node` tries on.",
-                ) from error
-            cluster.tell(f"node {node_id} has no vote any more")
-        new = cluster.add_entry()
-        await _drop(cluster, node_id)
-        await _start_new(cluster, new)
-    async with membership.admin_of([*others, cluster.address(new.node_id)]) as admin:
-        if had_vote:
-            await membership.give_vote(admin, new.node_id)
-            cluster.tell(f"node {new.node_id} has a vote")
-        if not await membership.forget_if_empty(admin, node_id):
-            await _hand_over(cluster, admin, node_id)
-            await membership.forget(admin, node_id)
-    cluster.tell(f"the cluster has forgotten node {node_id}; node {new.node_id} is in its place")
-    return new.node_id
+    await _check_majority(cluster, node_id)
+    aside = await cluster.empty_directory(node_id)
+    where = f"its data directory is kept as {aside}" if aside else "it had no data directory"
+    cluster.tell(f"node {node_id} is stopped; {where}")
+    cluster.launch(node_id)
+    cluster.tell(f"starting node {node_id} empty: its replicas are copied from the others")
+    await cluster.wait_ready(node_id, timeout_s=COPY_TIMEOUT_S)
+    cluster.tell(f"node {node_id} is whole again")
+    return node_id
 
 
 async def _drop(cluster: LocalCluster, node_id: int) -> None:
@@ -114,8 +88,8 @@ async def _require_controller(cluster: LocalCluster) -> None:
         )
 
 
-async def _check_majority(cluster: LocalCluster, node_id: int) -> bool:
-    """Whether the node has a vote. Raises ClusterError if the others have no majority."""
+async def _check_majority(cluster: LocalCluster, node_id: int) -> None:
+    """Raise ClusterError if the others have no majority."""
     others = [other for other in cluster.node_ids if other != node_id]
     if not others:
         raise ClusterError(
@@ -140,59 +114,3 @@ async def _check_majority(cluster: LocalCluster, node_id: int) -> bool:
             f"only {len(answering)} of the others answer, {needed} are needed",
             "Bring the others back first: `raftlog cluster status` shows them.",
         )
-    return node_id in voters
-
-
-async def _hand_over(cluster: LocalCluster, admin: Admin, node_id: int) -> None:
-    """Move a dead node's replicas to other nodes, and wait. Raises ClusterError."""
-    later = (
-        f"When nothing is left to move (`raftlog cluster decommission {node_id} --wait`), "
-        f"`raftlog cluster remove-node {node_id}` ends the replacement."
-    )
-    loop = asyncio.get_running_loop()
-    moved_s = loop.time()
-    deadline_s = moved_s + membership.MOVE_TIMEOUT_S
-    left: int | None = None
-    lost: list[str] = []
-    is_asked = False
-    while True:
-        try:
-            known = await membership.node(admin, node_id)
-            if known is None or known.broker_epoch is None:
-                return
-            if not is_asked:
-                await admin.decommission_node(node_id)
-                is_asked = True
-            progress = await admin.describe_decommission(node_id)
-            moves = (await admin.describe_reassignments()).reassignments
-        except RaftlogClientError as error:
-            if not error.retriable or loop.time() >= moved_s + membership.CHANGE_TIMEOUT_S:
-                what = f"the replicas of node {node_id} are not moved: {error}"
-                raise ClusterError(what, later) from error
-        else:
-            if progress.partitions_left == 0:
-                return
-            if progress.partitions_left != left:
-                left, moved_s = progress.partitions_left, loop.time()
-                cluster.tell(f"{counted(left, 'replica')} of node {node_id} left to move")
-            lost = [
-                f"{move.topic}/{move.partition}"
-                for move in moves
-                if node_id in move.removing and not move.isr
-            ]
-        stalled_s = loop.time() - moved_s
-        if lost and len(lost) == left and stalled_s >= LOST_TIMEOUT_S:
-            named = ", ".join(lost[:NAMED_MAX]) + (", …" if len(lost) > NAMED_MAX else "")
-            raise ClusterError(
-                f"all is in place but {counted(len(lost), 'partition')} of which node {node_id} "
-                f"had the only good replica: {named}",
-                "If its disk cannot be saved, delete their topics (`raftlog topic delete`); then "
-                f"`raftlog cluster remove-node {node_id}` ends the replacement.",
-            )
-        if stalled_s >= STALL_TIMEOUT_S or loop.time() >= deadline_s:
-            raise ClusterError(
-                f"{counted(left or 0, 'replica')} of node {node_id} left to move, and it does not "
-                "go on; `raftlog cluster reassign` shows which",
-                later,
-            )
-        await asyncio.sleep(membership.MOVE_POLL_S)

@@ -365,6 +365,15 @@ class LocalCluster:
         self._save_processes()
         return self.layout.put_aside(entry)
 
+    async def empty_directory(self, node_id: int) -> Path | None:
+        """Stop a node and put its data directory aside; return the new path, if there was any.
+
+        Its next start takes the place of the lost one. Raises ClusterError, OSError.
+        """
+        await self.stop_node(node_id)
+        self._save(manifests.with_replaced(self.manifest, node_id))
+        return self.layout.put_aside(self.manifest.node(node_id))
+
     # For subclasses, which may run the nodes elsewhere
 
     def launch_node(self, entry: NodeEntry, arguments: Sequence[str]) -> NodeProcess:
@@ -423,7 +432,7 @@ class LocalCluster:
             layout = self.layout
             arguments = manifests.serve_arguments(
                 self.manifest,
-                entry,
+                self.manifest.node(entry.node_id),
                 str(layout.data_dir(entry)),
                 str(layout.secret),
                 has_begun=layout.has_begun(entry),

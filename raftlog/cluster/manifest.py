@@ -47,6 +47,8 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the operator stopped the node: it is then not started with the others."""
     kafka_port: Port | None = None
     """The port of its Kafka listener, if there is one."""
+    replaced: bool = False
+    """Whether its data directory was lost once: an empty one takes the place of the lost one."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,14 +237,17 @@ def without_node(manifest: Manifest, node_id: int) -> Manifest:
 
 def with_stopped(manifest: Manifest, node_id: int, *, stopped: bool) -> Manifest:
     """The cluster, remembering whether a node is stopped on purpose. Raises ClusterError."""
-    manifest.node(node_id)
-    return replace(
-        manifest,
-        nodes=tuple(
-            replace(entry, stopped=stopped) if entry.node_id == node_id else entry
-            for entry in manifest.nodes
-        ),
-    )
+    return _with_entry(manifest, replace(manifest.node(node_id), stopped=stopped))
+
+
+def with_replaced(manifest: Manifest, node_id: int) -> Manifest:
+    """The cluster, remembering that a node's data directory was lost. Raises ClusterError."""
+    return _with_entry(manifest, replace(manifest.node(node_id), replaced=True))
+
+
+def _with_entry(manifest: Manifest, changed: NodeEntry) -> Manifest:
+    nodes = (changed if each.node_id == changed.node_id else each for each in manifest.nodes)
+    return replace(manifest, nodes=tuple(nodes))
 
 
 def serve_arguments(
@@ -260,9 +265,11 @@ def serve_arguments(
     own = ["--data-dir", data_dir, "--flush", manifest.flush, *kafka, *manifest.arguments]
     if has_begun:
         return own
-    if entry.joined:
+    if entry.joined or entry.replaced:
         others = [manifest.address(other) for other in manifest.nodes if other is not entry]
         how = ["--join", ",".join(others)]
+        if entry.replaced:
+            how += ["--replace", str(entry.node_id)]
     else:
         how = ["--voters", manifest.voters]
     return [

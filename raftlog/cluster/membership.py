@@ -20,14 +20,13 @@ from raftlog_client import Admin, RaftlogClientError, ServerError
 from raftlog.api.cluster import NodeInfo, QuorumInfo
 from raftlog.api.common import ErrorBody
 from raftlog.cluster.errors import ClusterError
-from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND
+from raftlog.record.errors import ILLEGAL_STATE
 
 CHANGE_TIMEOUT_S: Final = 30.0
-MOVE_TIMEOUT_S: Final = 3_600.0
-"""Replicas are copied in the background; an impatient command may end earlier."""
+DEAD_TIMEOUT_S: Final = 10.0
+"""Longest wait for the end of a lost node's session, 1.5 s by default."""
 REQUEST_TIMEOUT_MS: Final = 5_000
 RETRY_S: Final = 0.2
-MOVE_POLL_S: Final = 0.5
 
 
 @asynccontextmanager
@@ -66,50 +65,57 @@ async def take_vote(admin: Admin, node_id: int) -> None:
     )
 
 
-async def forget(admin: Admin, node_id: int) -> None:
-    """Unregister a stopped node without a vote, and wait until done.
+async def take_lost_place(
+    addresses: Sequence[str],
+    node_id: int,
+    directory_id: str,
+    note_vote: Callable[[], Awaitable[None]],
+) -> None:
+    """Have the cluster give the place of a lost node to an empty data directory.
 
-    Raises ClusterError: in particular if the node still holds replicas.
+    `note_vote` is awaited before the lost node's vote is removed. Harmless to repeat. Raises
+    ClusterError: in particular while the node is alive.
     """
-
-    async def is_so() -> bool:
-        known = await node(admin, node_id)
-        return known is None or known.broker_epoch is None
-
-    async def ask() -> None:
-        known = await node(admin, node_id)
-        if known is not None and known.fenced is False:
-            return  # not found dead yet, which takes a session timeout
-        try:
-            await admin.remove_node(node_id)
-        except ServerError as error:
-            if error.entry is not NOT_FOUND:
-                raise
-
-    await _carry_through(f"the cluster still knows node {node_id}", is_so, ask)
-
-
-async def forget_if_empty(admin: Admin, node_id: int) -> bool:
-    """Unregister a node; False on a refusal: the node still holds replicas.
-
-    Raises ClusterError.
-    """
-
-    async def is_so() -> bool:
-        known = await node(admin, node_id)
-        return known is None or known.fenced is not False
-
-    async def wait() -> None:
-        """The node is found dead after its session timeout."""
-
-    await _carry_through(f"node {node_id} is not found dead", is_so, wait)
     try:
-        await admin.remove_node(node_id)
-    except ServerError as error:
-        return error.entry is NOT_FOUND
-    except RaftlogClientError:
-        return False
-    return True
+        async with admin_of(addresses) as admin:
+            await _take_lost_place(admin, node_id, directory_id, note_vote)
+    except RaftlogClientError as error:
+        raise ClusterError(f"node {node_id} is not replaced: {error}") from error
+
+
+async def _take_lost_place(
+    admin: Admin, node_id: int, directory_id: str, note_vote: Callable[[], Awaitable[None]]
+) -> None:
+    async def is_dead() -> bool:
+        known = await node(admin, node_id)
+        return known is None or known.fenced is not False or known.directory_id == directory_id
+
+    async def is_replaced() -> bool:
+        known = await node(admin, node_id)
+        return known is None or known.broker_epoch is None or known.directory_id == directory_id
+
+    # Before its vote is touched: a wrong number must change nothing.
+    await _carry_through(
+        f"node {node_id} is alive, so it cannot be replaced",
+        is_dead,
+        _wait,
+        timeout_s=DEAD_TIMEOUT_S,
+    )
+    if node_id in await voter_ids(admin):
+        known = await node(admin, node_id)
+        if known is not None and known.directory_id == directory_id:
+            return
+        await note_vote()
+        await take_vote(admin, node_id)
+    await _carry_through(
+        f"node {node_id} is not replaced",
+        is_replaced,
+        lambda: admin.replace_node(node_id, directory_id),
+    )
+
+
+async def _wait() -> None:
+    """A dead node is found dead after its session timeout."""
 
 
 async def node(admin: Admin, node_id: int) -> NodeInfo | None:
@@ -122,9 +128,11 @@ async def _carry_through(
     what: str,
     is_so: Callable[[], Awaitable[bool]],
     ask: Callable[[], Awaitable[None]],
+    *,
+    timeout_s: float = CHANGE_TIMEOUT_S,
 ) -> None:
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + CHANGE_TIMEOUT_S
+    deadline_s = loop.time() + timeout_s
     reason: RaftlogClientError | None = None
     while True:
         try:

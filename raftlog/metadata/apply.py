@@ -23,6 +23,7 @@ from raftlog.metadata.apply_cluster import (
     create_cluster,
     fence_broker,
     register_broker,
+    replace_directory,
     set_controlled_shutdown,
     unfence_broker,
     unregister_broker,
@@ -49,6 +50,7 @@ from raftlog.metadata.commands import (
     DeleteTopic,
     FenceBroker,
     RegisterBroker,
+    ReplaceDirectory,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -154,6 +156,8 @@ def _transition(  # noqa: PLR0912 - one case for each command, each a line
             change = register_broker(image, index, command)
         case UnregisterBroker():
             change = unregister_broker(image, command)
+        case ReplaceDirectory():
+            change = replace_directory(image, command)
         case FenceBroker():
             change = fence_broker(image, command)
         case UnfenceBroker():

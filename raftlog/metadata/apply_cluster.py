@@ -21,6 +21,7 @@ from raftlog.metadata.commands import (
     ClusterCreated,
     FenceBroker,
     RegisterBroker,
+    ReplaceDirectory,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -152,6 +153,16 @@ def unregister_broker(
         raise RefusedError(ILLEGAL_STATE, _held_message(broker.broker_id, held))
     del image.brokers[broker.broker_id]
     return broker, MetadataDelta(brokers_gone=(broker.broker_id,))
+
+
+def replace_directory(
+    image: MetadataImage, command: ReplaceDirectory
+) -> tuple[BrokerImage, MetadataDelta]:
+    """Refused while the broker is alive. Touches no partition: see the command."""
+    broker = broker_of(image, command.broker_id, command.broker_epoch)
+    if not broker.fenced:
+        raise RefusedError(ILLEGAL_STATE, f"Broker {broker.broker_id} is alive: stop it first.")
+    return _put_broker(image, broker, replace(broker, directory_id=command.directory_id))
 
 
 def fence_broker(image: MetadataImage, command: FenceBroker) -> tuple[BrokerImage, MetadataDelta]:

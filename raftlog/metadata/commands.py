@@ -34,7 +34,7 @@ from raftlog.record.types import (
     TopicId,
 )
 
-COMMAND_VERSION: Final = 4
+COMMAND_VERSION: Final = 5
 """The newest command version applied by this node."""
 PRODUCER_ID_BLOCK: Final = 1_000
 """Producer ids allocated to a broker at once."""
@@ -109,6 +109,19 @@ class UnregisterBroker(_BrokerCommand, frozen=True, tag="unregister_broker"):
 
     A node with another data directory may then take its id.
     """
+
+
+class ReplaceDirectory(_BrokerCommand, frozen=True, kw_only=True, tag="replace_directory"):
+    """A broker's data directory is lost: another, empty one takes its place, with its replicas.
+
+    Refused unless the broker is fenced. In-sync sets are left as they are: the broker stays fenced
+    until its next start, which reports the replicas whose files are gone before its first
+    heartbeat. From here on the lost directory is refused, should it come back.
+    """
+
+    v: _Count = 5
+    directory_id: _Text
+    """The identity of the new directory."""
 
 
 class FenceBroker(_BrokerCommand, frozen=True, tag="fence_broker"):
@@ -254,6 +267,7 @@ Command: TypeAlias = (
     ClusterCreated
     | RegisterBroker
     | UnregisterBroker
+    | ReplaceDirectory
     | FenceBroker
     | UnfenceBroker
     | SetControlledShutdown

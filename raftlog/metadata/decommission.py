@@ -20,6 +20,7 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.elections import Elections, change_command, in_batches
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftlog.metadata.liveness import require_command_version
 from raftlog.metadata.placement import Replacements
 from raftlog.metadata.reassignment import reassigned, target_of, without_replicas
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError, counted
@@ -165,11 +166,7 @@ def alter_broker(
         broker_id=broker_id, maintenance=maintenance, decommissioning=decommissioning
     )
     assert command.v <= COMMAND_VERSION
-    for other in sorted(image.brokers):
-        if image.brokers[other].command_version < command.v:
-            raise LogError(
-                ILLEGAL_STATE, f"Node {other} runs an older release: upgrade all nodes first."
-            )
+    require_command_version(image, command.v)
     return command
 
 

@@ -33,6 +33,7 @@ from raftlog.metadata.commands import (
     FenceBroker,
     PartitionChange,
     RegisterBroker,
+    ReplaceDirectory,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -46,7 +47,13 @@ from raftlog.metadata.elections import (
     in_batches,
     plan_elections,
 )
-from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
+from raftlog.metadata.image import (
+    NO_LEADER_ID,
+    BrokerImage,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
 from raftlog.record.types import BrokerId
 
@@ -150,6 +157,31 @@ def plan_unregistration(
     Raises LogError: NOT_FOUND, or ILLEGAL_STATE if the broker lives or votes. Applying the command
     decides whether it holds replicas.
     """
+    broker = _stopped_broker(image, broker_id, has_vote=has_vote)
+    return UnregisterBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
+
+
+def plan_replacement(
+    image: MetadataImage, broker_id: BrokerId, directory_id: str, *, has_vote: bool
+) -> ReplaceDirectory | None:
+    """Give the place of a broker, whose data directory is lost, to an empty directory.
+
+    None if the directory has the place already. Raises LogError: NOT_FOUND; ILLEGAL_STATE if the
+    broker lives or votes, or while a node of an older release is in the cluster.
+    """
+    known = image.brokers.get(broker_id)
+    if known is not None and known.directory_id == directory_id:
+        return None
+    broker = _stopped_broker(image, broker_id, has_vote=has_vote)
+    command = ReplaceDirectory(
+        broker_id=broker_id, broker_epoch=broker.broker_epoch, directory_id=directory_id
+    )
+    require_command_version(image, command.v, but_for=broker_id)
+    return command
+
+
+def _stopped_broker(image: MetadataImage, broker_id: BrokerId, *, has_vote: bool) -> BrokerImage:
+    """A registered broker that neither lives nor votes. Raises LogError."""
     broker = image.brokers.get(broker_id)
     if broker is not None and not broker.fenced:
         raise LogError(
@@ -165,7 +197,18 @@ def plan_unregistration(
         )
     if broker is None:
         raise LogError(NOT_FOUND, f"There is no broker {broker_id}.")
-    return UnregisterBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
+    return broker
+
+
+def require_command_version(
+    image: MetadataImage, version: int, *, but_for: BrokerId | None = None
+) -> None:
+    """Raise LogError ILLEGAL_STATE while a registered broker does not know a command's version."""
+    for other in sorted(image.brokers):
+        if other != but_for and image.brokers[other].command_version < version:
+            raise LogError(
+                ILLEGAL_STATE, f"Node {other} runs an older release: upgrade all nodes first."
+            )
 
 
 def _plan_leaving(

@@ -37,14 +37,16 @@ from raftlog.node.directory import (
 )
 from raftlog.node.disk_policy import DiskWatch, WritePolicy, follow_storage_limits
 from raftlog.node.registration import Registration, create_cluster, find_cluster
+from raftlog.node.replacement import Replacement, TakePlace
 from raftlog.node.replication_service import ReplicationService
 from raftlog.node.settings import KafkaAddress, NodeSettings, split_address
-from raftlog.node.start import Restart, Start, check_restart
+from raftlog.node.start import Join, Restart, Start, check_restart
 from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
 from raftlog.raft.voters import bootstrap_id, parse_voters
-from raftlog.record.errors import DISK_FULL, LogError
+from raftlog.record.errors import DISK_FULL, LogError, counted
 from raftlog.record.types import BrokerEpoch, BrokerId
+from raftlog.replication.first_sync import FirstSync, named
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica import TopicSettings
 from raftlog.replication.verification import VerificationGuard
@@ -80,6 +82,7 @@ class NodeCore:
         quorum: RaftMember[ApplyResult],
         logs: LogManager,
         topic_settings: TopicSettings,
+        replacement: Replacement,
         disk: Disk,
         clock: Clock,
         randomness: Randomness,
@@ -87,6 +90,9 @@ class NodeCore:
         on_fatal: Callable[[str], None],
     ) -> None:
         self.identity = identity
+        self._replacement = replacement
+        self._first_sync = FirstSync(lambda: state_machine.image, node_id)
+        state_machine.subscribe(self._first_sync.applied)
         self.quorum = quorum
         self.not_ready: str | None = "The node is starting."
         self._state_machine = state_machine
@@ -157,6 +163,7 @@ class NodeCore:
             node_id=node_id,
             replication=self.data.status,
             is_ready=lambda: self.not_ready,
+            catching_up=self._catching_up,
             can_write=self._disk_watch.can_write,
         )
         self._registration = Registration(
@@ -182,18 +189,23 @@ class NodeCore:
         randomness: Randomness,
         network: Network,
         on_fatal: Callable[[str], None],
+        take_place: TakePlace | None = None,
         member_settings: MemberSettings | None = None,
     ) -> NodeCore:
         """Recover the metadata. `address` (`host:port`) is where other nodes will reach this one.
 
         `state` is the result of `load_state`, and `start` that of `decide_start`. `on_fatal`
-        receives the reason if the node must end. Raises LogError, DiskError, IdentityError or
-        StartError.
+        receives the reason if the node must end. `take_place` is for a start in a lost node's
+        place. Raises LogError, DiskError, IdentityError or StartError; ValueError of `take_place`.
         """
         node_id = BrokerId(settings.node_id)
         identity = await disk.run(lambda: claim(disk, settings, state, randomness))
         state_machine = MetadataStateMachine()
-        known_cluster = await disk.run(lambda: load_cluster_id(disk))
+        known_cluster, replacement = await disk.run(
+            lambda: (load_cluster_id(disk), Replacement.load(disk))
+        )
+        if isinstance(start, Join) and start.replaces and take_place is not None:
+            await take_place(start.addresses, node_id, identity.directory_id, replacement.note_vote)
         joined, initial = await find_cluster(start, identity, address, network, clock)
         # The list of voters that the cluster began with, whatever a later start names.
         begun_with = identity.first_start.voters
@@ -231,6 +243,7 @@ class NodeCore:
             quorum=quorum,
             logs=await LogManager.open(disk, clock),
             topic_settings=topic_settings,
+            replacement=replacement,
             disk=disk,
             clock=clock,
             randomness=randomness,
@@ -293,6 +306,12 @@ class NodeCore:
         else:
             await self._join(epoch)
             await self._registration.wait_unfenced()
+        self._first_sync.begin()
+        if self._replacement.is_due:
+            vote = self._replacement.regain_vote(
+                self.quorum, self.services.node_id, self.services.clock
+            )
+            self._tasks.spawn(vote, "regain-vote")
         self.not_ready = None
 
     async def leave(self) -> None:
@@ -319,6 +338,17 @@ class NodeCore:
         self, found: Partition, transactional_id: str, producer: Producer, adds: bool
     ) -> VerificationGuard | None:
         return await self._transactions.verify(found, transactional_id, producer, adds=adds)
+
+    def _catching_up(self) -> str | None:
+        if self._replacement.is_due:
+            return "The node is in a lost one's place, and has not got its vote back yet."
+        waiting = self._first_sync.waiting()
+        if not waiting:
+            return None
+        return (
+            f"{counted(len(waiting), 'replica')} not in sync yet since the node's start: "
+            f"{named(waiting)}."
+        )
 
     async def _join(self, epoch: BrokerEpoch) -> None:
         """Take part in replication, and only then send heartbeats to the controller."""

@@ -58,6 +58,8 @@ class FirstStart(Remembered, frozen=True):
 
     voters: str | None = None
     join: str | None = None
+    replaces: bool = False
+    """Whether the node takes the place of a lost one of its id."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -108,7 +110,13 @@ def requested_settings(settings: NodeSettings, state: DirectoryState) -> NodeSet
     known = state.identity
     if known is None or settings.voters is not None or settings.join is not None:
         return settings
-    return replace(settings, voters=known.first_start.voters, join=known.first_start.join)
+    first = known.first_start
+    return replace(
+        settings,
+        voters=first.voters,
+        join=first.join,
+        replace=known.node_id if first.replaces else None,
+    )
 
 
 def claim(
@@ -135,6 +143,7 @@ def claim(
         kafka_advertise=requested.kafka_advertise,
         voters=requested.voters,
         join=requested.join,
+        replaces=requested.replace is not None,
     )
     if known is not None and known.first_start == first:
         return known

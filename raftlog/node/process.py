@@ -28,6 +28,7 @@ from raftlog.http.settings import is_beyond_loopback
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember, warn_if_shared
 from raftlog.node.ports import NodePorts, server_settings, take_ports
+from raftlog.node.replacement import TakePlace
 from raftlog.node.secret import (
     REREAD_S,
     SecretFile,
@@ -108,8 +109,9 @@ class Node:
         clock: Clock,
         randomness: Randomness,
         on_fatal: Callable[[str], None],
+        take_place: TakePlace | None = None,
     ) -> Node:
-        """Recover, listen, register, serve.
+        """Recover, listen, register, serve. `take_place` is for a start in a lost node's place.
 
         Waits for a majority of the voters without a limit. Raises LogError, DiskError, OSError,
         IdentityError or ValueError: the node has not started.
@@ -136,6 +138,7 @@ class Node:
             randomness=randomness,
             network=network,
             on_fatal=on_fatal,
+            take_place=take_place,
         )
         await disk.run(lambda: keep_secrets(data_dir, secrets))
         # One broker for every listener: limits, batches and metrics are common to all.
@@ -228,8 +231,11 @@ def _with_keys(secrets: Secrets) -> tuple[Secrets, tuple[bytes, ...]]:
     return secrets, tuple(map(derive_key, secrets))
 
 
-def run_node(settings: NodeSettings) -> int:
-    """Run a node until SIGTERM or SIGINT; return the process's exit code."""
+def run_node(settings: NodeSettings, take_place: TakePlace) -> int:
+    """Run a node until SIGTERM or SIGINT; return the process's exit code.
+
+    `take_place` is for a start in a lost node's place.
+    """
     # The imported modules live as long as the node. Without the freeze the collector would scan
     # them with every request of a few hundred records.
     gc.collect()
@@ -241,13 +247,13 @@ def run_node(settings: NodeSettings) -> int:
     # What a node writes is for its owner alone.
     os.umask(PRIVATE_UMASK)
     try:
-        return uvloop.run(_run(settings))
+        return uvloop.run(_run(settings, take_place))
     except (LogError, DiskError, OSError, IdentityError, ValueError) as error:
         logger.error("the node cannot start: %s", error)
         return EXIT_FAILED
 
 
-async def _run(settings: NodeSettings) -> int:
+async def _run(settings: NodeSettings, take_place: TakePlace) -> int:
     loop = asyncio.get_running_loop()
     fatal: asyncio.Future[str] = loop.create_future()
     stop: asyncio.Future[str] = loop.create_future()
@@ -265,6 +271,7 @@ async def _run(settings: NodeSettings) -> int:
             clock=SystemClock(),
             randomness=SystemRandomness(),
             on_fatal=partial(_resolve, fatal),
+            take_place=take_place,
         )
     )
     await asyncio.wait((starting, fatal, stop), return_when=asyncio.FIRST_COMPLETED)

@@ -60,6 +60,9 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     join: str | None = None
     """`host:port[,host:port]` of any live nodes of the cluster to join. Counts at the first start
     only; later it is refused where the data directory is a cluster of its own."""
+    replace: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """The number of a node whose disk is lost: this one takes its number, vote and replicas, on an
+    empty data directory. Needs --join. Ignored once the directory is that node's."""
     cluster_secret: str | None = None
     """The secret by which the nodes of a cluster know each other; remembered in the data directory.
     Other users of the machine can read command lines: better by the environment or a file."""
@@ -110,6 +113,12 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.voters is not None and self.join is not None:
             raise ValueError(
                 "--voters begins a new cluster and --join enters one that exists: give one of them"
+            )
+        if self.replace is not None and self.replace != self.node_id:
+            raise ValueError(
+                f"--replace {self.replace} makes this node number {self.replace}, but --node-id or "
+                f"the data directory says {self.node_id}: give an empty --data-dir, without "
+                "--node-id"
             )
         if self.cluster_secret is not None and self.cluster_secret_file is not None:
             raise ValueError(

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | has a journal | checked | checked | Restart: the journal knows the voters (`check_restart`) |
 | none | given | | Begin with these voters |
-| none | | given | Join |
+| none | | given | Join; with --replace after taking the lost node's place |
 | none, but an unfinished first start | | | as the unfinished start requested |
 | none | | | Begin a cluster of this node alone |
 
@@ -52,6 +52,8 @@ class Join:
     """Join, as an observer, the cluster of any of these nodes (`host:port`)."""
 
     addresses: tuple[str, ...]
+    replaces: bool = False
+    """Whether the node takes the place of a lost one of its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,12 @@ def _first_start(settings: NodeSettings) -> Begin | Join:
         addresses = settings.join_addresses()
         hosts = [split_address(address)[0] for address in addresses]
         _check_reachable(settings, from_elsewhere=not all(map(_is_loopback, hosts)))
-        return Join(addresses)
+        return Join(addresses, replaces=settings.replace is not None)
+    if settings.replace is not None:
+        raise StartError(
+            f"--replace {settings.replace} needs --join HOST:PORT[,HOST:PORT], the addresses of "
+            "live nodes of the cluster, and not --voters"
+        )
     voters = settings.voter_set()
     if voters is not None:
         own = voters.find(settings.node_id)

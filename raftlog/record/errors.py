@@ -478,9 +478,8 @@ ERROR_TABLE: dict[int, ErrorEntry] = {
 def when_directory_is_lost(node_id: int) -> str:
     """How a node comes back under its id once its data directory is lost. Whole sentences."""
     return (
-        f"If that is lost: take the node's vote, if it had one (`raftlog quorum remove-voter "
-        f"{node_id}`), then have the cluster forget it (`raftlog cluster remove-node {node_id}`), "
-        "and start it with an empty data directory and --join."
+        f"If that is lost, an empty one takes its place: `raftlog serve --replace {node_id} "
+        "--join …`."
     )
 
 

@@ -179,6 +179,22 @@ class ClusterMetadata:
         )
         await self._apply(command)
 
+    async def replace_directory(self, broker_id: BrokerId, directory_id: str) -> None:
+        """Give the place of a broker, whose data directory is lost, to an empty directory.
+
+        Harmless to repeat. Raises LogError: NOT_FOUND; ILLEGAL_STATE while the broker is alive or
+        has a vote; NO_CONTROLLER or RETRIABLE without a quorum.
+        """
+        await self._quorum.read_barrier()
+        command = liveness.plan_replacement(
+            self.image,
+            broker_id,
+            directory_id,
+            has_vote=self._quorum.voters.find(broker_id) is not None,
+        )
+        if command is not None:
+            await self._apply(command)
+
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
         """A producer id never used before, with its first epoch.
 

@@ -20,6 +20,7 @@ from raftlog.api.cluster import (
     ClusterInfo,
     Greeting,
     LeadershipTransfer,
+    NewDirectory,
     NewVoter,
     NodeInfo,
     NodeList,
@@ -36,6 +37,7 @@ from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_FOUND, RETRI
 from raftlog.record.types import BrokerId
 
 _NEW_VOTER = msgspec.json.Decoder(NewVoter)
+_NEW_DIRECTORY = msgspec.json.Decoder(NewDirectory)
 _TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
 
 
@@ -99,6 +101,14 @@ async def remove_node(request: Request, context: ServerContext) -> web.StreamRes
     """Forget a node that is gone for good, so that its id may return with another directory."""
     node_id = BrokerId(node_number(request.path_parameters["node"]))
     await context.broker.admin.unregister_broker(request.principal, node_id)
+    return empty_response()
+
+
+async def replace_node(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Give the place of a node with a lost data directory to an empty one."""
+    node_id = BrokerId(node_number(request.path_parameters["node"]))
+    new = await read_json(request, context, _NEW_DIRECTORY)
+    await context.broker.admin.replace_directory(request.principal, node_id, new.directory_id)
     return empty_response()
 
 
@@ -306,6 +316,16 @@ ROUTES: Final = (
         remove_node,
         "Unregister a node that is gone for good",
         tag="v1",
+        status=204,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "POST",
+        "/v1/nodes/{node}/replace",
+        replace_node,
+        "Give the place of a node with a lost disk to an empty data directory",
+        tag="v1",
+        request_type=NewDirectory,
         status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),

@@ -302,6 +302,7 @@ class FakeNode:
 
     brokers: int = 1
     not_ready: str | None = None
+    catching_up: str | None = None
     voters: int = 1
 
     def __post_init__(self) -> None:
@@ -325,6 +326,7 @@ class FakeNode:
             coordination=CoordinatorStatus,
             cluster_id="fake-cluster",
             is_ready=lambda: self.not_ready,
+            catching_up=lambda: self.catching_up,
             can_write=lambda: self.services.node_id not in self.metadata.unwritable,
         )
 

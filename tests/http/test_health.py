@@ -76,6 +76,18 @@ async def test_fenced_node_is_not_ready_and_serves_what_it_has() -> None:
         assert (await peer.request("GET", "/ready")).status == 200
 
 
+async def test_node_whose_replicas_lag_since_its_start_serves_and_is_not_ready() -> None:
+    node = voter_of_three()
+    node.catching_up = "2 replicas not in sync yet since the node's start: t-0, t-1."
+    async with running(node) as peer:
+        reply = await peer.request("GET", "/ready")
+        assert (reply.error_code, reply.json["message"]) == (NOT_READY.code, node.catching_up)
+        for path in ("/topics", "/healthy"):
+            assert (await peer.request("GET", path)).status == 200, path
+        node.catching_up = None
+        assert (await peer.request("GET", "/ready")).status == 200
+
+
 async def test_metrics_of_the_quorum() -> None:
     node = voter_of_three()
     node.metadata.register(3)

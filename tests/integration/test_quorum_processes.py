@@ -240,7 +240,7 @@ def test_a_wiped_disk_is_refused_and_the_others_go_on(cluster: ClusterProcesses)
     assert [member["connected"] for member in view["voters"] if member["node_id"] == 3] == [False]
 
 
-def test_a_wiped_voter_comes_back_under_its_id_by_the_procedure_in_its_log(
+def test_a_lost_disk_is_replaced_by_the_command_in_its_log(
     cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     def raftlog(*words: str, code: int = 0) -> str:
@@ -253,26 +253,41 @@ def test_a_wiped_voter_comes_back_under_its_id_by_the_procedure_in_its_log(
     leader = cluster.wait_active()
     wiped, other = sorted(set(cluster.nodes) - {leader})
     node = cluster.nodes[wiped]
+    raftlog("topic", "create", "t", "-p", "6", "-r", "3")
+    for number in range(6):
+        node.request("POST", "/topics/t", {"records": [{"value": number, "partition": number}]})
     cluster.kill(wiped)
     shutil.rmtree(node.data_dir)
     node.relaunch()
-    steps = (f"quorum remove-voter {wiped}", f"cluster remove-node {wiped}")
-    wait_for_log(node, *(f"`raftlog {step}`" for step in steps), "--join")
+    wait_for_log(node, f"`raftlog serve --replace {wiped} --join …`")
     assert not is_ready(node)
     node.kill()
 
-    wait_for("fence", lambda: f"fenced: node {wiped}" in raftlog("cluster", "health", code=1))
-    assert f"remove-voter {wiped}" in raftlog("cluster", "remove-node", str(wiped), code=1)
-    for step in steps:
-        raftlog(*step.split())
-    # The manager never gives an id again, so the new process is none of its nodes.
-    addresses = ",".join(node.address for node in cluster.nodes.values())
-    back = stranger_of(cluster, tmp_path / "back", wiped, "--join", addresses)
+    # The manager would start it with the options of its first start.
+    addresses = ",".join(cluster.nodes[each].address for each in (leader, other))
+    back = stranger_of(
+        cluster, tmp_path / "back", wiped, "--replace", str(wiped), "--join", addresses
+    )
     strangers.append(back)
     back.start()
-    assert members(cluster, other, "observers") == [wiped]
-    raftlog("quorum", "add-voter", str(wiped))
     for node_id in (leader, other):
         wait_for_voters(cluster, node_id, [1, 2, 3])
     assert raftlog("cluster", "health") == "healthy\n"
+    assert (back.data_dir / "directory.json").exists()
+    # Its vote and its replicas count: another node may go.
+    cluster.kill(other)
+    for number in range(6):
+        back.request("POST", "/topics/t", {"records": [{"value": number, "partition": number}]})
     set_value(back, "retention.ms", 8_888)
+
+
+def test_a_node_that_is_alive_is_not_replaced(
+    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+) -> None:
+    addresses = ",".join(node.address for node in cluster.nodes.values())
+    second = stranger_of(cluster, tmp_path / "second", 3, "--replace", "3", "--join", addresses)
+    strangers.append(second)
+    second.launch()
+    wait_for_log(second, "node 3 is alive, so it cannot be replaced", timeout_s=60.0)
+    assert members(cluster, 1, "voters") == [1, 2, 3]
+    assert is_ready(cluster.nodes[3])

@@ -25,7 +25,7 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = WA
     raise AssertionError(f"within {timeout_s} s there was no {what}")
 
 
-def wait_for_log(node: MeasuredNode, *words: str) -> str:
+def wait_for_log(node: MeasuredNode, *words: str, timeout_s: float = WAIT_S) -> str:
     """The first line of the node's log with all the words, in any case."""
 
     def line() -> str | None:
@@ -36,7 +36,7 @@ def wait_for_log(node: MeasuredNode, *words: str) -> str:
         return None
 
     try:
-        return wait_for(f"line with {words} in the log", line)
+        return wait_for(f"line with {words} in the log", line, timeout_s)
     except AssertionError as error:
         text = node.log.read_text(errors="replace") if node.log.exists() else "(no log)"
         raise AssertionError(f"{error}:\n{text}") from None

@@ -28,6 +28,7 @@ from raftlog.metadata.commands import (
     FenceBroker,
     PartitionChange,
     RegisterBroker,
+    ReplaceDirectory,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -107,6 +108,12 @@ commands: st.SearchStrategy[Command] = st.one_of(
         command_version=st.just(1),
         kafka_host=st.none() | st.sampled_from(["k", "gateway"]),
         kafka_port=st.none() | st.integers(0, 65_535),
+    ),
+    st.builds(
+        ReplaceDirectory,
+        broker_id=broker_ids,
+        broker_epoch=broker_epochs,
+        directory_id=st.sampled_from(["d", "other"]),
     ),
     st.builds(
         CreateTopic,

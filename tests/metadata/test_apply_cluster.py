@@ -19,6 +19,7 @@ from raftlog.metadata.commands import (
     DeleteTopic,
     FenceBroker,
     RegisterBroker,
+    ReplaceDirectory,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -148,8 +149,25 @@ def test_wiped_disk_under_a_known_id_is_refused() -> None:
     result = register(image, incarnation="second", directory_id="another")
     assert result.refusal is not None and result.refusal.entry is ILLEGAL_STATE
     assert "another data directory" in result.refusal.message
-    for step in ("`raftlog quorum remove-voter 1`", "`raftlog cluster remove-node 1`", "--join"):
-        assert step in result.refusal.message
+    assert "`raftlog serve --replace 1 --join …`" in result.refusal.message
+
+
+def test_directory_of_a_stopped_broker_is_replaced_with_its_replicas_in_place() -> None:
+    image = ready()
+    create(image, "t", 7, (1, 2))
+    before = image.partition("t", 0)
+    epoch = image.brokers[BrokerId(1)].broker_epoch
+    command = ReplaceDirectory(broker_id=BrokerId(1), broker_epoch=epoch, directory_id="new")
+    assert refusal_of(image, command) is ILLEGAL_STATE
+    fence(image, 1)
+    result = carry_out(image, command)
+    assert result.delta == MetadataDelta(brokers=(BrokerId(1),))
+    assert image.brokers[BrokerId(1)] == replace(result.broker(), directory_id="new", fenced=True)
+    assert image.partition("t", 0) == before
+    # The lost directory is refused from now on, should it come back; the new one registers.
+    assert register(image, incarnation="old", directory_id="d").refusal is not None
+    assert register(image, incarnation="new", directory_id="new").broker().broker_epoch > epoch
+    assert refusal_of(image, command) is ILLEGAL_STATE
 
 
 def test_number_of_brokers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

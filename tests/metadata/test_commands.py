@@ -26,6 +26,7 @@ from raftlog.metadata.commands import (
     MetadataVersionError,
     PartitionChange,
     RegisterBroker,
+    ReplaceDirectory,
     SetControlledShutdown,
     UnfenceBroker,
     UnregisterBroker,
@@ -61,7 +62,7 @@ GOLDEN: list[tuple[Command, bytes]] = [
             rack="r",
         ),
         b'{"type":"register_broker","v":1,"broker_id":1,"directory_id":"d","incarnation":"i",'
-        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":4,'
+        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":5,'
         b'"kafka_host":null,"kafka_port":null}',
     ),
     (
@@ -77,7 +78,7 @@ GOLDEN: list[tuple[Command, bytes]] = [
             kafka_port=9092,
         ),
         b'{"type":"register_broker","v":4,"broker_id":1,"directory_id":"d","incarnation":"i",'
-        b'"host":"h","port":8082,"software_version":"0.1.0","rack":null,"command_version":4,'
+        b'"host":"h","port":8082,"software_version":"0.1.0","rack":null,"command_version":5,'
         b'"kafka_host":"k","kafka_port":9092}',
     ),
     (
@@ -111,6 +112,10 @@ GOLDEN: list[tuple[Command, bytes]] = [
     (
         UnregisterBroker(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7)),
         b'{"type":"unregister_broker","v":1,"broker_id":1,"broker_epoch":7}',
+    ),
+    (
+        ReplaceDirectory(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7), directory_id="d"),
+        b'{"type":"replace_directory","v":5,"broker_id":1,"broker_epoch":7,"directory_id":"d"}',
     ),
     (
         FenceBroker(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7)),

@@ -21,6 +21,7 @@ from raftlog.metadata.liveness import (
     brokers_without_kafka_addresses,
     plan_controlled_shutdown,
     plan_fencing,
+    plan_replacement,
     plan_replica_failures,
     plan_unfencing,
     plan_unregistration,
@@ -375,6 +376,31 @@ def test_eligible_replicas_do_not_take_over_from_a_leader_that_still_serves() ->
     assert image.partition("t", 0).leader == 1
     carry_out_plan(image, plan_fencing(image, ONE))
     assert image.partition("t", 0).leader == 2
+
+
+def test_only_fenced_brokers_without_a_vote_get_another_directory() -> None:
+    image = three((1, 2))
+    with pytest.raises(LogError) as raised:
+        plan_replacement(image, BrokerId(9), "new", has_vote=False)
+    assert raised.value.entry is NOT_FOUND
+    with pytest.raises(LogError, match="alive: stop it first") as raised:
+        plan_replacement(image, ONE, "new", has_vote=False)
+    assert raised.value.entry is ILLEGAL_STATE
+    fence(image, 1)
+    with pytest.raises(LogError, match="still has a vote"):
+        plan_replacement(image, ONE, "new", has_vote=True)
+    older = image.brokers[BrokerId(3)]
+    image.brokers[BrokerId(3)] = replace(older, command_version=4)
+    with pytest.raises(LogError, match="Node 3 runs an older release"):
+        plan_replacement(image, ONE, "new", has_vote=False)
+    image.brokers[BrokerId(3)] = older
+    # The lost node's own release counts no more.
+    image.brokers[ONE] = replace(image.brokers[ONE], command_version=4)
+    command = plan_replacement(image, ONE, "new", has_vote=False)
+    assert command is not None
+    carry_out(image, command)
+    assert image.brokers[ONE].directory_id == "new"
+    assert plan_replacement(image, ONE, "new", has_vote=False) is None
 
 
 def test_only_fenced_brokers_without_a_vote_are_unregistered() -> None:

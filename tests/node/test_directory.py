@@ -22,7 +22,7 @@ from raftlog.node.directory import (
     warn_if_shared,
 )
 from raftlog.node.settings import NodeSettings
-from raftlog.node.start import Begin, decide_start
+from raftlog.node.start import Begin, Join, decide_start
 from raftlog.raft.store import JOURNAL_NAME, SNAPSHOT_NAME
 from raftlog.storage.manager import REPLICAS
 from raftlog.world.randomness import SystemRandomness
@@ -85,6 +85,14 @@ def test_unfinished_first_start_keeps_its_identity_when_repeated() -> None:
     assert (second.directory_id, second.first_start.join) == (first.directory_id, "right:1")
 
 
+def test_unfinished_start_in_a_lost_nodes_place_is_repeated_without_its_options() -> None:
+    disk = SimulatedDisk(1)
+    first = claimed(disk, join="a:1", replace=2).identity
+    assert first is not None and first.first_start.replaces
+    start = decide_start(settings(listen="0.0.0.0:8082"), load_state(disk))
+    assert start == Join(("a:1",), replaces=True)
+
+
 def test_first_start_that_is_cut_off_leaves_nothing_or_all_of_how_it_was_asked_for() -> None:
     """A voter with a failed first start must not begin a cluster of its own when started
     plainly."""
@@ -118,8 +126,7 @@ def test_directory_that_was_in_use_needs_its_journal(left: str) -> None:
             remember(disk, settings())
     with pytest.raises(IdentityError, match="metadata/journal is missing: restore it") as refused:
         load_state(disk)
-    assert "`raftlog quorum remove-voter 2`" in str(refused.value)
-    assert "`raftlog cluster remove-node 2`" in str(refused.value)
+    assert "`raftlog serve --replace 2 --join …`" in str(refused.value)
 
 
 def test_metadata_without_an_identity_belongs_to_no_node() -> None:

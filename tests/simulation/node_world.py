@@ -7,8 +7,9 @@ fails a history with such nodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -16,10 +17,12 @@ import msgspec
 from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage, TopicImage
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
+from raftlog.node.replacement import NoteVote
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
 from raftlog.raft.interface import MemberSettings
 from raftlog.record.errors import LogError
+from raftlog.record.types import BrokerId
 from raftlog.world import DiskError
 from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.node_checker import NodeChecker
@@ -28,6 +31,7 @@ from tests.simulation.world import Process, World, run
 T = TypeVar("T")
 
 POLL_S: Final = 0.01
+TAKE_PLACE_RETRY_S: Final = 0.2
 UNTIL_S: Final = 20.0
 """How long a condition is waited for, in virtual time."""
 VOTERS: Final = 3
@@ -170,6 +174,7 @@ class NodeWorld:
             randomness=process.randomness,
             network=process.network,
             on_fatal=on_fatal,
+            take_place=partial(self._take_place, process),
             member_settings=self.member_settings,
         )
         self.cores[node_id] = core
@@ -180,6 +185,33 @@ class NodeWorld:
         await core.serve(process.address, settings.rack, settings.kafka_advertised(9092))
         await process.disk.run(lambda: remember(process.disk, settings))
         self.world.trace(f"{process} serves")
+
+    async def _take_place(
+        self,
+        process: Process,
+        _addresses: Sequence[str],
+        node_id: int,
+        directory_id: str,
+        note_vote: NoteVote,
+    ) -> None:
+        """Like `raftlog.cluster.membership.take_lost_place`, without HTTP."""
+        while True:
+            try:
+                for other in self.others(node_id):
+                    if self.is_ready(other) and node_id in self.cores[other].quorum.voters.ids:
+                        await note_vote()
+                        await self.call(other, lambda core: core.quorum.remove_voter(node_id))
+                    if self.is_ready(other):
+                        await self.call(
+                            other,
+                            lambda core: core.services.metadata.replace_directory(
+                                BrokerId(node_id), directory_id
+                            ),
+                        )
+                        return
+            except (LogError, NodeDiedError) as error:
+                self.world.trace(f"{process} is not in the lost one's place yet: {error}")
+            await process.clock.sleep(TAKE_PLACE_RETRY_S)
 
     def _gone(self, node_id: int, core: NodeCore) -> None:
         if self.cores.get(node_id) is core:
