@@ -383,12 +383,19 @@ class Consumer(Startable, Generic[K, V]):
         for state, offsets in await self._assignment.offsets_of(partitions):
             self._assignment.jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
 
-    async def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read these partitions (none named: all) from their present end on."""
+    async def seek_to_end(self, *partitions: TopicPartition, last: int = 0) -> None:
+        """Read these partitions (none named: all) from their present end on.
+
+        With `last`, so many offsets before it: `last=1` reads the latest record again. Offsets
+        count, not records: a transaction's marker has one, and compaction leaves gaps. A partition
+        with fewer is read from its beginning. Raises ValueError.
+        """
         self._require_started()
+        if last < 0:
+            raise ValueError(f"last must be at least 0, not {last}")
         for state, offsets in await self._assignment.offsets_of(partitions):
-            end_offset = offsets.end_for(self._isolation)
-            self._assignment.jump(state, end_offset, topic_id=offsets.topic_id)
+            offset = offsets.before_end(last, self._isolation)
+            self._assignment.jump(state, offset, topic_id=offsets.topic_id)
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record at or after a time.

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple
 import msgspec
 from typing_extensions import TypeVar
 
+from raftlog.api.common import offset_before_end
 from raftlog.api.records import Isolation
 
 K = TypeVar("K", default=bytes | None)
@@ -122,6 +123,10 @@ class PartitionOffsets:
     def end_for(self, isolation: Isolation) -> int:
         """The offset after the last record that a reader of this isolation may have."""
         return self.last_stable_offset if isolation == "read_committed" else self.end_offset
+
+    def before_end(self, count: int, isolation: Isolation) -> int:
+        """The offset `count` before that end, or else the first one: see `offset_before_end`."""
+        return offset_before_end(self.beginning_offset, self.end_for(isolation), count)
 
 
 @dataclass(frozen=True, slots=True)

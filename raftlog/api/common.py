@@ -1,4 +1,4 @@
-"""Bounded numbers and bodies shared by all calls: errors, health, empty answers."""
+"""Numbers and bodies shared by all calls: bounds, offsets from the end, errors, empty answers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ OffsetOrEnd: TypeAlias = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
 """An offset, or -1 for the end."""
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 NodeNumber: TypeAlias = Annotated[int, Meta(ge=1, le=NODE_ID_MAX)]
+
+
+def offset_before_end(start_offset: int, end_offset: int, count: int) -> int:
+    """The offset `count` before the end; the first one, if the log has fewer.
+
+    The meaning of a negative offset in REST, the client and the CLI alike. Offsets count, not
+    records: those of transaction markers and of records removed by compaction are among them.
+    """
+    return max(end_offset - count, start_offset)
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

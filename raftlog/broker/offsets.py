@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from raftlog.api.common import offset_before_end
 from raftlog.broker.authorize import Authorize, Operation, Principal, topic_resource
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.node import NodeServices
@@ -53,6 +54,14 @@ async def named_offset(
     """The present value of a named offset."""
     start, end = await partition.bounds(isolation)
     return start if name is NamedOffset.EARLIEST else end
+
+
+async def offset_from_end(
+    count: int, partition: PartitionHandle, isolation: Isolation = Isolation.READ_UNCOMMITTED
+) -> Offset:
+    """The present offset of the last `count` offsets; see `offset_before_end`."""
+    start, end = await partition.bounds(isolation)
+    return Offset(offset_before_end(start, end, count))
 
 
 async def offset_at_time(

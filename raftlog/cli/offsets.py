@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from raftlog.api.records import Isolation
 
 POSITION_HELP = """earliest or start; latest or end; N, an offset; +N, N records after the
-beginning; -N, the last N records of each partition; @T, the first record at or after a time: in
-ISO-8601 (UTC if it names no zone), in seconds since 1970 (ten digits) or milliseconds (thirteen, or
-any other number), or before now (-90s, -15m, -1h30m, -7d, -2w)."""
+beginning; -N, the last N offsets of each partition (of records, also removed ones, and of
+transaction markers); @T, the first record at or after a time: in ISO-8601 (UTC if it names no
+zone), in seconds since 1970 (ten digits) or milliseconds (thirteen, or any other number), or before
+now (-90s, -15m, -1h30m, -7d, -2w)."""
 
 _EXAMPLES = "a position is, say, earliest, latest, 42, -10, @2026-01-31T10:00 or @-1h (see --help)"
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>[0-9]{1,19})")
@@ -152,7 +153,7 @@ async def resolve(
             }
         case Anchor.END:
             return {
-                partition: max(ends[partition] - position.amount, offsets.beginning_offset)
+                partition: offsets.before_end(position.amount, isolation)
                 for partition, offsets in known.items()
             }
         case Anchor.TIME:

@@ -36,7 +36,13 @@ from raftlog.record.errors import (
 from raftlog.record.types import Offset, PartitionId
 from raftlog.rest.json_records import BatchReader, RecordFormat, record_answer
 from raftlog.rest.v1_offsets import partition_list
-from raftlog.rest.v2 import ISOLATION_QUERY, READ_ERRORS, isolation_parameter, parse_offset
+from raftlog.rest.v2 import (
+    ISOLATION_QUERY,
+    OFFSET_HELP,
+    READ_ERRORS,
+    isolation_parameter,
+    parse_offset,
+)
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
@@ -306,9 +312,7 @@ ROUTES: Final = (
         tag="records",
         query=(
             QueryParameter("partition", str, "Partition numbers, such as 0,2; all if left out."),
-            QueryParameter(
-                "offset", str, "Where to begin: a number, earliest or latest.", "latest"
-            ),
+            QueryParameter("offset", str, OFFSET_HELP, "latest"),
             QueryParameter("format", str, "json, binary (base64) or text.", "json"),
             ISOLATION_QUERY,
             QueryParameter("last_event_id", str, "As the header Last-Event-ID: where to go on."),

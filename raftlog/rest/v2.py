@@ -17,8 +17,8 @@ from aiohttp import web
 
 from raftlog.api.cluster import BrokerIds
 from raftlog.api.common import INT64_MAX
-from raftlog.broker.fetch import Isolation, PartitionHandle, ReadProgress
-from raftlog.broker.offsets import NamedOffset, named_offset, offset_at_time
+from raftlog.broker.fetch import Fetched, Isolation, PartitionHandle, ReadProgress
+from raftlog.broker.offsets import NamedOffset, named_offset, offset_at_time, offset_from_end
 from raftlog.broker.produce import PartitionWrite
 from raftlog.http.body import read_body
 from raftlog.http.request import (
@@ -298,6 +298,13 @@ ISOLATION_QUERY: Final = QueryParameter(
     "these, up to the last stable offset.",
     READ_UNCOMMITTED,
 )
+RESOLUTIONS_MAX: Final = 3
+"""Most times that one read looks up an offset of the end, the beginning or a time: the log may be
+trimmed beyond it before the read."""
+OFFSET_HELP: Final = (
+    "Where to begin: a number; earliest or latest; or -N, the last N offsets up to the readable "
+    "end (those of transaction markers and of removed records count, too)."
+)
 MAX_BYTES_DEFAULT: Final = 1024 * 1024
 MAX_RECORDS_DEFAULT: Final = 10_000
 
@@ -329,8 +336,7 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
     """GET …/records: records from an offset on; waits for the first for up to `timeout` ms."""
     content_type = negotiate(request, _OFFERED)
     any_replica = choice_parameter(request, "replica", LEADER, REPLICAS) == ANY
-    fetch = context.broker.fetch
-    partition = fetch.partition(
+    partition = context.broker.fetch.partition(
         request.principal,
         request.path_parameters["topic"],
         partition_parameter(request),
@@ -339,24 +345,7 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
     counters = context.broker.topics.topic(partition.topic)
     counters.fetch_requests += 1
     try:
-        poll = await _parse(request, context, partition)
-        answer = RecordsAnswer(
-            request,
-            context,
-            partition,
-            ReadProgress(poll.offset, poll.end_offset),
-            READ_MEDIA_TYPES[content_type],
-            records_max=poll.max_records,
-            bytes_max=min(poll.max_bytes, context.limits.response_bytes_max),
-        )
-        last = await fetch.read(
-            partition,
-            answer.progress,
-            answer.take,
-            max_bytes=poll.max_bytes,
-            timeout_s=poll.timeout_s,
-            isolation=poll.isolation,
-        )
+        answer, last = await _read(request, context, partition, READ_MEDIA_TYPES[content_type])
     except LogError:
         counters.failed_fetch_requests += 1
         raise
@@ -368,6 +357,43 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
         LOG_START_HEADER: str(last.log_start_offset),
     }
     return bytes_response(body, content_type, headers=headers)
+
+
+async def _read(
+    request: Request,
+    context: ServerContext,
+    partition: PartitionHandle,
+    record_format: RecordFormat,
+) -> tuple[RecordsAnswer, Fetched]:
+    """Read as the query says; returns the answer, and the last chunk for its marks."""
+    resolutions_left = RESOLUTIONS_MAX
+    while True:
+        poll = await _parse(request, context, partition)
+        answer = RecordsAnswer(
+            request,
+            context,
+            partition,
+            ReadProgress(poll.offset, poll.end_offset),
+            record_format,
+            records_max=poll.max_records,
+            bytes_max=min(poll.max_bytes, context.limits.response_bytes_max),
+        )
+        resolutions_left -= 1
+        try:
+            last = await context.broker.fetch.read(
+                partition,
+                answer.progress,
+                answer.take,
+                max_bytes=poll.max_bytes,
+                timeout_s=poll.timeout_s,
+                isolation=poll.isolation,
+            )
+        except LogError as error:
+            is_trimmed = error.entry is OFFSET_OUT_OF_RANGE and not _names_number(request)
+            if not is_trimmed or not resolutions_left:
+                raise
+        else:
+            return answer, last
 
 
 async def _parse(request: Request, context: ServerContext, partition: PartitionHandle) -> _Poll:
@@ -395,7 +421,7 @@ def isolation_parameter(request: Request) -> Isolation:
 async def start_offset(
     request: Request, partition: PartitionHandle, isolation: Isolation
 ) -> Offset:
-    """The first offset to read: `offset` (a number, earliest, latest) or `timestamp` (ms)."""
+    """The first offset to read: `offset` (see `parse_offset`) or `timestamp` (ms)."""
     given = request.query_parameters
     if "timestamp" in given:
         if "offset" in given:
@@ -406,15 +432,24 @@ async def start_offset(
 
 
 async def parse_offset(text: str, partition: PartitionHandle, isolation: Isolation) -> Offset:
-    """An offset from text: a number, earliest or latest. LogError BAD_REQUEST."""
+    """An offset from text: a number, -N (the last N), earliest or latest. LogError BAD_REQUEST."""
     if text in (NamedOffset.EARLIEST, NamedOffset.LATEST):
         return await named_offset(NamedOffset(text), partition, isolation)
     number = whole_number(text)
-    if number is None or not 0 <= number <= INT64_MAX:
+    if number is None or abs(number) > INT64_MAX:
         raise LogError(
-            BAD_REQUEST, f"offset must be a number, earliest or latest, not {text[:40]!r}."
+            BAD_REQUEST,
+            "offset must be a number, earliest, latest or -N (the last N offsets), not "
+            f"{text[:40]!r}.",
         )
+    if text.startswith("-"):
+        return await offset_from_end(-number, partition, isolation)
     return Offset(number)
+
+
+def _names_number(request: Request) -> bool:
+    """Whether the query names the offset itself, instead of a place to look up."""
+    return request.query_parameters.get("offset", "")[:1].isdigit()
 
 
 _TOPIC: Final = "/topics/{topic}"
@@ -423,7 +458,7 @@ _PARTITION: Final = "/topics/{topic}/partitions/{partition}"
 READ_ERRORS: Final = (UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER, STORAGE_FAILED)
 
 _RECORDS_QUERY: Final = (
-    QueryParameter("offset", str, "Where to begin: a number, earliest or latest.", "earliest"),
+    QueryParameter("offset", str, OFFSET_HELP, "earliest"),
     QueryParameter("timestamp", int, "Begin at the first record that is not older (ms)."),
     QueryParameter("end_offset", int, "Stop before this offset."),
     QueryParameter("timeout", int, "Milliseconds to wait for the first record.", 0),
@@ -541,7 +576,7 @@ ROUTES: Final = (
         "GET",
         f"{_PARTITION}/records",
         read_records,
-        "Read records of a partition from an offset on. The headers "
+        "Read records of a partition from an offset on: offset=-1 is the latest one. The headers "
         f"{HIGH_WATERMARK_HEADER}, {NEXT_OFFSET_HEADER} (where to go on) and {LOG_START_HEADER} "
         "come with them.",
         tag="records",

@@ -184,6 +184,14 @@ async def test_seeking_and_positions(bootstrap: str, topic: str) -> None:
         assert (await consumer.getone()).value == b"0"
         await consumer.seek_to_end()
         assert await consumer.position(place) == 10
+        await consumer.seek_to_end(place, last=1)
+        assert (await consumer.getone()).value == b"9"
+        await consumer.seek_to_end(last=3)
+        assert [(await consumer.getone()).value for _ in range(3)] == [b"7", b"8", b"9"]
+        await consumer.seek_to_end(place, last=99)
+        assert await consumer.position(place) == 0
+        with pytest.raises(ValueError, match="last must be at least 0"):
+            await consumer.seek_to_end(place, last=-1)
         await consumer.seek_to_timestamp(1004)
         assert (await consumer.getone()).value == b"4"
         await consumer.seek_to_timestamp(99_999)

@@ -179,6 +179,9 @@ async def test_v2_writes_and_reads_by_the_node_that_follows() -> None:
         assert [row["value"] for row in found.json] == ["two", 1]
         assert found.headers[NEXT_OFFSET_HEADER.lower()] == "3"
         assert found.headers[HIGH_WATERMARK_HEADER.lower()] == "4"
+        last = await get(both.other, f"{RECORDS}?offset=-1")
+        assert [row["offset"] for row in last.json] == [3]
+        assert len((await get(both.other, f"{RECORDS}?offset=-99")).json) == 4
         for offset, status in (("latest", 200), (9, 416)):
             assert (await get(both.other, f"{RECORDS}?offset={offset}")).status == status
         offsets = (await get(both.other, "/topics/t/partitions/0/offsets")).json

@@ -87,6 +87,17 @@ async def test_lines_of_json_come_as_records_are_written() -> None:
             assert (await tail.line())["value"] == 7
 
 
+async def test_a_tail_begins_with_the_last_records_of_each_partition() -> None:
+    async with data_node() as one:
+        await write(one, 1, "a", "b", "c")
+        await write(one, 2, "d")
+        async with tailing(one, f"{TAIL}?partition=1,2&offset=-2") as tail:
+            found = [await tail.line() for _ in range(3)]
+            assert sorted(record["value"] for record in found) == ["b", "c", "d"]
+            await write(one, 1, "e")
+            assert (await tail.line())["value"] == "e"
+
+
 async def test_events_carry_where_to_go_on() -> None:
     async with data_node() as one:
         await write(one, 1, "a", "b")
@@ -262,7 +273,7 @@ async def test_large_backlog_is_sent_whole_and_in_order() -> None:
         (f"{TAIL}?partition=", 40001),
         (f"{TAIL}?partition=0,0", 40001),
         (f"{TAIL}?partition=0,x", 40001),
-        (f"{TAIL}?offset=-1", 40001),
+        (f"{TAIL}?offset=-x", 40001),
         (f"{TAIL}?offset=x", 40001),
         (f"{TAIL}?offset=1", 41601),
         (f"{TAIL}?format=avro", 40001),

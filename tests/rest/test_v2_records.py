@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftlog.broker.offsets import offset_from_end
 from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.compression import Compression
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch
+from raftlog.rest import v2
 from tests.broker.data_fakes import NOW_MS, batch_of, waiting_readers
 from tests.http.http_peers import RawPeer, Reply, eventually
 
@@ -97,6 +99,13 @@ async def test_accept_chooses_the_format() -> None:
         ("offset=3", [3, 4], 5),
         ("offset=5", [], 5),
         ("offset=latest", [], 5),
+        ("offset=-1", [4], 5),
+        ("offset=-3", [2, 3, 4], 5),
+        ("offset=-3&max_records=1", [2], 3),
+        ("offset=-5", [0, 1, 2, 3, 4], 5),
+        ("offset=-9223372036854775807", [0, 1, 2, 3, 4], 5),
+        ("offset=-0", [], 5),
+        ("replica=any&offset=-2", [3, 4], 5),
         ("max_records=2", [0, 1], 2),
         ("offset=1&max_records=3", [1, 2, 3], 4),
         ("end_offset=2", [0, 1], 2),
@@ -129,7 +138,10 @@ async def test_timestamp_names_the_first_record_that_is_not_older() -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "offset=-1",
+        "offset=--1",
+        "offset=-",
+        "offset=-9223372036854775808",
+        "offset=-1&timestamp=1",
         "offset=x",
         "offset=",
         "offset=%2B1",
@@ -160,6 +172,42 @@ async def test_offset_out_of_range_tells_the_range() -> None:
         assert reply.error_code == 41601
         assert "3 to 3" in reply.json["message"]
         assert (await read(one, "offset=4")).error_code == 41601
+
+
+async def test_last_offsets_end_at_the_isolation_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with data_node() as one:
+        await write(one, 0, 1, 2, 3)
+        monkeypatch.setattr(one.node.log(), "last_stable_offset", lambda _: 2)
+        assert values(await read(one, "offset=-1")) == [3]
+        assert values(await read(one, "offset=-1&isolation=read_uncommitted")) == [3]
+        reply = await read(one, "offset=-1&isolation=read_committed&end_offset=2")
+        assert values(reply) == [1]
+
+
+async def test_last_offsets_are_looked_up_again_after_a_trim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with data_node() as one:
+        await write(one, 0, 1)
+        await write(one, 2, 3)
+        log = one.node.log()
+        starts = [2, 4, 4]
+        found: list[int] = []
+
+        async def trimmed_afterwards(*arguments: Any) -> int:
+            found.append(await offset_from_end(*arguments))
+            log.log_start_offset = starts[len(found) - 1]
+            return found[-1]
+
+        monkeypatch.setattr(v2, "offset_from_end", trimmed_afterwards)
+        assert values(await read(one, "offset=-3")) == []
+        assert found == [1, 2, 4], "each within the log as it was"
+        log.log_start_offset = 0
+        found.clear()
+        starts[:] = [1, 2, 3]
+        monkeypatch.setattr(v2, "RESOLUTIONS_MAX", 2)
+        assert (await read(one, "offset=-4")).error_code == 41601
+        assert found == [0, 1], "and not without end"
 
 
 async def test_unknown_topic_and_partition() -> None:
