@@ -60,9 +60,9 @@ class PlacementService:
     ) -> list[ElectionOutcome]:
         """Return the lead of partitions to their preferred replicas.
 
-        With `unclean`, elect any living replica of partitions without a leader instead: records may
-        be lost. `wanted` are topics and partitions, each once; None: all that need an election.
-        Raises LogError without a quorum.
+        With `unclean`, elect the living replica with the longest log where there is no leader
+        instead: records may be lost. `wanted` are topics and partitions, each once; None: all that
+        need an election. Raises LogError without a quorum.
         """
         self._authorize(principal, Operation.ALTER, CLUSTER)
         image = self._metadata.image

@@ -15,10 +15,12 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Set
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from msgspec import UNSET
 
+from raftlog.controller.log_ends import LogEndQueries, LogEndQuery
 from raftlog.controller.messages import (
     UNWRITABLE_MAX,
     Heartbeat,
@@ -40,6 +42,7 @@ from raftlog.metadata.commands import (
     encode_command,
 )
 from raftlog.metadata.delta import MetadataDelta
+from raftlog.metadata.elections import plan_elections
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, plan_unfencing
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -96,6 +99,8 @@ class _ControllerTerm:
         self.number = number
         self.sessions = sessions
         self.work = work
+        self.log_ends: LogEndQuery | None = None
+        """For unclean elections: the question to the brokers, under way."""
         self.retry_at = -math.inf
         self.backoff_s = BACKOFF_MIN_S
 
@@ -111,12 +116,14 @@ class ActiveController:
         clock: Clock,
         randomness: Randomness,
         broker_id: BrokerId,
+        log_ends: LogEndQueries,
     ) -> None:
         self._quorum = quorum
         self._state_machine = state_machine
         self._clock = clock
         self._randomness = randomness
         self._broker_id = broker_id
+        self._log_ends = log_ends
         self._dead_brokers = DeadBrokers()
         self._controller_term: _ControllerTerm | None = None
         self._wakeup = Wakeup(clock)
@@ -289,7 +296,8 @@ class ActiveController:
             return None
         if term.retry_at > self._clock.monotonic():
             return term.retry_at
-        return min(term.sessions.next_deadline(), term.work.next_at())
+        answers_at = math.inf if term.log_ends is None else term.log_ends.deadline
+        return min(term.sessions.next_deadline(), term.work.next_at(), answers_at)
 
     def _backoff_s(self, term: _ControllerTerm) -> float:
         backoff_s = term.backoff_s * self._randomness.uniform(0.5, 1.0)
@@ -317,6 +325,34 @@ class ActiveController:
             await self._execute(term, plan)
             # Each may have looked at every partition there is.
             await asyncio.sleep(0)
+        await self._elect_longest_logs(term)
+
+    async def _elect_longest_logs(self, term: _ControllerTerm) -> None:
+        """Hold the unclean elections due: ask the brokers now, elect in a later step.
+
+        Never waits for an answer, because fencings go on meanwhile.
+        """
+        query = term.log_ends
+        if query is not None and query.is_over(self._clock.monotonic()):
+            term.log_ends = None
+            if query.waiting:
+                silent = sorted({broker_id for broker_id, _ in query.waiting})
+                logger.warning("unclean elections without the logs of brokers %s", silent)
+            await self._execute(
+                term,
+                partial(
+                    plan_elections,
+                    keys=query.keys,
+                    unwritable=term.sessions.unwritable,
+                    ends=query.ends,
+                ),
+            )
+        if term.log_ends is None and (keys := term.work.undecided(self._image)):
+            logger.warning(
+                "no replica in sync lives: electing %d partitions uncleanly, by the longest log",
+                len(keys),
+            )
+            term.log_ends = self._log_ends.begin(keys, self._wakeup.set)
 
     async def _follow_session_timeout(self, term: _ControllerTerm) -> None:
         """Propose the lease bound for the present session timeout."""

@@ -1,5 +1,8 @@
 """Messages between brokers and the active controller, and their bytes. Pure.
 
+Heartbeats and their answers; and, before an unclean election, a question for the ends of the logs
+of partitions, which a broker without a connection to another sends by way of the controller.
+
 Each message is one JSON object, named by its `type`, sent as a control message of the quorum.
 Unknown fields are ignored, for newer senders; fields missing from older senders have defaults. No
 content of a message is a type, a path or code to be looked up.
@@ -14,15 +17,17 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
-from raftlog.record.types import BrokerEpoch, BrokerId
+from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
 
 HEARTBEAT_S: Final = 0.3
 """Between two heartbeats of a broker. Losing one must not cost a lease."""
 MESSAGE_BYTES_MAX: Final = 4096
-"""Of a whole message; the largest is a refusal."""
+"""Of a whole message; the largest are a refusal and the ends of logs."""
 EXPLANATION_CHARACTERS_MAX: Final = 512
 UNWRITABLE_MAX: Final = 100
 """Unwritable brokers in an answer; of more, those of the lowest ids."""
+LOG_ENDS_MAX: Final = 40
+"""Logs in one question, or answer."""
 
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _BrokerId: TypeAlias = Annotated[BrokerId, Meta(ge=1, le=2**31 - 1)]
@@ -103,8 +108,38 @@ class HeartbeatRefusal(_Message, frozen=True, tag="heartbeat_refusal"):
     explanation: Annotated[str, Meta(max_length=EXPLANATION_CHARACTERS_MAX)]
 
 
+_TopicId: TypeAlias = Annotated[TopicId, Meta(max_length=32)]
+_PartitionId: TypeAlias = Annotated[PartitionId, Meta(ge=0, le=2**31 - 1)]
+_LeaderEpoch: TypeAlias = Annotated[LeaderEpoch, Meta(ge=-1, le=2**31 - 1)]
+_EndOffset: TypeAlias = Annotated[Offset, Meta(ge=-1, le=2**63 - 1)]
+
+
+class _LogEndsMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    origin: _BrokerId
+    """The broker that needs the ends."""
+    broker_id: _BrokerId
+    """The broker that holds the logs."""
+
+
+class LogEndsRequest(_LogEndsMessage, frozen=True, tag="log_ends_request"):
+    """A question for the ends of a broker's logs."""
+
+    partitions: Annotated[tuple[tuple[_TopicId, _PartitionId], ...], Meta(max_length=LOG_ENDS_MAX)]
+
+
+class LogEndsAnswer(_LogEndsMessage, frozen=True, tag="log_ends_answer"):
+    """The answer: the log of each partition."""
+
+    ends: Annotated[
+        tuple[tuple[_TopicId, _PartitionId, _LeaderEpoch, _EndOffset], ...],
+        Meta(max_length=LOG_ENDS_MAX),
+    ]
+    """With the leader epoch of its last record, and its end offset; -1 for no usable log."""
+
+
 HeartbeatReply: TypeAlias = HeartbeatAnswer | HeartbeatRefusal
-ControllerMessage: TypeAlias = Heartbeat | HeartbeatAnswer | HeartbeatRefusal
+LogEndsMessage: TypeAlias = LogEndsRequest | LogEndsAnswer
+ControllerMessage: TypeAlias = Heartbeat | HeartbeatReply | LogEndsMessage
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[ControllerMessage] = msgspec.json.Decoder(ControllerMessage)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from itertools import islice
 from typing import Final, TypeAlias
 
 from raftlog.metadata.broker_configs import REBALANCE_DELAY, rebalance_delay_s
@@ -18,11 +19,13 @@ from raftlog.metadata.configs import UNCLEAN_ELECTION
 from raftlog.metadata.decommission import plan_evacuation
 from raftlog.metadata.delta import MetadataDelta, TopicChange
 from raftlog.metadata.elections import (
+    PLANNED_CHANGES_MAX,
     PartitionKey,
     brokers_in_maintenance,
     plan_elections,
     plan_preferred_leaders,
     plan_relief,
+    undecided_elections,
 )
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
 from raftlog.metadata.reassignment import plan_completions
@@ -49,6 +52,13 @@ class _Due:
         if len(self._keys) > KEYS_MAX:
             self.add_all()
 
+    def add_each(self, keys: Collection[PartitionKey] | None) -> None:
+        """Add what an earlier `take` returned."""
+        if keys is None:
+            self.add_all()
+        for key in keys or ():
+            self.add(key)
+
     def add_all(self) -> None:
         self._all = True
         self._keys = {}
@@ -69,6 +79,8 @@ class PartitionWork:
 
     def __init__(self, image: MetadataImage, now: float) -> None:
         self._elections = _Due()
+        self._undecided = _Due()
+        """Examined by an elections' plan, and perhaps left without a leader."""
         self._relief = _Due()
         self._completions = _Due()
         self._evacuation = True
@@ -136,6 +148,7 @@ class PartitionWork:
         if self._elections:
             keys = self._elections.take()
             yield partial(plan_elections, keys=keys, unwritable=self._unwritable)
+            self._undecided.add_each(keys)
         if self._relief:
             keys = self._relief.take()
             yield partial(plan_relief, keys=keys, unwritable=self._unwritable)
@@ -156,6 +169,17 @@ class PartitionWork:
                 yield partial(plan_preferred_leaders, excluding=unsteady)
             # After an interruption the check is due again at once.
             self._preferred_at = now + _preferred_check_s(image)
+
+    def undecided(self, image: MetadataImage) -> Collection[PartitionKey]:
+        """Take the partitions whose next leader depends on the ends of logs, as many as one command
+        may change; others stay due."""
+        if not self._undecided:
+            return ()
+        keys = self._undecided.take()
+        found = list(islice(undecided_elections(image, keys), PLANNED_CHANGES_MAX + 1))
+        if len(found) > PLANNED_CHANGES_MAX:
+            self._undecided.add_all()
+        return found[:PLANNED_CHANGES_MAX]
 
     def _observe_brokers(
         self, image: MetadataImage, broker_ids: Collection[BrokerId], now: float

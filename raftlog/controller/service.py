@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 from raftlog.controller.active import ActiveController
 from raftlog.controller.heartbeat import Heartbeats
+from raftlog.controller.log_ends import LogEndQueries
 from raftlog.controller.messages import (
     ControllerMessageError,
     Heartbeat,
+    LogEndsMessage,
     RefusalReason,
     decode_message,
     encode_message,
 )
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.delta import MetadataDelta
+from raftlog.metadata.elections import LogEnd, LogEnds, PartitionKey
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import ConnectionEvent, RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId
@@ -46,13 +49,15 @@ class ControllerService:
         randomness: Randomness,
         broker_id: BrokerId,
         on_fatal: Callable[[str], None],
+        log_end: Callable[[PartitionKey], LogEnd],
         can_write: Callable[[], bool] = lambda: True,
         on_cluster_time: Callable[[int, int], None] = lambda _lower, _upper: None,
     ) -> None:
         """`on_fatal` receives the reason if the node must end.
 
-        `can_write` says whether this node's disk takes writes: if not, other brokers should lead.
-        `on_cluster_time` takes the lower and the upper cluster time, in milliseconds, of each
+        `log_end` returns the end of this node's log of a partition, NO_LOG_END without a usable
+        one. `can_write` says whether this node's disk takes writes: if not, other brokers should
+        lead. `on_cluster_time` takes the lower and the upper cluster time, in milliseconds, of each
         answer of the controller.
         """
         self._quorum = quorum
@@ -60,12 +65,20 @@ class ControllerService:
         self._clock = clock
         self._broker_id = broker_id
         self._on_fatal = on_fatal
+        self._log_ends = LogEndQueries(
+            quorum=quorum,
+            state_machine=state_machine,
+            clock=clock,
+            broker_id=broker_id,
+            log_end=log_end,
+        )
         self._active = ActiveController(
             quorum=quorum,
             state_machine=state_machine,
             clock=clock,
             randomness=randomness,
             broker_id=broker_id,
+            log_ends=self._log_ends,
         )
         self._heartbeats = Heartbeats(
             quorum=quorum,
@@ -140,6 +153,10 @@ class ControllerService:
         """
         self._heartbeats.on_refused(callback)
 
+    async def log_ends(self, keys: Collection[PartitionKey]) -> Mapping[PartitionKey, LogEnds]:
+        """As `LogEndQueries.collect`."""
+        return await self._log_ends.collect(keys)
+
     async def shut_down(self, timeout_s: float) -> bool:
         """Hand over the led partitions before this node stops.
 
@@ -187,7 +204,9 @@ class ControllerService:
         except ControllerMessageError as error:
             self._ignore(sender, str(error))
             return
-        if not isinstance(message, Heartbeat):
+        if isinstance(message, LogEndsMessage):
+            self._log_ends.received(sender, message)
+        elif not isinstance(message, Heartbeat):
             self._heartbeats.received(sender, message)
         elif message.broker_id == sender:
             # Lost with its connection, like any message: the broker asks again.

@@ -199,8 +199,8 @@ _ENTRIES = (
         "unclean.leader.election.enable",
         ConfigType.BOOLEAN,
         "false",
-        "Whether a replica that was not in sync may lead when no other is left. It loses "
-        "acknowledged records.",
+        "Whether a replica that was not in sync may lead when no other is left: the one alive with "
+        "the longest log. It loses acknowledged records.",
     ),
 )
 CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in _ENTRIES}

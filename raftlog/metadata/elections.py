@@ -4,11 +4,17 @@ A leader comes from the ISR, with all committed records on each member; else fro
 all of them, too (KIP-966). Any other replica may have lost acknowledged records: its election
 takes the topic's config, or an operator. A fenced or stopping broker is never elected.
 
-Among the candidates, brokers with a writable disk come first (known to the controller, no part of
-the image), then brokers out of maintenance: the others lead only without another choice. Then comes
-the preferred replica (the first one), because the placement has spread those over the brokers, then
-the broker that leads the fewest partitions, then the lowest id: arbitrary, but the same for every
-decider.
+Such an unclean election takes the longest log, which loses the fewest records: the greatest leader
+epoch of a last record, then the greatest log end offset, as Raft compares logs. The ends are not in
+the image. The decider gets them from the brokers, for the partitions of `undecided_elections`;
+without them, nothing but a single candidate is elected.
+
+Among the candidates of a clean election, brokers with a writable disk come first (known to the
+controller, no part of the image), then brokers out of maintenance: the others lead only without
+another choice. Then comes the preferred replica (the first one), because the placement has spread
+those over the brokers, then the broker that leads the fewest partitions, then the lowest id:
+arbitrary, but the same for every decider. Among equally long logs the order is the same, but the
+preferred replica has no precedence.
 
 Plans are iterators, because one may touch every partition there is. Each step examines the image of
 the moment, and yields one command of bounded size; stopping half-way is safe.
@@ -19,7 +25,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 from raftlog.metadata.apply_rules import has_living_member
 from raftlog.metadata.commands import (
@@ -28,9 +35,15 @@ from raftlog.metadata.commands import (
     PartitionChange,
 )
 from raftlog.metadata.configs import is_unclean_election_enabled, min_isr_default
-from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
+from raftlog.metadata.image import (
+    NO_EPOCH,
+    NO_LEADER_ID,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_FOUND, LogError
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
 
 PLANNED_CHANGES_MAX: Final = 500
 """Most partitions that one planned command changes. Each node applies a command in one turn of its
@@ -39,6 +52,22 @@ event loop, 20 µs for a partition that gets another leader."""
 PartitionKey: TypeAlias = tuple[TopicId, PartitionId]
 Chooser: TypeAlias = Callable[[TopicImage, PartitionImage], PartitionChange | None]
 """The change of one partition; None for no change."""
+
+
+class LogEnd(NamedTuple):
+    """The end of a replica's log. The greater of two is the longer history."""
+
+    last_epoch: LeaderEpoch
+    """Leader epoch of the last record; NO_EPOCH without any."""
+    end_offset: Offset
+    """Offset of the next record."""
+
+
+NO_LOG_END: Final = LogEnd(NO_EPOCH, Offset(-1))
+"""Before the end of any log: of a replica without a usable log, or without an answer."""
+LogEnds: TypeAlias = Mapping[BrokerId, LogEnd]
+"""The ends of one partition's replicas, as far as their brokers have answered."""
+NO_LOG_ENDS: Final[Mapping[PartitionKey, LogEnds]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +88,12 @@ def elect_leader(
     unclean: bool = False,
     deprioritized: Set[BrokerId] = frozenset(),
     unwritable: Set[BrokerId] = frozenset(),
+    ends: LogEnds | None = None,
 ) -> Election | None:
     """Choose a leader among the partition's replicas; None without a candidate.
+
+    Also None if an `unclean` election has several candidates and the `ends` of their logs are
+    None: not known yet.
 
     `available` are the brokers that may be elected at all, `led` the number of partitions led by
     each, `isr` the ISR to choose from, if about to differ from the present one. `deprioritized`
@@ -89,10 +122,16 @@ def elect_leader(
     leader = first(row.elr)
     if leader is not None:
         return Election(leader, (leader,))
-    leader = first(row.replicas) if unclean else None
-    if leader is not None:
-        return Election(leader, (leader,), is_clean=False)
-    return None
+    candidates = [broker_id for broker_id in row.replicas if broker_id in available]
+    if not unclean or not candidates or (len(candidates) > 1 and ends is None):
+        return None
+    known: LogEnds = {} if ends is None else ends
+    longest = max(known.get(broker_id, NO_LOG_END) for broker_id in candidates)
+    leader = min(
+        (each for each in candidates if known.get(each, NO_LOG_END) == longest),
+        key=lambda each: (each in unwritable, each in deprioritized, led.get(each, 0), each),
+    )
+    return Election(leader, (leader,), is_clean=False)
 
 
 class Elections:
@@ -105,15 +144,18 @@ class Elections:
         including: Set[BrokerId] = frozenset(),
         excluding: Set[BrokerId] = frozenset(),
         unwritable: Set[BrokerId] = frozenset(),
+        ends: Mapping[PartitionKey, LogEnds] = NO_LOG_ENDS,
     ) -> None:
         """`including` and `excluding` are brokers about to be available, or not.
 
-        `unwritable` brokers, without a writable disk, are elected last of all.
+        `unwritable` brokers, without a writable disk, are elected last of all. `ends`: of the
+        partitions whose brokers were asked, for unclean elections.
         """
         self._image = image
         self._available = (available_brokers(image) | including) - excluding
         self._reluctant = brokers_in_maintenance(image)
         self._unwritable = unwritable
+        self._ends = ends
         self._led: Counter[BrokerId] | None = None
 
     def elect(
@@ -139,6 +181,7 @@ class Elections:
             unclean=unclean,
             deprioritized=self._reluctant,
             unwritable=self._unwritable,
+            ends=self._ends.get((topic.topic_id, row.partition)),
         )
         if election is not None:
             self._led[row.leader] -= 1
@@ -252,12 +295,13 @@ def plan_elections(
     including: Set[BrokerId] = frozenset(),
     keys: Collection[PartitionKey] | None = None,
     unwritable: Set[BrokerId] = frozenset(),
+    ends: Mapping[PartitionKey, LogEnds] = NO_LOG_ENDS,
 ) -> Iterator[ChangePartitions]:
     """Elect a leader for every partition without one, if possible; `keys`: for these only.
 
-    `including` are brokers about to be available; `unwritable`: see Elections.
+    `including` are brokers about to be available; `unwritable`, `ends`: see Elections.
     """
-    elections = Elections(image, including=including, unwritable=unwritable)
+    elections = Elections(image, including=including, unwritable=unwritable, ends=ends)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         if row.leader != NO_LEADER_ID:
@@ -266,6 +310,44 @@ def plan_elections(
         return None if election is None else elected(topic, row, election)
 
     return in_batches(image, choose, keys)
+
+
+def undecided_elections(
+    image: MetadataImage,
+    keys: Collection[PartitionKey] | None = None,
+    *,
+    excluding: Set[BrokerId] = frozenset(),
+) -> Iterator[PartitionKey]:
+    """The partitions whose next leader depends on the ends of logs: of `keys`, or of all.
+
+    They have no leader, or one that is `excluding`; their config allows an unclean election, no
+    clean one is possible, and several replicas live.
+    """
+    available = available_brokers(image) - excluding
+    leaderless = {NO_LEADER_ID, *excluding}
+
+    def is_undecided(row: PartitionImage) -> bool:
+        return (
+            row.leader in leaderless
+            and available.isdisjoint((*row.isr, *row.elr))
+            and len(available.intersection(row.replicas)) > 1
+        )
+
+    def allows(topic: TopicImage) -> bool:
+        return is_unclean_election_enabled(topic.configs, image.cluster_settings)
+
+    if keys is None:
+        for topic in image.topics_by_id.values():
+            if allows(topic):
+                rows = filter(is_undecided, topic.partitions)
+                yield from ((topic.topic_id, row.partition) for row in rows)
+        return
+    for topic_id, number in keys:
+        known = image.topics_by_id.get(topic_id)
+        if known is None or not 0 <= number < len(known.partitions) or not allows(known):
+            continue
+        if is_undecided(known.partitions[number]):
+            yield topic_id, number
 
 
 def plan_relief(
@@ -383,11 +465,17 @@ def plan_handover(
 
 
 def plan_unclean_election(
-    image: MetadataImage, *, name: str, partition: int, broker_id: BrokerId | None = None
+    image: MetadataImage,
+    *,
+    name: str,
+    partition: int,
+    broker_id: BrokerId | None = None,
+    ends: LogEnds | None = None,
 ) -> ChangePartitions:
-    """Elect any living replica of a leaderless partition, or the named one.
+    """Elect the living replica with the longest log in a leaderless partition, or the named one.
 
-    An operator accepts the loss of records. Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION,
+    `ends` are the ends of the logs, if no broker is named. An operator accepts the loss of records.
+    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION,
     NOT_FOUND, ILLEGAL_STATE.
     """
     topic = image.topic(name)
@@ -406,7 +494,8 @@ def plan_unclean_election(
         isr = row.isr if broker_id in row.isr else (broker_id,)
         election: Election | None = Election(broker_id, isr, is_clean=is_clean)
     else:
-        election = None if broker_id else Elections(image).elect(topic, row, unclean=True)
+        state = Elections(image, ends={(topic.topic_id, row.partition): ends or {}})
+        election = None if broker_id else state.elect(topic, row, unclean=True)
     if election is None:
         candidates = list(row.replicas) if broker_id is None else [broker_id]
         raise LogError(ILLEGAL_STATE, f"None of the replicas {candidates} of {where} lives.")

@@ -21,7 +21,7 @@ and acknowledgements of an older leader epoch do not count.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 
 from msgspec.structs import replace
 
@@ -40,7 +40,9 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.configs import is_unclean_election_enabled
 from raftlog.metadata.elections import (
+    NO_LOG_ENDS,
     Elections,
+    LogEnds,
     PartitionKey,
     change_of,
     elected,
@@ -268,16 +270,18 @@ def plan_replica_failures(
     keys: Collection[PartitionKey],
     *,
     lost: bool,
+    ends: Mapping[PartitionKey, LogEnds] = NO_LOG_ENDS,
 ) -> Iterator[ChangePartitions]:
     """Remove the broker from ISR and ELR of these partitions, and elect other leaders.
 
     `lost`: the replicas lack records, so the broker leaves even as the last member; then no replica
     can lead until an operator accepts the loss. Otherwise the replicas are to be replaced, and the
-    apply refuses to remove the last living member. One change for each of its partitions, whatever
-    their state: plan only the stale ones again. The files of a replica must stay untouched before
-    its change is applied.
+    apply refuses to remove the last living member, unless the config allows an unclean election;
+    `ends` has the logs of the others, for that (`undecided_elections`). One change for each of its
+    partitions, whatever their state: plan only the stale ones again. The files of a replica must
+    stay untouched before its change is applied.
     """
-    elections = Elections(image, excluding={broker_id})
+    elections = Elections(image, excluding={broker_id}, ends=ends)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         if broker_id not in row.replicas:

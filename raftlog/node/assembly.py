@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from raftlog import __version__
@@ -26,6 +27,7 @@ from raftlog.coordinator.transaction_kind import transaction_kind
 from raftlog.coordinator.verification import LeaderTransactions
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
+from raftlog.metadata.elections import NO_LOG_END, LogEnd, PartitionKey
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.node.directory import (
     METADATA_DIRECTORY,
@@ -51,6 +53,7 @@ from raftlog.replication.partition import Partition
 from raftlog.replication.replica import TopicSettings
 from raftlog.replication.verification import VerificationGuard
 from raftlog.storage.manager import LogManager
+from raftlog.storage.types import LogState
 from raftlog.world import Clock, Disk, Network, Randomness
 
 LEAVE_TIMEOUT_S: Final = 2.0
@@ -68,6 +71,13 @@ def coordinator_kinds(
         group_kind(GroupSettings(), verify),
         transaction_kind(data.metadata.allocate_producer_id, markers.run, TransactionSettings()),
     )
+
+
+def _log_end(logs: LogManager, key: PartitionKey) -> LogEnd:
+    log = logs.find(*key)
+    if log is None or log.state is not LogState.ONLINE:
+        return NO_LOG_END
+    return LogEnd(log.last_epoch, log.log_end_offset)
 
 
 class NodeCore:
@@ -109,6 +119,7 @@ class NodeCore:
             randomness=randomness,
             broker_id=node_id,
             on_fatal=on_fatal,
+            log_end=partial(_log_end, logs),
             can_write=self._disk_watch.can_write,
             on_cluster_time=logs.note_cluster_time,
         )
@@ -126,6 +137,7 @@ class NodeCore:
             own_epoch=lambda: self.controller.broker_epoch,
             may_act=self.writes.may_act,
             unwritable=lambda: self.controller.unwritable,
+            log_ends=self.controller.log_ends,
             clock=clock,
             randomness=randomness,
             network=network,

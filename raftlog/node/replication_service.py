@@ -18,7 +18,7 @@ from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
-from raftlog.replication.cluster_metadata import ClusterMetadata
+from raftlog.replication.cluster_metadata import ClusterMetadata, CollectLogEnds
 from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.isr import IsrKeeper
 from raftlog.replication.leader_streams import LeaderStreams
@@ -48,6 +48,7 @@ class ReplicationService:
         own_epoch: Callable[[], BrokerEpoch | None],
         may_act: Callable[[], bool],
         unwritable: Callable[[], Set[BrokerId]],
+        log_ends: CollectLogEnds,
         clock: Clock,
         randomness: Randomness,
         network: Network,
@@ -55,7 +56,8 @@ class ReplicationService:
     ) -> None:
         """`own_epoch` returns this node's broker epoch once registered; `may_act` whether this node
         may lead right now; `unwritable` the brokers with unwritable disks, as known here;
-        `on_fatal` gets the reason when the node must end."""
+        `log_ends` asks the brokers, before unclean elections; `on_fatal` gets the reason when the
+        node must end."""
         self._state_machine = state_machine
         self._broker_id = broker_id
         self._tasks = TaskGroup(on_fatal)
@@ -115,6 +117,7 @@ class ReplicationService:
             settings=settings,
             settled=self.replicas.settled,
             unwritable=unwritable,
+            log_ends=log_ends,
         )
         self.isr = IsrKeeper(
             quorum=quorum,

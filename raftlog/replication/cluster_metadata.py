@@ -36,7 +36,7 @@ from raftlog.metadata.commands import (
     DeleteTopic,
     encode_command,
 )
-from raftlog.metadata.elections import PartitionKey
+from raftlog.metadata.elections import LogEnds, PartitionKey
 from raftlog.metadata.image import MetadataImage, TopicImage
 from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -47,6 +47,11 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.world import Randomness
 
 T = TypeVar("T")
+
+CollectLogEnds: TypeAlias = Callable[
+    [Collection[PartitionKey]], Awaitable[Mapping[PartitionKey, LogEnds]]
+]
+"""Asks the living brokers for the ends of their logs of these partitions."""
 
 TOPIC_ID_BYTES = 16
 SETTLE_S: Final = 1.0
@@ -68,6 +73,7 @@ class ClusterMetadata:
         randomness: Randomness,
         settings: TopicSettings,
         settled: Callable[[int], Awaitable[None]],
+        log_ends: CollectLogEnds,
         unwritable: Callable[[], Set[BrokerId]] = frozenset,
     ) -> None:
         """`unwritable` returns the brokers with unwritable disks, as known to this node."""
@@ -78,8 +84,11 @@ class ClusterMetadata:
         self._settings = settings
         self._settled = settled
         self._producer_ids: range = range(0)
+        self._log_ends = log_ends
         self._unwritable = unwritable
-        self.operations: Final = Operations(lambda: self.image, self._carry_out, unwritable)
+        self.operations: Final = Operations(
+            lambda: self.image, self._carry_out, log_ends, unwritable
+        )
         """The operators' requests about brokers and replicas."""
 
     @property
@@ -224,7 +233,11 @@ class ClusterMetadata:
         left = keys
         for _ in range(PLAN_ROUNDS_MAX):
             stale: list[PartitionKey] = []
-            for command in plan_replica_failures(self.image, self._broker_id, left, lost=lost):
+            # Where records are lost, the active controller elects, by ends that it asks for.
+            ends = {} if lost else await self._ends_of_others(left)
+            for command in plan_replica_failures(
+                self.image, self._broker_id, left, lost=lost, ends=ends
+            ):
                 changed = (await propose(self._quorum, command)).partitions()
                 for each in changed.stale:
                     if each.refusal.reason is Reason.LAST_REPLICA:
@@ -234,6 +247,14 @@ class ClusterMetadata:
                 return
             left = stale
         raise _restless()
+
+    async def _ends_of_others(
+        self, keys: Collection[PartitionKey]
+    ) -> Mapping[PartitionKey, LogEnds]:
+        """For unclean elections without this broker: the ends of the logs, where these decide."""
+        undecided = elections.undecided_elections(self.image, keys, excluding={self._broker_id})
+        asked = list(undecided)
+        return await self._log_ends(asked) if asked else {}
 
     async def _carry_out(self, plan: Callable[[], Iterable[Command]]) -> None:
         """Propose the commands of `plan`, and plan again while some were stale when applied.
@@ -308,10 +329,12 @@ class Operations:
         self,
         image: Callable[[], MetadataImage],
         carry_out: CarryOut,
+        log_ends: CollectLogEnds,
         unwritable: Callable[[], Set[BrokerId]] = frozenset,
     ) -> None:
         """`image` returns the applied metadata, `unwritable` the brokers that take no writes."""
         self._image = image
+        self._log_ends = log_ends
         self._unwritable = unwritable
         self._carry_out = carry_out
 
@@ -320,15 +343,22 @@ class Operations:
     ) -> None:
         """Move the lead to a broker, or to the best other one; `unclean`: records may be lost.
 
+        The best one of an unclean election has the longest log.
         LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND, NO_LEADER, ILLEGAL_STATE.
         """
+
+        ends: LogEnds | None = None
+        if unclean and broker_id is None:
+            topic = self._image().topic(name)
+            key = topic.topic_id, topic.partition(partition).partition
+            ends = (await self._log_ends([key]))[key]
 
         def plan() -> Iterable[Command]:
             image = self._image()
             if unclean:
                 return (
                     elections.plan_unclean_election(
-                        image, name=name, partition=partition, broker_id=broker_id
+                        image, name=name, partition=partition, broker_id=broker_id, ends=ends
                     ),
                 )
             command = elections.plan_leader_transfer(

@@ -22,6 +22,7 @@ from raftlog.metadata.commands import (
     decode_command,
     encode_command,
 )
+from raftlog.metadata.elections import NO_LOG_END, LogEnd
 from raftlog.metadata.image import MetadataImage, PartitionImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import (
@@ -94,7 +95,8 @@ class FakeQuorum:
         }
 
     def send(self, node_id: int, message: bytes) -> bool:
-        if node_id in self.cluster.dead:
+        voters = self.cluster.voters
+        if node_id in self.cluster.dead or (self.node_id not in voters and node_id not in voters):
             return False
         asyncio.get_running_loop().call_soon(self.cluster.deliver, self.node_id, node_id, message)
         return True
@@ -218,6 +220,8 @@ class Cluster:
         """Nodes that apply only on `catch_up`."""
         self.unwritable: set[int] = set()
         """Nodes with heartbeats that report a disk without writes."""
+        self.log_ends: dict[int, LogEnd] = {}
+        """By node: the end of its log of any partition."""
         self._fenced_at: dict[int, float] = {}
 
     async def start(self, *others: int) -> None:
@@ -244,6 +248,7 @@ class Cluster:
             randomness=Middle(),
             broker_id=BrokerId(node_id),
             on_fatal=fatal.append,
+            log_end=lambda _: self.log_ends.get(node_id, NO_LOG_END),
             can_write=lambda: node_id not in self.unwritable,
         )
         node = FakeNode(quorum, service, fatal)

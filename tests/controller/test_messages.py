@@ -5,6 +5,7 @@ import pytest
 
 from raftlog.controller.messages import (
     EXPLANATION_CHARACTERS_MAX,
+    LOG_ENDS_MAX,
     MESSAGE_BYTES_MAX,
     UNWRITABLE_MAX,
     ControllerMessage,
@@ -12,11 +13,20 @@ from raftlog.controller.messages import (
     Heartbeat,
     HeartbeatAnswer,
     HeartbeatRefusal,
+    LogEndsAnswer,
+    LogEndsRequest,
     RefusalReason,
     decode_message,
     encode_message,
 )
-from raftlog.record.types import BrokerEpoch, BrokerId
+from raftlog.record.types import (
+    BrokerEpoch,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    PartitionId,
+    TopicId,
+)
 
 LARGE = 2**62
 HEARTBEAT = Heartbeat(
@@ -58,6 +68,24 @@ HEARTBEAT = Heartbeat(
             reason=RefusalReason.STALE_EPOCH,
             # The longest possible text, in the characters with the most bytes.
             explanation="\0" * EXPLANATION_CHARACTERS_MAX,
+        ),
+        LogEndsRequest(
+            origin=BrokerId(2**31 - 1),
+            broker_id=BrokerId(2**31 - 2),
+            partitions=((TopicId("f" * 32), PartitionId(2**31 - 1)),) * LOG_ENDS_MAX,
+        ),
+        LogEndsAnswer(
+            origin=BrokerId(2**31 - 1),
+            broker_id=BrokerId(2**31 - 2),
+            ends=(
+                (
+                    TopicId("f" * 32),
+                    PartitionId(2**31 - 1),
+                    LeaderEpoch(2**31 - 1),
+                    Offset(2**63 - 1),
+                ),
+            )
+            * LOG_ENDS_MAX,
         ),
     ],
 )

@@ -19,10 +19,11 @@ from raftlog.metadata.commands import (
     encode_command,
 )
 from raftlog.metadata.delta import MetadataDelta
+from raftlog.metadata.elections import LogEnd, plan_elections
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
 from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.reassignment import plan_reassignment
-from raftlog.record.types import BrokerId, PartitionId
+from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId
 from tests.controller.clock import settle
 from tests.controller.cluster import Cluster
 from tests.controller.running import past_grace, running
@@ -108,7 +109,14 @@ def test_elections_are_due_when_losing_records_is_allowed(scope: str) -> None:
         command = AlterTopicConfigs(topic_id=image.topic("t").topic_id, values=values)
     assert tell(work, image, command)
     take(work, image)
-    assert image.partition("t", 0).leader == 1
+    assert image.partition("t", 0).leader == NO_LEADER_ID, "the longest log is not known"
+    key = image.topic("t").topic_id, PartitionId(0)
+    assert work.undecided(image) == [key]
+    assert not work.undecided(image), "once is enough"
+    ends = {key: {BrokerId(2): LogEnd(LeaderEpoch(0), Offset(3))}}
+    for command in plan_elections(image, keys=[key], ends=ends):
+        carry_out(image, command)
+    assert image.partition("t", 0).leader == 2
     assert not tell(work, image, AlterClusterSettings(values={"retention.ms": "1"}))
 
 
@@ -176,9 +184,9 @@ def propose(cluster: Cluster, command: Command) -> None:
     result.check()
 
 
-def alter_isr(cluster: Cluster, *members: int, topic: int = 1) -> None:
+def alter_isr(cluster: Cluster, *members: int, topic: int = 1, partition: int = 0) -> None:
     """The leader of the topic's partition proposes an ISR."""
-    row = cluster.row(topic)
+    row = cluster.row(topic, partition)
     epochs = {b: broker.broker_epoch for b, broker in cluster.image.brokers.items()}
     propose(
         cluster,
@@ -186,7 +194,7 @@ def alter_isr(cluster: Cluster, *members: int, topic: int = 1) -> None:
             broker_id=row.leader,
             broker_epoch=epochs[row.leader],
             topic_id=cluster.image.topic(f"t{topic}").topic_id,
-            partition=PartitionId(0),
+            partition=row.partition,
             leader_epoch=row.leader_epoch,
             partition_epoch=row.partition_epoch,
             isr=tuple((BrokerId(b), epochs[BrokerId(b)]) for b in members),

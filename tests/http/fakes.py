@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +24,7 @@ from raftlog.metadata.commands import (
     RegisterBroker,
     UnfenceBroker,
 )
+from raftlog.metadata.elections import LogEnd, PartitionKey
 from raftlog.metadata.image import BrokerImage, MetadataImage, TopicImage
 from raftlog.metadata.liveness import plan_unregistration
 from raftlog.raft import PeerStatus, QuorumStatus, Role, SyncTimes
@@ -46,11 +47,20 @@ class FakeMetadata:
         self._ids = 0
         self.quorum: FakeQuorum | None = None
         self.unwritable: set[BrokerId] = set()
-        self.operations = Operations(lambda: self.image, self._carry_out, lambda: self.unwritable)
+        self.log_ends: dict[BrokerId, LogEnd] = {}
+        """Of every partition, as the brokers answer."""
+        self.operations = Operations(
+            lambda: self.image, self._carry_out, self._collect, lambda: self.unwritable
+        )
         self.run(ClusterCreated(cluster_id="fake-cluster", created_ms=0))
         for number in range(1, brokers + 1):
             self.register(number)
             self.unfence(number)
+
+    async def _collect(
+        self, keys: Collection[PartitionKey]
+    ) -> Mapping[PartitionKey, Mapping[BrokerId, LogEnd]]:
+        return dict.fromkeys(keys, self.log_ends)
 
     def register(
         self,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from raftlog.metadata import elections
 from raftlog.metadata.elections import (
+    NO_LOG_END,
     Elections,
+    LogEnd,
     available_brokers,
     elect_leader,
     in_batches,
@@ -17,11 +20,19 @@ from raftlog.metadata.elections import (
     plan_preferred_leaders,
     plan_relief,
     plan_unclean_election,
+    undecided_elections,
 )
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_FOUND, UNKNOWN_PARTITION, LogError
-from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId, TopicId
+from raftlog.record.types import (
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+)
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     alter_broker,
@@ -32,6 +43,7 @@ from tests.metadata.strategies import (
     fence,
     ids,
     register,
+    set_configs,
     set_row,
     shut_down,
     unfence,
@@ -60,6 +72,10 @@ def rows(draw: st.DrawFn) -> PartitionImage:
 
 broker_sets = st.frozensets(st.integers(1, 5).map(BrokerId))
 loads = st.dictionaries(st.integers(1, 5).map(BrokerId), st.integers(0, 3))
+log_ends = st.builds(
+    LogEnd, st.integers(-1, 2).map(LeaderEpoch), st.integers(0, 3).map(Offset)
+) | st.just(NO_LOG_END)
+answers = st.dictionaries(st.integers(1, 5).map(BrokerId), log_ends)
 
 
 @settings(max_examples=300, deadline=None)
@@ -70,7 +86,7 @@ def test_only_available_members_of_isr_or_elr_are_elected_unless_loss_is_accepte
     led: dict[BrokerId, int],
     unclean: bool,
 ) -> None:
-    election = elect_leader(partition, available=available, led=led, unclean=unclean)
+    election = elect_leader(partition, available=available, led=led, unclean=unclean, ends={})
     isr, elr = available.intersection(partition.isr), available.intersection(partition.elr)
     if election is None:
         assert not isr and not elr
@@ -98,6 +114,86 @@ def test_ties_are_broken_by_preference_then_fewest_led_then_lowest_id(
         return
     fewest = min(led.get(b, 0) for b in candidates)
     assert election.leader == min(b for b in candidates if led.get(b, 0) == fewest)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows(), broker_sets, loads, broker_sets, answers)
+def test_unclean_election_takes_the_longest_log_then_fewest_led_then_lowest_id(
+    partition: PartitionImage,
+    available: frozenset[BrokerId],
+    led: dict[BrokerId, int],
+    unwritable: frozenset[BrokerId],
+    ends: dict[BrokerId, LogEnd],
+) -> None:
+    partition = replace(partition, isr=(), elr=())
+    candidates = available.intersection(partition.replicas)
+
+    def elect(known: dict[BrokerId, LogEnd] | None) -> BrokerId | None:
+        election = elect_leader(
+            partition,
+            available=available,
+            led=led,
+            unclean=True,
+            unwritable=unwritable,
+            ends=known,
+        )
+        return None if election is None else election.leader
+
+    leader = elect(ends)
+    assert (leader is None) is (not candidates)
+    if leader is None:
+        return
+    epoch, end = ends.get(leader, NO_LOG_END)
+    for other in candidates - {leader}:
+        other_epoch, other_end = ends.get(other, NO_LOG_END)
+        assert (other_epoch, other_end) <= (epoch, end)
+        if (other_epoch, other_end) == (epoch, end):
+            assert (leader in unwritable, led.get(leader, 0), leader) < (
+                other in unwritable,
+                led.get(other, 0),
+                other,
+            )
+    # Without the ends there is nothing to compare but a single candidate.
+    assert elect(None) == (leader if len(candidates) == 1 else None)
+
+
+def test_leader_epoch_counts_before_the_length_and_a_missing_answer_last() -> None:
+    partition = row((1, 2, 3), (), ())
+    epochs = {1: (0, 900), 2: (4, 10), 3: (4, 11)}
+    ends = {BrokerId(b): LogEnd(LeaderEpoch(e), Offset(o)) for b, (e, o) in epochs.items()}
+    every = frozenset(ids(1, 2, 3))
+
+    def leader(*answered: int) -> int:
+        known = {b: end for b, end in ends.items() if b in answered}
+        election = elect_leader(partition, available=every, led={}, unclean=True, ends=known)
+        assert election is not None and not election.is_clean
+        assert election.isr == (election.leader,)
+        return election.leader
+
+    assert [leader(1, 2, 3), leader(1, 2), leader(1), leader()] == [3, 2, 1, 1]
+
+
+def test_only_unclean_elections_among_several_replicas_are_undecided() -> None:
+    image = brokers(4)
+    create(image, "t", 1, *[(1, 2, 3)] * 4)
+    topic = image.topic("t")
+    set_row(image, "t", 1, isr=(), elr=ids(1), leader=NO_LEADER_ID)
+    fence(image, 1)
+    assert list(undecided_elections(image)) == [], "the config does not allow any"
+    set_configs(image, "t", {"unclean.leader.election.enable": "true"})
+    key = topic.topic_id, PartitionId(1)
+    assert list(undecided_elections(image)) == [key]
+    nowhere = (topic.topic_id, PartitionId(9)), (TopicId("f" * 32), PartitionId(0))
+    assert list(undecided_elections(image, [*nowhere, key])) == [key]
+    assert list(undecided_elections(image, [(topic.topic_id, PartitionId(0))])) == []
+    # The leader, alone in the ISR, is about to go.
+    set_row(image, "t", 0, isr=ids(2), leader=BrokerId(2))
+    unfence(image, 1)
+    assert list(undecided_elections(image)) == [], "1 has all records of partition 1"
+    alone = list(undecided_elections(image, excluding={BrokerId(2)}))
+    assert alone == [(topic.topic_id, PartitionId(0))]
+    fence(image, 3)
+    assert list(undecided_elections(image, excluding={BrokerId(2)})) == []
 
 
 def test_isr_that_is_about_to_change_is_what_counts() -> None:
@@ -146,6 +242,9 @@ def test_every_partition_that_could_have_a_leader_gets_one(image: MetadataImage)
         for r in t.partitions
     }
     carry_out_plan(image, plan_elections(image))
+    undecided = list(undecided_elections(image))
+    ends = {key: {BrokerId(1): LogEnd(LeaderEpoch(0), Offset(1))} for key in undecided}
+    carry_out_plan(image, plan_elections(image, keys=undecided, ends=ends))
     for topic in image.topics_by_id.values():
         unclean = topic.configs.get("unclean.leader.election.enable") == "true"
         for each in topic.partitions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
+from raftlog.metadata.elections import LogEnds, PartitionKey
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, Outcome, RaftMember, Refused, Unknown
 from raftlog.raft.voters import Voter, VoterSet
@@ -100,6 +101,11 @@ def registration(broker_id: int) -> RegisterBroker:
     )
 
 
+async def no_log_ends(keys: Collection[PartitionKey]) -> Mapping[PartitionKey, LogEnds]:
+    """The only broker there is: no election takes the ends of logs."""
+    raise AssertionError(keys)
+
+
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     state_machine = MetadataStateMachine()
@@ -119,6 +125,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         randomness=SystemRandomness(),
         settings=settings,
         settled=replicas.settled,
+        log_ends=no_log_ends,
     )
     made = Cluster(quorum, metadata, replicas)
     made.run(registration(BROKER))

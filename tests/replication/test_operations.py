@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -14,6 +14,7 @@ from raftlog.metadata import reassignment
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import (
     AlterIsr,
+    AlterTopicConfigs,
     ChangePartitions,
     Command,
     CreateTopic,
@@ -23,8 +24,9 @@ from raftlog.metadata.commands import (
     decode_command,
     encode_command,
 )
-from raftlog.metadata.elections import PartitionKey
-from raftlog.metadata.image import MetadataImage, PartitionImage
+from raftlog.metadata.elections import LogEnd, LogEnds, PartitionKey
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
+from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.reassignment import Move
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, Outcome, RaftMember, Refused, Unknown
@@ -34,9 +36,10 @@ from raftlog.record.errors import (
     NO_CONTROLLER,
     NOT_FOUND,
     RETRIABLE,
+    UNKNOWN_PARTITION,
     LogError,
 )
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.replication import cluster_metadata
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.replica import TopicSettings
@@ -78,6 +81,11 @@ class SharedQuorum:
     def row(self, partition: int = 0) -> PartitionImage:
         return self.image.topic("t").partitions[partition]
 
+    def configure(self, **configs: str) -> None:
+        """Set configs of the topic; `_` in a name stands for a dot."""
+        values = {name.replace("_", "."): value for name, value in configs.items()}
+        self.apply(AlterTopicConfigs(topic_id=TOPIC_ID, values=values)).check()
+
     def alter_isr(self, *members: int) -> None:
         """The leader of partition 0 changes its ISR."""
         row = self.row()
@@ -103,6 +111,8 @@ class Node:
     quorum: SharedQuorum
     metadata: ClusterMetadata
     settled: list[int]
+    ends: dict[BrokerId, LogEnd]
+    """Of every partition, as the brokers answer."""
 
 
 @pytest.fixture
@@ -131,6 +141,11 @@ def node() -> Node:
         )
     ).check()
     settled: list[int] = []
+    ends: dict[BrokerId, LogEnd] = {}
+
+    async def collect(keys: Collection[PartitionKey]) -> Mapping[PartitionKey, LogEnds]:
+        await asyncio.sleep(0)
+        return dict.fromkeys(keys, ends)
 
     async def settle(index: int) -> None:
         await asyncio.sleep(0)
@@ -143,8 +158,9 @@ def node() -> Node:
         randomness=SystemRandomness(),
         settings=TopicSettings(),
         settled=settle,
+        log_ends=collect,
     )
-    return Node(quorum, metadata, settled)
+    return Node(quorum, metadata, settled, ends)
 
 
 async def test_failed_replicas_are_out_before_the_call_returns(node: Node) -> None:
@@ -198,6 +214,34 @@ async def test_leadership_is_transferred_though_the_isr_changes_meanwhile(node: 
     node.quorum.before.append(lambda: node.quorum.alter_isr(1, 2, 3))
     await node.metadata.operations.transfer_leader("t", 0, None)
     assert node.quorum.row().leader == 1
+
+
+def log_end(last_epoch: int, end_offset: int) -> LogEnd:
+    return LogEnd(LeaderEpoch(last_epoch), Offset(end_offset))
+
+
+async def test_an_operator_s_unclean_election_takes_the_longest_log(node: Node) -> None:
+    one, three = BrokerId(1), BrokerId(3)
+    node.quorum.configure(min_insync_replicas="1")
+    node.quorum.alter_isr(1)
+    (failure,) = plan_replica_failures(node.quorum.image, one, [KEY], lost=True)
+    node.quorum.apply(failure).check()
+    assert node.quorum.row().leader == NO_LEADER_ID
+    node.ends |= {one: log_end(1, 9), BrokerId(2): log_end(0, 99), three: log_end(1, 10)}
+    await node.metadata.operations.transfer_leader("t", 0, None, unclean=True)
+    assert (node.quorum.row().leader, node.quorum.row().isr) == (3, (3,))
+    with pytest.raises(LogError) as raised:
+        await node.metadata.operations.transfer_leader("t", 7, None, unclean=True)
+    assert raised.value.entry is UNKNOWN_PARTITION
+
+
+async def test_the_last_in_sync_gives_way_to_the_longest_log_of_the_others(node: Node) -> None:
+    node.quorum.configure(min_insync_replicas="1", unclean_leader_election_enable="true")
+    await node.metadata.operations.transfer_leader("t", 0, BrokerId(2))
+    node.quorum.alter_isr(2)
+    node.ends |= {BrokerId(1): log_end(0, 4), BrokerId(3): log_end(0, 5)}
+    await node.metadata.fail_replicas([KEY], lost=False)
+    assert (node.quorum.row().leader, node.quorum.row().isr) == (3, (3,))
 
 
 async def test_transfer_to_a_replica_that_has_just_fallen_behind_is_refused(node: Node) -> None:
