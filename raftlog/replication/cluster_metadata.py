@@ -227,8 +227,8 @@ class ClusterMetadata:
 
         `lost`: see `plan_replica_failures`. On return this node has applied the change: only then
         may the files be touched. Does not wait for this node's disk, so work on the disk may call
-        it. Raises LogError NO_CONTROLLER or RETRIABLE, or ILLEGAL_STATE unless `lost` where no
-        other living replica has all records: the files must not be touched then.
+        it. Raises LogError NO_CONTROLLER, RETRIABLE or OVERLOADED, or ILLEGAL_STATE unless
+        `lost` where no other living replica has all records: the files must not be touched then.
         """
         left = keys
         for _ in range(PLAN_ROUNDS_MAX):

@@ -21,11 +21,13 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
 )
 from raftlog.metadata.elections import (
+    LogEnd,
     change_command,
     plan_elections,
     plan_preferred_leaders,
     plan_relief,
     plan_unclean_election,
+    undecided_elections,
 )
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.liveness import (
@@ -42,7 +44,7 @@ from raftlog.metadata.reassignment import (
 )
 from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import LogError
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
 from tests.metadata.strategies import (
     BROKER_IDS,
     TOPIC_IDS,
@@ -128,7 +130,11 @@ def test_unclean_election_spares_no_refused_proposal() -> None:
             fence(image, number)
         (key,) = keys_of(image)
         assert may_retire_replica(image, key, BrokerId(1)) is may
-        (command,) = decided(plan_replica_failures(image, BrokerId(1), [key], lost=False))
+        undecided = list(undecided_elections(image, excluding={BrokerId(1)}))
+        assert undecided == ([key] if not others else []), "of several logs the longest one leads"
+        ends = {each: {BrokerId(3): LogEnd(LeaderEpoch(0), Offset(1))} for each in undecided}
+        plan = plan_replica_failures(image, BrokerId(1), [key], lost=False, ends=ends)
+        (command,) = decided(plan)
         result = apply(image, image.applied_index + 1, command)
         assert bool(result.partitions().applied) is may
 
@@ -187,7 +193,7 @@ PLANS: list[Plan] = [
     plan_fencing,
     plan_unfencing,
     plan_controlled_shutdown,
-    lambda image, _: plan_elections(image),
+    lambda image, _: plan_elections(image, ends={key: {} for key in undecided_elections(image)}),
     lambda image, _: plan_preferred_leaders(image),
     lambda image, broker_id: plan_relief(image, unwritable={broker_id}),
     lambda image, _: plan_completions(image),
