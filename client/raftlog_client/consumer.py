@@ -13,7 +13,8 @@ from raftlog.api.records import Isolation
 from raftlog_client.assignment import Assignment
 from raftlog_client.errors import ClientClosedError, IllegalStateError, RaftlogClientError
 from raftlog_client.fetch_protocol import FetchConnectionPool
-from raftlog_client.fetcher import Fetcher, FetchSettings
+from raftlog_client.fetch_requests import FetchSettings
+from raftlog_client.fetcher import Fetcher
 from raftlog_client.group_consumer import ConsumerGroup, GroupSettings
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import offsets_for_times, partition_offsets
@@ -54,6 +55,9 @@ class Consumer(Startable, Generic[K, V]):
       under its name, with a warning in the log; with "none", TopicChangedError is raised.
     - `isolation`: "read_committed" reads up to the last stable offset, without records of aborted
       transactions; "read_uncommitted" reads all records up to the high watermark.
+    - `client_rack`: the rack of this consumer. A partition with a replica in sync in that rack is
+      read from the replica, other ones from their leaders (KIP-392). The same records in the same
+      order come, perhaps a little later.
     - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
       share. A single larger batch is fetched all the same.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
@@ -80,6 +84,7 @@ class Consumer(Startable, Generic[K, V]):
         assignor: Literal["uniform", "range"] | None = None,
         auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
         isolation: Isolation = "read_committed",
+        client_rack: str | None = None,
         fetch_max_bytes: int = 8 * 1024 * 1024,
         max_partition_fetch_bytes: int = 1024 * 1024,
         fetch_min_bytes: int = 1,
@@ -162,6 +167,7 @@ class Consumer(Startable, Generic[K, V]):
                 check_crcs=check_crcs,
                 reset=reset,
                 isolation=isolation,
+                rack=client_rack,
             ),
             on_data=self._wake,
         )

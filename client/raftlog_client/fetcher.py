@@ -11,13 +11,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from raftlog.api.records import FetchPartition, FetchRequest, Isolation
+from raftlog.api.records import FetchPartition, FetchRequest
 from raftlog.record.errors import (
     NOT_READY,
     OFFSET_OUT_OF_RANGE,
@@ -37,18 +36,18 @@ from raftlog_client.errors import (
     server_error,
 )
 from raftlog_client.fetch_protocol import BufferPool, FetchConnectionPool
+from raftlog_client.fetch_requests import FetchInFlight, FetchSettings, NodeFetches
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.offsets import offsets_query
 from raftlog_client.record_buffer import RecordBuffer
-from raftlog_client.routing import SLOW_S, LeaderCall, LeaderCalls
+from raftlog_client.replica_selector import ReplicaSelector
+from raftlog_client.routing import SLOW_S, LeaderCalls
 from raftlog_client.subscription import Chunk, OffsetReset, PartitionState
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import PartitionOffsets, TopicPartition
 
 FETCHES_PER_NODE_MAX: Final = 2
 PARTITIONS_PER_FETCH_MAX: Final = 1_000
-POOLED_BYTES_MIN: Final = 64 * 1024
-"""Frames from this size on are received into pooled memory."""
 POOLED_MAX: Final = 16
 """Buffers to be used again. A node's frames are about 256 KiB, so this is a few MiB."""
 BROKEN_ATTEMPTS_MAX: Final = 40
@@ -58,65 +57,6 @@ UNKNOWN_ATTEMPTS_MAX: Final = 3
 """A new topic may not be known on every node yet: answers before the reader gets the error."""
 
 logger = logging.getLogger("raftlog_client")
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSettings:
-    """Limits of a fetch request."""
-
-    max_bytes: int
-    partition_max_bytes: int
-    min_bytes: int
-    max_wait_ms: int
-    buffer_bytes_max: int
-    check_crcs: bool
-    reset: OffsetReset
-    isolation: Isolation
-
-
-@dataclass(slots=True)
-class NodeFetches:
-    """Partitions due at one node, and its requests under way."""
-
-    address: NodeAddress
-    wanted: dict[PartitionState, None] = field(default_factory=dict)
-    """In the order of becoming due: the partition served last comes last."""
-    requests: set[asyncio.Task[None]] = field(default_factory=set)
-
-
-@dataclass(eq=False, slots=True)
-class FetchInFlight:
-    """One request under way, and the partitions still waiting for its answer."""
-
-    states: dict[TopicPartition, tuple[PartitionState, int]]
-    """With the generation of each when the request was made."""
-    take: Callable[[PartitionState, FetchFrame], None]
-    """Called with each frame still wanted."""
-    buffers: BufferPool
-    call: LeaderCall = field(init=False)
-    task: asyncio.Task[None] | None = None
-
-    def leave(self, source: TopicPartition) -> None:
-        """The partition wants the answer no more."""
-        self.states.pop(source, None)
-        self.call.seen.pop(source, None)
-
-    def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
-        """Memory for a frame's data. Satisfies `FrameSink`."""
-        if size_bytes < POOLED_BYTES_MIN:
-            return memoryview(bytearray(size_bytes))
-        # Rounded up, so frames of about the same size share buffers.
-        size_max = -(-size_bytes // POOLED_BYTES_MIN) * POOLED_BYTES_MIN
-        buffer = self.buffers.get(size_max, 2 * size_max)
-        return memoryview(buffer)[:size_bytes]
-
-    def end(self, frame: FetchFrame, data: memoryview) -> None:
-        """The frame is whole."""
-        found = self.states.get(TopicPartition(frame.topic, frame.partition))
-        if found is not None:
-            state, generation = found
-            if state.generation == generation:
-                self.take(state, frame._replace(data=data.toreadonly()))
 
 
 class Fetcher:
@@ -136,6 +76,7 @@ class Fetcher:
         self._buffer = buffer
         self._settings = settings
         self._leaders = LeaderCalls(metadata, on_view=self._viewed, on_unanswered=self._unanswered)
+        self._replicas = ReplicaSelector(metadata, settings.rack, self._leaders.refresh_soon)
         self._unknown: Counter[str] = Counter()
         """By topic: metadata answers in a row that lacked it."""
         self._buffers = BufferPool(POOLED_MAX)
@@ -197,7 +138,7 @@ class Fetcher:
             or state.buffered_bytes >= self._settings.partition_max_bytes
         ):
             return
-        address = self._metadata.leader_address(*state.source)
+        address = self._replicas.address(state.source)
         if address is None:
             topic = state.source.topic
             # Not by attempts: without an answer the topic is not unknown.
@@ -291,21 +232,28 @@ class Fetcher:
                     settings.partition_max_bytes * len(states),
                 )
                 self._asked_bytes += max_bytes
-                request = FetchInFlight(
-                    {state.source: (state, state.generation) for state in states},
-                    self._take_frame,
-                    self._buffers,
-                )
-                request.call = self._leaders.follow(
-                    node.address,
-                    request.states,
-                    on_moved=partial(self._moved, request),
-                    patience_s=settings.max_wait_ms / 1000 + SLOW_S,
-                )
+                request = self._request(node, states)
                 for state in states:
                     state.in_flight = request
                 request.task = asyncio.ensure_future(self._fetch(node, request, max_bytes))
                 node.requests.add(request.task)
+
+    def _request(self, node: NodeFetches, states: Sequence[PartitionState]) -> FetchInFlight:
+        sources = {state.source: (state, state.generation) for state in states}
+        leader_address = self._metadata.leader_address
+        followers = {source for source in sources if leader_address(*source) != node.address}
+        request = FetchInFlight(sources, self._take_frame, self._buffers, followers)
+        request.call = self._leaders.follow(
+            node.address,
+            request.states,
+            on_moved=partial(self._moved, request),
+            patience_s=self._settings.max_wait_ms / 1000 + SLOW_S,
+            progress=(lambda: request.progress) if followers else None,
+        )
+        for source in followers:
+            # Another node leads: once the follower is silent, and suspect, that one is asked.
+            request.call.seen[source] = None
+        return request
 
     def _collect(self, node: NodeFetches) -> list[PartitionState]:
         states: list[PartitionState] = []
@@ -319,7 +267,7 @@ class Fetcher:
                 or self._assigned.get(state.source) is not state
             ):
                 continue
-            if self._metadata.leader_address(*state.source) != node.address:
+            if self._replicas.address(state.source) != node.address:
                 self.want(state)
                 continue
             states.append(state)
@@ -342,6 +290,7 @@ class Fetcher:
                 max_bytes,
                 settings.min_bytes,
                 settings.max_wait_ms,
+                any_replica=bool(request.followers),
                 isolation=settings.isolation,
             )
         )
@@ -420,6 +369,12 @@ class Fetcher:
     def _failed(self, state: PartitionState, error: RaftlogClientError) -> None:
         """A partition could not be read: tell the reader, or try again after a pause."""
         name = f"{state.source.topic}-{state.source.partition}"
+        request = state.in_flight
+        if isinstance(request, FetchInFlight) and state.source in request.followers:
+            # The leader has the records, or knows the reason. Asked once this request has ended.
+            logger.info("%s: reading from the leader, not from its rack: %s", name, error)
+            self._replicas.leave(state.source)
+            return
         state.attempts += 1
         if isinstance(error, ServerError):
             if error.entry is OFFSET_OUT_OF_RANGE:

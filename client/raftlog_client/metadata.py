@@ -155,6 +155,20 @@ class ClusterMetadata:
         leader = description.partitions[partition].leader
         return None if leader is None else self._addresses.get(leader)
 
+    def in_sync_addresses(self, topic: str, partition: int, *, rack: str) -> list[NodeAddress]:
+        """Where the partition's replicas in sync in that rack listen, without suspect nodes."""
+        description = self.view.topics.get(topic)
+        if description is None or not 0 <= partition < len(description.partitions):
+            return []
+        now = asyncio.get_running_loop().time()
+        brokers = [self.view.brokers.get(one) for one in description.partitions[partition].isr]
+        addresses = [
+            self._addresses[broker.broker_id]
+            for broker in brokers
+            if broker is not None and broker.rack == rack
+        ]
+        return [one for one in addresses if self._suspects.get(one, -math.inf) <= now]
+
     def leadership(self, topic: str, partition: int) -> Leadership | None:
         """The partition's leader and epoch; None for a partition not known."""
         description = self.view.topics.get(topic)

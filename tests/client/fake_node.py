@@ -91,6 +91,8 @@ class FakeCluster:
         self.is_framing_batches = False
         """Whether each fetched batch is a frame of its own."""
         self.coordinator = FakeCoordinator(self)
+        self.fetched: list[tuple[int, int]] = []
+        """The node that answered, and the offset, of each fetch frame with records."""
         self.produce_bodies: list[bytes] | None = None
         """Set to a list to keep the bodies of produce requests."""
 
@@ -153,6 +155,7 @@ class FakeNode:
         self.cluster = cluster
         self.broker_id = broker_id
         self.port = 0
+        self.rack: str | None = None
         self.stopped: asyncio.Event | None = None
         """Set to an event to stop the process as SIGSTOP does, until the event is set."""
         self.stopped_after: asyncio.Event | None = None
@@ -314,11 +317,11 @@ class FakeNode:
             stable: Offset | None = None
             aborted: list[AbortedTransaction] = []
             try:
-                partition = self._led(want["topic"], want["partition"])
+                partition, high_watermark = self._readable(wanted, want)
                 self.cluster.check_topic_id(want["topic"], want.get("topic_id"))
-                high_watermark, log_start = partition.end_offset, partition.log_start_offset
+                log_start = partition.log_start_offset
                 events.append(partition.appended)
-                end_offset = want.get("end_offset", 1 << 62)
+                end_offset = min(want.get("end_offset", 1 << 62), high_watermark)
                 if wanted.get("isolation") == "read_committed":
                     end_offset = min(end_offset, partition.last_stable_offset)
                 if room > 0 and not end_offset <= want["offset"] <= partition.end_offset:
@@ -332,6 +335,8 @@ class FakeNode:
             else:
                 size += len(data)
                 room -= len(data)
+                if data:
+                    self.cluster.fetched.append((self.broker_id, want["offset"]))
             frames.append(
                 FetchFrame(
                     want["topic"],
@@ -369,7 +374,7 @@ class FakeNode:
                         "broker_id": node.broker_id,
                         "host": "127.0.0.1",
                         "port": node.port,
-                        "rack": None,
+                        "rack": node.rack,
                     }
                     for node in self.cluster.nodes
                 ],
@@ -476,6 +481,15 @@ class FakeNode:
         self.cluster.create_topic(new["topic_name"], new.get("partitions_count", 1))
         return web.json_response({"kind": "KafkaTopic"}, status=201)
 
+    def _readable(self, wanted: dict[str, Any], want: dict[str, Any]) -> tuple[FakePartition, int]:
+        """A partition to fetch from this node, and its end here; LogError NO_LEADER."""
+        found = self.cluster.partition(want["topic"], want["partition"])
+        end = found.follower_ends.get(self.broker_id, found.end_offset)
+        is_follower = found.leader != self.broker_id and self.broker_id in found.replicas
+        if wanted.get("any_replica") and is_follower and want["offset"] <= end:
+            return found, end
+        return self._led(want["topic"], want["partition"]), found.end_offset
+
     def _led(self, topic: str, partition: int) -> FakePartition:
         found = self.cluster.partition(topic, partition)
         if found.leader != self.broker_id:
@@ -528,7 +542,9 @@ def topic_json(topic: FakeTopic) -> dict[str, Any]:
                 "leader": partition.leader,
                 "leader_epoch": partition.leader_epoch,
                 "replicas": partition.replicas or [partition.leader],
-                "isr": partition.replicas or [partition.leader],
+                "isr": partition.replicas or [partition.leader]
+                if partition.isr is None
+                else partition.isr,
             }
             for partition in topic.partitions
         ],

@@ -50,6 +50,10 @@ class FakePartition:
     """Records at the end, of an open transaction."""
     replicas: list[int] = field(default_factory=list)
     """Its replicas; only the leader if empty."""
+    isr: list[int] | None = None
+    """Those in sync; None: all replicas."""
+    follower_ends: dict[int, int] = field(default_factory=dict)
+    """The ends of followers' logs that are behind, by node."""
     open_transactions: dict[int, int] = field(default_factory=dict)
     """First offset by producer id."""
     aborted: list[tuple[int, int, int]] = field(default_factory=list)

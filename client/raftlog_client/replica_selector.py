@@ -1,0 +1,66 @@
+"""The node to fetch each partition from: a replica in the client's rack, or else the leader.
+
+Kafka's name for it is `client.rack` (KIP-392). There the leader names the replica; here the client
+chooses by the racks and the in-sync sets of the metadata. A follower serves records below the high
+watermark that it knows: never other ones than the leader, and less at most by its delay.
+
+The leader serves a partition without a replica in sync in the rack. It also does for a while after
+the replica has failed, or lacks the offset: the leader has the records, or knows the reason, so no
+error of a follower reaches the application. A replica that falls out of sync is left with the next
+look at the in-sync set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final
+
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.transport import NodeAddress
+from raftlog_client.types import TopicPartition
+
+LEADER_ONLY_S: Final = 10.0
+"""How long the leader serves a partition after a failure of the replica in the rack."""
+IN_SYNC_AGE_S: Final = 5.0
+"""Age of a topic's in-sync sets at which they are looked up again."""
+
+
+class ReplicaSelector:
+    """Selects nodes for one consumer. Without a rack: the leaders."""
+
+    def __init__(
+        self, metadata: ClusterMetadata, rack: str | None, refresh_soon: Callable[[str], None]
+    ) -> None:
+        """`refresh_soon` refreshes the metadata of a topic in the background."""
+        self._metadata = metadata
+        self._rack = rack
+        self._refresh_soon = refresh_soon
+        self._leader_only_until: dict[TopicPartition, float] = {}
+        self._looked_up_at: dict[str, float] = {}
+
+    def address(self, source: TopicPartition) -> NodeAddress | None:
+        """The node to fetch the partition from; None without a known leader."""
+        leader = self._metadata.leader_address(*source)
+        if self._rack is None or leader is None:
+            return leader
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_up_at.setdefault(source.topic, now) >= IN_SYNC_AGE_S:
+            for topic, at in list(self._looked_up_at.items()):
+                if now - at >= IN_SYNC_AGE_S:
+                    del self._looked_up_at[topic]
+                    self._refresh_soon(topic)
+        if now < self._leader_only_until.get(source, -math.inf):
+            return leader
+        near = self._metadata.in_sync_addresses(*source, rack=self._rack)
+        if leader in near or not near:
+            return leader
+        # Partitions spread over several replicas of a rack; each stays with one.
+        return near[source.partition % len(near)]
+
+    def leave(self, source: TopicPartition) -> None:
+        """The replica in the rack has failed, or lacks the offset: use the leader for a while."""
+        now = asyncio.get_running_loop().time()
+        kept = {one: until for one, until in self._leader_only_until.items() if until > now}
+        self._leader_only_until = kept | {source: now + LEADER_ONLY_S}
