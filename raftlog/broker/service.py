@@ -12,22 +12,22 @@ requests, the round robin and the metrics are common to all protocols. A listene
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
 from raftlog.broker.classic_groups import ClassicGroupService
-from raftlog.broker.closing import Closing
 from raftlog.broker.consumer_instances import ConsumerInstanceService
 from raftlog.broker.coordinators import CoordinatorLookup
 from raftlog.broker.fetch import FetchService
 from raftlog.broker.groups import GroupService
-from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
-from raftlog.broker.metrics import TopicMetrics
-from raftlog.broker.node import NodeServices
+from raftlog.broker.limits import BrokerSettings
+from raftlog.broker.node import NodeServices, cluster_hosts
 from raftlog.broker.offsets import OffsetService
 from raftlog.broker.placement import PlacementService
 from raftlog.broker.produce import ProduceService
+from raftlog.broker.shared import ListenedService
 from raftlog.broker.transactions import TransactionService
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.world.threads import Threads
@@ -37,25 +37,17 @@ DECOMPRESSION_THREADS: Final = 1
 more threads would only take processors from syncs and from other clients."""
 
 
-class Broker:
+class Broker(ListenedService):
     """One node's operations. Lives in the event loop."""
 
     def __init__(
         self, services: NodeServices, settings: BrokerSettings, authorize: Authorize = allow_all
     ) -> None:
+        super().__init__(settings, services.clock)
         authorize = guard_internal_topics(authorize)
         self.services = services
         """The node itself: for health and metrics pages, not for operations."""
-        self.clock = services.clock
-        self.bytes_in_flight = AddressBudget(settings.bytes_in_flight_max, "bytes in flight")
-        self.requests_in_flight = AddressBudget(
-            settings.requests_in_flight_max, "requests in flight"
-        )
-        self.turns = WorkTurns(services.clock)
         self.decompression = Threads(DECOMPRESSION_THREADS, "decompress")
-        self.topics = TopicMetrics(settings.topic_labels_max)
-        self.closing = Closing()
-        """Set when the listeners begin to close: fetches that wait return."""
         self.produce = ProduceService(services, settings, self.topics, authorize, self.turns)
         self.fetch = FetchService(services, settings, self.topics, authorize, self.closing)
         self.offsets = OffsetService(services, settings, authorize)
@@ -82,6 +74,10 @@ class Broker:
     def close(self) -> None:
         """End the threads, once the listeners have closed."""
         self.decompression.close()
+
+    def hosts(self) -> Iterable[str]:
+        """The hosts of the cluster's nodes."""
+        return cluster_hosts(self.services)
 
     def check_ready(self) -> None:
         """Raise LogError NOT_READY, with the reason, unless the node serves.

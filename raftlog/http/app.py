@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raftlog.broker.service import Broker
+from raftlog.broker.shared import ListenedService
 from raftlog.http import health, openapi, peer_route
 from raftlog.http.connections import ConnectionServer
 from raftlog.http.dispatch import Dispatcher
@@ -117,7 +118,7 @@ class HttpServer:
     """One listening port: made by `HttpServer.start`, ended by `close`."""
 
     def __init__(
-        self, context: ServerContext, connections: ConnectionServer, listener: Port
+        self, context: ServerContext[ListenedService], connections: ConnectionServer, listener: Port
     ) -> None:
         self.context = context
         self.connections = connections
@@ -128,7 +129,7 @@ class HttpServer:
 
     @classmethod
     async def start(
-        cls, dispatcher: Dispatcher, context: ServerContext, listener: Port
+        cls, dispatcher: Dispatcher, context: ServerContext[ListenedService], listener: Port
     ) -> HttpServer:
         """Listen on a bound port. Raises OSError if another process does meanwhile."""
         connections = ConnectionServer(dispatcher, context)
@@ -160,8 +161,13 @@ class Server:
     """A running server: the main port, and the health port if there is one."""
 
     def __init__(
-        self, main: HttpServer, watch: HttpServer | None, network: HttpNetwork | None
+        self,
+        broker: Broker,
+        main: HttpServer,
+        watch: HttpServer | None,
+        network: HttpNetwork | None,
     ) -> None:
+        self._broker = broker
         self._main = main
         self._watch = watch
         self._network = network
@@ -203,7 +209,7 @@ class Server:
         metrics.add_source(lambda: coordinator_metrics(services, labels_max))
         metrics.add_source(lambda: quorum_metrics(services))
         if ports.health is None:
-            return cls(main, None, network)
+            return cls(broker, main, None, network)
         try:
             watch = await HttpServer.start(
                 Dispatcher(Router(health.ROUTES), context), context, ports.health
@@ -211,7 +217,7 @@ class Server:
         except OSError:
             await main.close()
             raise
-        return cls(main, watch, network)
+        return cls(broker, main, watch, network)
 
     @property
     def port(self) -> int:
@@ -240,4 +246,4 @@ class Server:
             await self._watch.close()
         self._lag.cancel()
         await asyncio.gather(self._lag, return_exceptions=True)
-        self._main.context.broker.close()
+        self._broker.close()

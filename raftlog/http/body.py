@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.hdrs import CONTENT_ENCODING, EXPECT
 
 from raftlog.broker.limits import RateGuard
+from raftlog.broker.shared import ListenedService
 from raftlog.http.json_check import ELEMENT_BYTES_MAX, SLICE_BYTES, check_body
 from raftlog.http.json_stream import JsonSplitter
 from raftlog.http.request import Request, ServerContext
@@ -45,7 +46,7 @@ JSON_BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 for a request that names 10,000 partitions."""
 
 
-async def read_body(request: Request, context: ServerContext) -> bytes:
+async def read_body(request: Request, context: ServerContext[ListenedService]) -> bytes:
     """The whole body, decompressed. Its bytes are held until the request is answered.
 
     Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT, OVERLOADED, QUOTA_EXCEEDED,
@@ -78,7 +79,7 @@ async def read_body(request: Request, context: ServerContext) -> bytes:
 
 async def read_json(
     request: Request,
-    context: ServerContext,
+    context: ServerContext[ListenedService],
     decoder: msgspec.json.Decoder[T],
     media_types: tuple[str, ...] = (JSON,),
 ) -> T:
@@ -112,7 +113,7 @@ def too_large(bytes_max: int) -> LogError:
 class _Chunks:
     """The chunks of a body as they arrive: bounded in size and rate."""
 
-    def __init__(self, request: Request, context: ServerContext) -> None:
+    def __init__(self, request: Request, context: ServerContext[ListenedService]) -> None:
         limits = context.limits
         self._request = request
         self._bytes_max = limits.body_bytes_max
@@ -171,7 +172,7 @@ async def invite_body(request: Request) -> None:
 
 
 async def _inflate(
-    reader: _Chunks, request: Request, context: ServerContext, encoding: str
+    reader: _Chunks, request: Request, context: ServerContext[ListenedService], encoding: str
 ) -> bytes:
     """Inflate the chunks as they arrive, in bounded steps. Compressed bytes are not kept."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
@@ -224,7 +225,9 @@ class BodyStream:
     as long as an idle connection; within one, the body's minimum rate applies.
     """
 
-    def __init__(self, request: Request, context: ServerContext, *, object_bytes: int) -> None:
+    def __init__(
+        self, request: Request, context: ServerContext[ListenedService], *, object_bytes: int
+    ) -> None:
         """`object_bytes`: memory that the reader of a group takes for each object, besides its
         text."""
         self._request = request

@@ -32,6 +32,7 @@ from prometheus_client.core import Metric
 
 from raftlog.broker.families import counter, gauge
 from raftlog.broker.limits import ADDRESS_SHARE, RateGuard, address_group
+from raftlog.broker.shared import ListenedService
 from raftlog.http.malformed import malformed_text, too_large_text, too_long_text
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import error_response, raw_error
@@ -413,7 +414,9 @@ class ConnectionServer(web.Server):
     """All connections of one server: makes them, counts them, and sweeps over them."""
 
     def __init__(
-        self, handler: Callable[[Request], Awaitable[web.StreamResponse]], context: ServerContext
+        self,
+        handler: Callable[[Request], Awaitable[web.StreamResponse]],
+        context: ServerContext[ListenedService],
     ) -> None:
         loop = asyncio.get_running_loop()
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from raftlog.broker.node import cluster_hosts
+from raftlog.broker.shared import ListenedService
 from raftlog.http.browsers import BrowserGuard, preflight_headers
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import (
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """Answers requests by the route table."""
 
-    def __init__(self, router: Router, context: ServerContext) -> None:
+    def __init__(self, router: Router, context: ServerContext[ListenedService]) -> None:
         self._find = router.find
         self._context = context
-        services, settings = context.broker.services, context.settings
+        settings = context.settings
         self._check_browser = BrowserGuard(
             settings.allowed_origins,
             (*settings.allowed_hosts, settings.host),
-            lambda: cluster_hosts(services),
+            context.broker.hosts,
         ).check
         # The event loop's own clock stands still during callbacks, and counts milliseconds.
         self._time = context.broker.clock.monotonic

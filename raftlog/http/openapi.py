@@ -15,6 +15,7 @@ from aiohttp import web
 
 import raftlog
 from raftlog.api.common import ErrorBody
+from raftlog.broker.shared import ListenedService
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import JSON, bytes_response
 from raftlog.http.routing import Route
@@ -74,7 +75,9 @@ def route(routes: Sequence[Route]) -> Route:
     """The route of the description of `routes` and of itself."""
     document: list[bytes] = []
 
-    async def openapi(_request: Request, _context: ServerContext) -> web.StreamResponse:
+    async def openapi(
+        _request: Request, _context: ServerContext[ListenedService]
+    ) -> web.StreamResponse:
         if not document:
             # Built with the first request: some milliseconds that most nodes never need.
             document.append(msgspec.json.encode(describe((*routes, own))))

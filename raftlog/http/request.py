@@ -11,14 +11,16 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic
 from urllib.parse import parse_qsl
 
 from aiohttp import web
+from typing_extensions import TypeVar
 
 from raftlog.api.common import INT64_MAX
 from raftlog.broker.authorize import ANONYMOUS, Principal
 from raftlog.broker.service import Broker
+from raftlog.broker.shared import ListenedService
 from raftlog.http.metrics import ServerMetrics
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.record.errors import BAD_REQUEST, UNKNOWN_PARTITION, LogError
@@ -26,6 +28,9 @@ from raftlog.record.types import PartitionId
 
 if TYPE_CHECKING:
     from raftlog.peer.network import HttpNetwork
+
+Service_co = TypeVar("Service_co", bound=ListenedService, default=Broker, covariant=True)
+"""The service behind a server: a node's broker, where nothing else is said."""
 
 QUERY_PARAMETERS_MAX: Final = 64
 
@@ -148,8 +153,8 @@ _HOST: Final = re.compile(
 )
 
 
-def own_url(request: Request, context: ServerContext) -> str:
-    """The address of this node, without a path, as the peer used it: for links in answers."""
+def own_url(request: Request, context: ServerContext[ListenedService]) -> str:
+    """The address of this server, without a path, as the peer used it: for links in answers."""
     host = request.headers.get("Host", "")
     if _HOST.fullmatch(host) is None:
         # A malformed header must not come back in links.
@@ -158,10 +163,10 @@ def own_url(request: Request, context: ServerContext) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerContext:
+class ServerContext(Generic[Service_co]):
     """The surroundings of all requests: one instance for each server."""
 
-    broker: Broker
+    broker: Service_co
     settings: ServerSettings
     metrics: ServerMetrics
     on_broken_invariant: Callable[[AssertionError], None] | None = None

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -30,7 +30,8 @@ from raftlog.record.errors import BAD_REQUEST, NOT_FOUND, ErrorEntry, LogError
 if TYPE_CHECKING:
     from raftlog.http.request import Request, ServerContext
 
-Handler: TypeAlias = Callable[["Request", "ServerContext"], Awaitable[web.StreamResponse]]
+Handler: TypeAlias = Callable[["Request", "ServerContext[Any]"], Awaitable[web.StreamResponse]]
+"""The routes of one table have handlers for one kind of service, that of their server."""
 
 JSON = "application/json"
 SEGMENTS_MAX = 32

@@ -1,0 +1,38 @@
+"""`ListenedService`: the part of a service that every listener needs, whatever the service offers.
+
+Budgets, turns, counters and the end of all waits are common to the listeners of one process. A
+node's `Broker` is one such service; the gateway is another, without a node below it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from raftlog.broker.closing import Closing
+from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
+from raftlog.broker.metrics import TopicMetrics
+from raftlog.world import Clock
+
+
+class ListenedService(ABC):
+    """The shared state of all listeners of one process."""
+
+    def __init__(self, settings: BrokerSettings, clock: Clock) -> None:
+        self.clock = clock
+        self.bytes_in_flight = AddressBudget(settings.bytes_in_flight_max, "bytes in flight")
+        self.requests_in_flight = AddressBudget(
+            settings.requests_in_flight_max, "requests in flight"
+        )
+        self.turns = WorkTurns(clock)
+        self.topics = TopicMetrics(settings.topic_labels_max)
+        self.closing = Closing()
+        """Set when the listeners begin to close: fetches that wait return."""
+
+    @abstractmethod
+    def check_ready(self) -> None:
+        """Raise LogError NOT_READY, with the reason, unless the service answers requests."""
+
+    @abstractmethod
+    def hosts(self) -> Iterable[str]:
+        """Host names under which clients may know the service, besides those of the settings."""
