@@ -1,0 +1,131 @@
+"""/v1 reads of consumer instances whose records another process fetches: begin, and end.
+
+The two halves of `GET …/records` of the v2 convention, without the records: for the gateway, which
+has the group's partitions in this cluster and their records in others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from raftlog.api.instances import (
+    BeginReadRequest,
+    BeginReadResponse,
+    EndReadRequest,
+    EndReadResponse,
+    PlannedPosition,
+    ReadPartition,
+)
+from raftlog.broker.consumer_instances import PartitionMove
+from raftlog.http.body import read_json
+from raftlog.http.request import Request, ServerContext
+from raftlog.http.responses import json_response
+from raftlog.http.routing import Handler, Route
+from raftlog.record.errors import (
+    COORDINATOR_LOADING,
+    ILLEGAL_STATE,
+    INVALID_BODY,
+    INVALID_GROUP,
+    NOT_COORDINATOR,
+    RETRIABLE,
+    UNKNOWN_INSTANCE,
+    UNSUPPORTED_FORMAT,
+)
+from raftlog.record.types import PartitionId, TopicId
+
+_begin_decoder = msgspec.json.Decoder(BeginReadRequest)
+_end_decoder = msgspec.json.Decoder(EndReadRequest)
+
+
+async def begin_read(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/begin-read."""
+    body = await read_json(request, context, _begin_decoder)
+    found = await context.broker.consumer_instances.begin_read(
+        request.principal,
+        request.path_parameters["group"],
+        request.path_parameters["instance"],
+        body.formats,
+        is_first=body.is_first,
+        max_wait_s=body.max_wait_ms / 1000,
+    )
+    plan = found.plan
+    return json_response(
+        BeginReadResponse(
+            plan.format,
+            plan.auto_offset_reset,
+            plan.fetch_min_bytes,
+            plan.request_timeout_ms,
+            [
+                PlannedPosition(
+                    one.handle.topic, one.handle.topic_id, one.handle.partition, one.offset
+                )
+                for one in found.partitions
+            ],
+        )
+    )
+
+
+async def end_read(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/end-read."""
+    body = await read_json(request, context, _end_decoder)
+    lost = await context.broker.consumer_instances.end_read(
+        request.principal,
+        request.path_parameters["group"],
+        request.path_parameters["instance"],
+        [
+            PartitionMove(TopicId(one.topic_id), one.partition, one.planned, one.next, one.reset_to)
+            for one in body.moves
+        ],
+        [(TopicId(one.topic_id), PartitionId(one.partition)) for one in body.last],
+    )
+    return json_response(
+        EndReadResponse([ReadPartition(topic_id, number) for topic_id, number in sorted(lost)])
+    )
+
+
+_INSTANCE: Final = "/v1/groups/{group}/instances/{instance}"
+
+
+def _route(name: str, handler: Handler, summary: str, body: object, answer: object) -> Route:
+    return Route(
+        "POST",
+        f"{_INSTANCE}/{name}",
+        handler,
+        summary,
+        tag="groups",
+        request_type=body,
+        response_type=answer,
+        errors=(
+            INVALID_BODY,
+            UNKNOWN_INSTANCE,
+            UNSUPPORTED_FORMAT,
+            ILLEGAL_STATE,
+            RETRIABLE,
+            INVALID_GROUP,
+            COORDINATOR_LOADING,
+            NOT_COORDINATOR,
+        ),
+    )
+
+
+ROUTES: Final = (
+    _route(
+        "begin-read",
+        begin_read,
+        "Begin a read of a consumer instance whose records another process fetches: its options, "
+        "and the position of each partition",
+        BeginReadRequest,
+        BeginReadResponse,
+    ),
+    _route(
+        "end-read",
+        end_read,
+        "End such a read: move positions from where they were planned to what was read. Records of "
+        "a partition in `lost` must not be answered.",
+        EndReadRequest,
+        EndReadResponse,
+    ),
+)
