@@ -85,6 +85,9 @@ cli = RootGroup(
     "raftlog",
     subcommands={
         "serve": Lazy("raftlog.cli.serve", "serve", "Run one node in the foreground."),
+        "gateway": Lazy(
+            "raftlog.cli.gateway", "gateway", "Serve the logs of many clusters, and groups."
+        ),
         "topic": Lazy("raftlog.cli.groups", "topic", "Create, inspect, write and read topics."),
         "group": Lazy("raftlog.cli.groups", "group", "Show consumer groups; set their offsets."),
         "txn": Lazy("raftlog.cli.groups", "txn", "Show transactions; abort one."),

@@ -18,6 +18,7 @@ from aiohttp import web
 from raftlog.api.common import Empty
 from raftlog.broker.consumer_instances import OffsetToCommit
 from raftlog.broker.offsets import NamedOffset
+from raftlog.broker.shared import ListenedService
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, integer_parameter, own_url
 from raftlog.http.responses import (
@@ -99,8 +100,8 @@ NAME_CHARACTERS_MAX: Final = 255
 
 _create_decoder = msgspec.json.Decoder(ConsumerInstanceRequest)
 _subscription_decoder = msgspec.json.Decoder(Subscription)
-_partitions_decoder = msgspec.json.Decoder(Partitions)
-_positions_decoder = msgspec.json.Decoder(Positions)
+partitions_decoder = msgspec.json.Decoder(Partitions)
+positions_decoder = msgspec.json.Decoder(Positions)
 _commit_decoder = msgspec.json.Decoder(OffsetsToCommit)
 
 
@@ -121,7 +122,7 @@ def _instance(request: Request) -> tuple[str, str]:
 
 
 async def _body(
-    request: Request, context: ServerContext, decoder: msgspec.json.Decoder[T]
+    request: Request, context: ServerContext[ListenedService], decoder: msgspec.json.Decoder[T]
 ) -> T | None:
     """The body; None without one. Raises LogError."""
     if not request.body_exists:
@@ -133,9 +134,10 @@ async def _body(
     return await read_json(request, context, decoder, BODY_MEDIA_TYPES)
 
 
-async def _required(
-    request: Request, context: ServerContext, decoder: msgspec.json.Decoder[T]
+async def required_body(
+    request: Request, context: ServerContext[ListenedService], decoder: msgspec.json.Decoder[T]
 ) -> T:
+    """The body. Raises LogError INVALID_BODY without one, and as the body's reader does."""
     found = await _body(request, context, decoder)
     if found is None:
         raise LogError(INVALID_BODY, "The request has no body.")
@@ -177,7 +179,7 @@ async def delete(request: Request, context: ServerContext) -> web.StreamResponse
 async def subscribe(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST …/subscription."""
     group, instance = _instance(request)
-    body = await _required(request, context, _subscription_decoder)
+    body = await required_body(request, context, _subscription_decoder)
     topics = [_check_name("topic", topic) for topic in body.topics or ()]
     if not topics and body.topic_pattern is None:
         raise LogError(INVALID_BODY, "The body has neither topics nor a topic_pattern.")
@@ -208,9 +210,9 @@ async def unsubscribe(request: Request, context: ServerContext) -> web.StreamRes
 async def assign(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST …/assignments."""
     group, instance = _instance(request)
-    body = await _required(request, context, _partitions_decoder)
+    body = await required_body(request, context, partitions_decoder)
     await context.broker.consumer_instances.assign(
-        request.principal, group, instance, _places(body)
+        request.principal, group, instance, places_of(body)
     )
     return empty_response()
 
@@ -223,7 +225,8 @@ async def assignments(request: Request, context: ServerContext) -> web.StreamRes
     return json_response(answer, content_type=content_type)
 
 
-def _places(body: Partitions) -> list[tuple[str, int]]:
+def places_of(body: Partitions) -> list[tuple[str, int]]:
+    """Topics and partition numbers of a body. LogError BAD_REQUEST for control characters."""
     return [(_check_name("topic", one.topic), one.partition) for one in body.partitions]
 
 
@@ -233,18 +236,19 @@ def _places(body: Partitions) -> list[tuple[str, int]]:
 async def seek(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST …/positions."""
     group, instance = _instance(request)
-    body = await _required(request, context, _positions_decoder)
+    body = await required_body(request, context, positions_decoder)
     await context.broker.consumer_instances.seek(
         request.principal,
         group,
         instance,
         offsets={(one.topic, one.partition): one.offset for one in body.offsets},
-        times_ms={(one.topic, one.partition): _milliseconds(one) for one in body.timestamps},
+        times_ms={(one.topic, one.partition): time_ms_of(one) for one in body.timestamps},
     )
     return empty_response()
 
 
-def _milliseconds(one: PositionTime) -> int:
+def time_ms_of(one: PositionTime) -> int:
+    """The time of a body's row, in milliseconds since the Unix epoch."""
     time = one.timestamp
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
@@ -254,9 +258,9 @@ def _milliseconds(one: PositionTime) -> int:
 def _seek_to(target: NamedOffset) -> Handler:
     async def handler(request: Request, context: ServerContext) -> web.StreamResponse:
         group, instance = _instance(request)
-        body = await _required(request, context, _partitions_decoder)
+        body = await required_body(request, context, partitions_decoder)
         await context.broker.consumer_instances.seek_to(
-            request.principal, group, instance, _places(body), target
+            request.principal, group, instance, places_of(body), target
         )
         return empty_response()
 
@@ -273,12 +277,12 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
         records_max=min(MAX_RECORDS_DEFAULT, context.limits.records_per_request_max),
         isolation=isolation_parameter(request),
     )
-    read = InstanceRead(request, context, _accepted(request), bounds)
+    read = InstanceRead(request, context, accepted_media_types(request), bounds)
     body, content_type = await read.run()
     return bytes_response(body, content_type)
 
 
-def _accepted(request: Request) -> dict[str, str]:
+def accepted_media_types(request: Request) -> dict[str, str]:
     """The media type of an answer, by the formats that the Accept header allows."""
     found: dict[str, str] = {}
     refusal: LogError | None = None
@@ -329,9 +333,9 @@ async def committed(request: Request, context: ServerContext) -> web.StreamRespo
     """GET …/offsets; the body names partitions, without one those of the instance are meant."""
     group, instance = _instance(request)
     content_type = negotiate(request, BODY_MEDIA_TYPES)
-    body = await _body(request, context, _partitions_decoder)
+    body = await _body(request, context, partitions_decoder)
     found = await context.broker.consumer_instances.committed(
-        request.principal, group, instance, None if body is None else _places(body)
+        request.principal, group, instance, None if body is None else places_of(body)
     )
     answer = CommittedOffsets(
         [CommittedOffset(one.topic, one.partition, one.offset, one.metadata) for one in found]

@@ -1,0 +1,135 @@
+"""`raftlog gateway`: serve the logs of all clusters of a catalog, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+import msgspec
+
+from raftlog.cli.serve import LogSettings, configure_log
+from raftlog.gateway.process import GatewaySettings, run_gateway
+from raftlog.http.browsers import parse_hosts, parse_origins
+from raftlog.http.settings import ServerSettings
+from raftlog.peer.dial import parse_address
+
+LISTEN_DEFAULT: Final = "127.0.0.1:8084"
+HOME_ADDRESSES_MAX: Final = 100
+
+
+def _home(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    addresses = tuple(word.strip().removeprefix("http://").rstrip("/") for word in value.split(","))
+    if len(addresses) > HOME_ADDRESSES_MAX:
+        raise click.BadParameter(f"more than {HOME_ADDRESSES_MAX} addresses")
+    for address in addresses:
+        _listen(context, parameter, address)
+    return addresses
+
+
+def _listen(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, int]:
+    try:
+        return parse_address(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _hosts(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    try:
+        return parse_hosts(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _origins(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    try:
+        return parse_origins(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.option(
+    "--home",
+    required=True,
+    envvar="RAFTLOG_GATEWAY_HOME",
+    show_envvar=True,
+    metavar="HOST:PORT,…",
+    callback=_home,
+    help="Nodes of the home cluster: it has the catalog, the groups and their offsets.",
+)
+@click.option(
+    "--listen",
+    default=LISTEN_DEFAULT,
+    show_default=True,
+    envvar="RAFTLOG_GATEWAY_LISTEN",
+    show_envvar=True,
+    metavar="HOST:PORT",
+    callback=_listen,
+    help="Address to listen on.",
+)
+@click.option(
+    "--allowed-hosts",
+    envvar="RAFTLOG_GATEWAY_ALLOWED_HOSTS",
+    show_envvar=True,
+    metavar="NAME,…",
+    callback=_hosts,
+    help="Host names of this gateway, or of a load balancer before it.",
+)
+@click.option(
+    "--allowed-origins",
+    envvar="RAFTLOG_GATEWAY_ALLOWED_ORIGINS",
+    show_envvar=True,
+    metavar="URL,…",
+    callback=_origins,
+    help="Origins of pages that may use this gateway from a browser.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The lowest level of messages on stderr.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object per line.",
+)
+def gateway(
+    *,
+    home: tuple[str, ...],
+    listen: tuple[str, int],
+    allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Serve the logs of all clusters of a catalog, in the foreground, until SIGTERM or Ctrl-C.
+
+    The catalog is the topic raftlog.catalog of the home cluster. Clients produce and read by the
+    v2 REST convention as at a node; a consumer group reads logs of several clusters, and its
+    offsets are kept in the home cluster. Any number of gateways serve side by side: a client may
+    use another one for each request.
+
+    \b
+      raftlog gateway --home h1:8082,h2:8082,h3:8082 --listen 0.0.0.0:8084
+    """
+    host, port = listen
+    configure_log(msgspec.convert({"level": log_level, "format": log_format}, LogSettings))
+    return run_gateway(
+        GatewaySettings(
+            home,
+            ServerSettings(
+                host=host,
+                port=port,
+                allowed_hosts=allowed_hosts,
+                allowed_origins=allowed_origins,
+            ),
+        )
+    )

@@ -1,0 +1,114 @@
+"""Requests that go to a cluster as they are: about one log to its own, about groups to the home.
+
+The node that answers serves the same v2 surface, so its answer is the gateway's, errors included. A
+node forwards to partition leaders by itself: any of its cluster will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+from urllib.parse import quote
+
+from aiohttp import web
+
+from raftlog.gateway.links import Link, Reply
+from raftlog.gateway.service import Gateway
+from raftlog.http.body import read_body
+from raftlog.http.request import Request, ServerContext, integer_parameter
+from raftlog.http.responses import bytes_response, json_response, negotiate
+from raftlog.http.routing import Handler, Route
+from raftlog.rest.v2 import (
+    HIGH_WATERMARK_HEADER,
+    LOG_START_HEADER,
+    NEXT_OFFSET_HEADER,
+    V2_OFFERED,
+)
+
+Context = ServerContext[Gateway]
+
+REQUEST_HEADERS: Final = ("Accept", "Content-Type")
+RESPONSE_HEADERS: Final = (
+    HIGH_WATERMARK_HEADER,
+    NEXT_OFFSET_HEADER,
+    LOG_START_HEADER,
+    "Retry-After",
+)
+
+
+async def list_logs(request: Request, context: Context) -> web.StreamResponse:
+    """GET /topics: the names of all logs, sorted."""
+    names = [entry.log for entry in context.broker.catalog.logs()]
+    return json_response(names, content_type=negotiate(request, V2_OFFERED))
+
+
+def to_log(route: Route) -> Handler:
+    """A handler that passes the route's requests to the cluster of the log in the path."""
+
+    async def handler(request: Request, context: Context) -> web.StreamResponse:
+        link = context.broker.link(request.path_parameters["topic"])
+        return answer(await passed_on(request, context, route, link))
+
+    return handler
+
+
+def to_home(route: Route) -> Handler:
+    """A handler that passes the route's requests to the home cluster."""
+
+    async def handler(request: Request, context: Context) -> web.StreamResponse:
+        return answer(await passed_on(request, context, route, context.broker.home))
+
+    return handler
+
+
+async def passed_on(request: Request, context: Context, route: Route, link: Link) -> Reply:
+    """The cluster's answer to the request. Raises LogError as `Link.send`."""
+    body = await read_body(request, context) if request.body_exists else None
+    target = filled(route.path, request.path_parameters)
+    if request.query_text:
+        target = f"{target}?{request.query_text}"
+    return await link.send(
+        route.method,
+        target,
+        body=body,
+        headers=_request_headers(request),
+        wait_s=_wait_s(request, context, route),
+        may_repeat=route.method == "GET",
+        hold=partial(context.hold, request),
+    )
+
+
+def filled(template: str, parameters: Mapping[str, str]) -> str:
+    """The path of a route with these values, percent-encoded."""
+    for name, value in parameters.items():
+        template = template.replace(f"{{{name}}}", quote(value, safe=""))
+    return template
+
+
+def answer(reply: Reply) -> web.StreamResponse:
+    """A node's answer as this server's."""
+    headers = {
+        name: value for name in RESPONSE_HEADERS if (value := reply.headers.get(name)) is not None
+    }
+    content_type = reply.headers.get("Content-Type", "")
+    return bytes_response(reply.body, content_type, status=reply.status, headers=headers)
+
+
+def _request_headers(request: Request) -> dict[str, str]:
+    # A compressed body has been inflated: Content-Encoding stays behind.
+    return {
+        name: value for name in REQUEST_HEADERS if (value := request.headers.get(name)) is not None
+    }
+
+
+def _wait_s(request: Request, context: Context, route: Route) -> float:
+    """The time for which the cluster may hold back the answer."""
+    limits = context.limits
+    if "timeout" not in route.query_names:
+        return 0.0
+    if route.method == "GET":
+        default_ms, longest_ms = 0, limits.long_poll_ms_max
+    else:
+        default_ms, longest_ms = limits.produce_timeout_ms_default, limits.produce_timeout_ms_max
+    return min(integer_parameter(request, "timeout", default_ms), longest_ms) / 1000

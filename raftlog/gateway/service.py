@@ -1,0 +1,128 @@
+"""`Gateway`: what the handlers of a gateway share. Nothing in it outlives the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from raftlog.api.catalog import CatalogEntry
+from raftlog.broker.families import counter, gauge
+from raftlog.broker.shared import ListenedService
+from raftlog.gateway.catalog_view import CatalogView
+from raftlog.gateway.links import Link, Links
+from raftlog.http.settings import ServerSettings
+from raftlog.record.errors import NOT_READY, LogError
+from raftlog.world import Clock
+
+STATES: Final = ("creating", "online", "degraded")
+"""States of logs that are served, as labels."""
+
+
+class Gateway(ListenedService):
+    """The state of one gateway: the catalog as last seen, and links to all clusters."""
+
+    def __init__(self, home: Sequence[str], settings: ServerSettings, clock: Clock) -> None:
+        """`home` are the addresses of nodes of the home cluster."""
+        super().__init__(settings.for_broker(), clock)
+        self.settings = settings
+        self.links = Links()
+        self.home_seeds = tuple(home)
+        self.home = Link(self.links, "The home cluster", home, unreachable=NOT_READY)
+        self.catalog = CatalogView()
+        self.catalog_seen_s: float | None = None
+        """Monotonic time of the last answer about the catalog; None before the first load."""
+        self.catalog_failure = "the catalog has not been read yet"
+        """The last failure, or empty."""
+        self.rejected_entries = 0
+        self.stubs: frozenset[str] = frozenset()
+        """Logs that groups may read."""
+        self.without_stub: dict[str, str] = {}
+        """Logs that groups cannot read, and why."""
+        self._log_links: dict[str, Link] = {}
+
+    # The listeners' questions
+
+    def check_ready(self) -> None:
+        """Raise LogError NOT_READY until the catalog has been loaded once.
+
+        Later the gateway goes on with the catalog as last seen.
+        """
+        if self.catalog_seen_s is None:
+            raise LogError(NOT_READY, f"The gateway has no catalog: {self.catalog_failure}.")
+
+    def hosts(self) -> Iterable[str]:
+        """None: a gateway has no advertised name besides its settings."""
+        return ()
+
+    # Logs
+
+    def link(self, log: str) -> Link:
+        """The link to the cluster of a log. Raises LogError UNKNOWN_TOPIC."""
+        entry = self.catalog.find(log)
+        return self._log_links.get(log) or self._add_link(entry)
+
+    def use_catalog(self, catalog: CatalogView) -> None:
+        """Serve the logs of this view, which may be the present one after changes."""
+        self.catalog = catalog
+        entries = {entry.log: entry for entry in catalog.logs()}
+        for log in [log for log in self._log_links if log not in entries]:
+            del self._log_links[log]
+        for log, link in self._log_links.items():
+            link.replace_addresses(entries[log].addresses)
+
+    def _add_link(self, entry: CatalogEntry) -> Link:
+        # At most one for each log of the catalog; connections belong to the session.
+        link = Link(self.links, f"The cluster of log {entry.log!r}", entry.addresses)
+        self._log_links[entry.log] = link
+        return link
+
+    @property
+    def catalog_age_s(self) -> float:
+        """Seconds since the home cluster last answered about the catalog; -1: never."""
+        seen_s = self.catalog_seen_s
+        return -1.0 if seen_s is None else self.clock.monotonic() - seen_s
+
+    def metrics(self) -> Iterator[Metric]:
+        """The families of the gateway."""
+        yield gauge(
+            "raftlog_gateway_catalog_age_seconds",
+            "Time since the home cluster last answered about the catalog; -1: never.",
+            self.catalog_age_s,
+        )
+        states = dict.fromkeys(STATES, 0)
+        for entry in self.catalog.logs():
+            states[entry.state] += 1
+        logs = GaugeMetricFamily(
+            "raftlog_gateway_logs", "Logs of the catalog that are served.", labels=["state"]
+        )
+        for state, count in states.items():
+            logs.add_metric([state], count)
+        yield logs
+        yield gauge(
+            "raftlog_gateway_logs_without_groups",
+            "Logs that groups cannot read, for want of a stub topic in the home cluster.",
+            len(self.without_stub),
+        )
+        yield counter(
+            "raftlog_gateway_catalog_rejected",
+            "Records of the catalog that are no entries.",
+            self.rejected_entries,
+        )
+        calls = self.links.counters
+        yield counter(
+            "raftlog_gateway_cluster_answers",
+            "Answers of clusters, errors included.",
+            calls.answered,
+        )
+        yield counter(
+            "raftlog_gateway_cluster_failures",
+            "Requests to nodes that broke off or had no answer in time.",
+            calls.failed,
+        )
+        yield counter(
+            "raftlog_gateway_cluster_unreachable",
+            "Connections to nodes that could not be made.",
+            calls.unreachable,
+        )
