@@ -40,6 +40,7 @@ from raftlog.rest.v2 import (
 )
 from raftlog.rest.v2_consumers import (
     accepted_media_types,
+    instance_of,
     partitions_decoder,
     places_of,
     positions_decoder,
@@ -122,6 +123,7 @@ def seek_to(route: Route, target: NamedOffset) -> Handler:
 
 async def read_records(request: Request, context: Context) -> web.StreamResponse:
     """GET …/records: records from the positions on; waits for the first."""
+    instance_of(request)
     timeout_ms = integer_parameter(request, "timeout", -1)
     bounds = ReadBounds(
         timeout_s=None if timeout_ms < 0 else timeout_ms / 1000,

@@ -52,7 +52,7 @@ STEPS_MAX: Final = 3
 STUBS_CHECK_S: Final = 60.0
 """Stubs are checked after each change of the catalog, and this often without one."""
 STUBS_RETRY_S: Final = 1.0
-"""The same, while a log has none."""
+"""The same while a log has none; each further pass waits twice as long as the one before."""
 HOME_ADDRESSES_MAX: Final = 100
 
 logger = logging.getLogger(__name__)
@@ -164,24 +164,28 @@ class StubKeeper:
 
     async def run(self) -> None:
         """Keep the stubs until cancelled."""
-        gateway = self._gateway
         pause_s = STUBS_RETRY_S
         while True:
             try:
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
             except TimeoutError:
-                pass
-            self._changed.clear()
-            if gateway.catalog_seen_s is None:
-                continue
-            try:
-                await self._keep(gateway.catalog.logs())
-            except LogError as error:
-                logger.warning("the stub topics cannot be kept: %s", error.message)
-                pause_s = STUBS_RETRY_S
+                pause_s = min(2 * pause_s, STUBS_CHECK_S)
             else:
-                pause_s = STUBS_RETRY_S if gateway.without_stub else STUBS_CHECK_S
+                self._changed.clear()
+                pause_s = STUBS_RETRY_S
+            if self._gateway.catalog_seen_s is not None and await self._pass():
+                pause_s = STUBS_CHECK_S
+
+    async def _pass(self) -> bool:
+        """Step towards all stubs; whether each log has one."""
+        gateway = self._gateway
+        try:
+            await self._keep(gateway.catalog.logs())
+        except LogError as error:
+            logger.warning("the stub topics cannot be kept: %s", error.message)
+            return False
+        return not gateway.without_stub
 
     async def _keep(self, entries: Sequence[CatalogEntry]) -> None:
         """One pass over all logs. Raises LogError if the home cluster cannot be asked."""

@@ -19,6 +19,7 @@ from raftlog.http.body import read_body
 from raftlog.http.request import Request, ServerContext, integer_parameter
 from raftlog.http.responses import bytes_response, json_response, negotiate
 from raftlog.http.routing import Handler, Route
+from raftlog.record.errors import NOT_READY, LogError
 from raftlog.rest.v2 import (
     HIGH_WATERMARK_HEADER,
     LOG_START_HEADER,
@@ -68,15 +69,22 @@ async def passed_on(request: Request, context: Context, route: Route, link: Link
     target = filled(route.path, request.path_parameters)
     if request.query_text:
         target = f"{target}?{request.query_text}"
-    return await link.send(
+    is_read = route.method == "GET"
+    sending = link.send(
         route.method,
         target,
         body=body,
         headers=_request_headers(request),
         wait_s=_wait_s(request, context, route),
-        may_repeat=route.method == "GET",
+        may_repeat=is_read,
         hold=partial(context.hold, request),
     )
+    if not is_read:
+        return await sending
+    reply = await context.broker.closing.unless_set(sending)
+    if reply is None:
+        raise LogError(NOT_READY, "The gateway is stopping; use another one.")
+    return reply
 
 
 def filled(template: str, parameters: Mapping[str, str]) -> str:

@@ -116,8 +116,8 @@ def _group(request: Request) -> str:
     return _check_name("group", request.path_parameters["group"])
 
 
-def _instance(request: Request) -> tuple[str, str]:
-    """Group and instance of the path."""
+def instance_of(request: Request) -> tuple[str, str]:
+    """Group and instance of the path. Raises LogError BAD_REQUEST for control characters."""
     return _group(request), _check_name("instance", request.path_parameters["instance"])
 
 
@@ -172,13 +172,13 @@ async def create(request: Request, context: ServerContext) -> web.StreamResponse
 
 async def delete(request: Request, context: ServerContext) -> web.StreamResponse:
     """DELETE /consumers/{group}/instances/{instance}."""
-    await context.broker.consumer_instances.delete(request.principal, *_instance(request))
+    await context.broker.consumer_instances.delete(request.principal, *instance_of(request))
     return empty_response()
 
 
 async def subscribe(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST …/subscription."""
-    group, instance = _instance(request)
+    group, instance = instance_of(request)
     body = await required_body(request, context, _subscription_decoder)
     topics = [_check_name("topic", topic) for topic in body.topics or ()]
     if not topics and body.topic_pattern is None:
@@ -197,19 +197,21 @@ async def subscribe(request: Request, context: ServerContext) -> web.StreamRespo
 async def subscription(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET …/subscription."""
     content_type = negotiate(request, BODY_MEDIA_TYPES)
-    view = await context.broker.consumer_instances.describe(request.principal, *_instance(request))
+    view = await context.broker.consumer_instances.describe(
+        request.principal, *instance_of(request)
+    )
     return json_response(Subscribed(list(view.topics)), content_type=content_type)
 
 
 async def unsubscribe(request: Request, context: ServerContext) -> web.StreamResponse:
     """DELETE …/subscription."""
-    await context.broker.consumer_instances.subscribe(request.principal, *_instance(request))
+    await context.broker.consumer_instances.subscribe(request.principal, *instance_of(request))
     return empty_response()
 
 
 async def assign(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST …/assignments."""
-    group, instance = _instance(request)
+    group, instance = instance_of(request)
     body = await required_body(request, context, partitions_decoder)
     await context.broker.consumer_instances.assign(
         request.principal, group, instance, places_of(body)
@@ -220,7 +222,9 @@ async def assign(request: Request, context: ServerContext) -> web.StreamResponse
 async def assignments(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET …/assignments."""
     content_type = negotiate(request, BODY_MEDIA_TYPES)
-    view = await context.broker.consumer_instances.describe(request.principal, *_instance(request))
+    view = await context.broker.consumer_instances.describe(
+        request.principal, *instance_of(request)
+    )
     answer = Partitions([PartitionName(*place) for place in view.partitions])
     return json_response(answer, content_type=content_type)
 
@@ -235,7 +239,7 @@ def places_of(body: Partitions) -> list[tuple[str, int]]:
 
 async def seek(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST …/positions."""
-    group, instance = _instance(request)
+    group, instance = instance_of(request)
     body = await required_body(request, context, positions_decoder)
     await context.broker.consumer_instances.seek(
         request.principal,
@@ -257,7 +261,7 @@ def time_ms_of(one: PositionTime) -> int:
 
 def _seek_to(target: NamedOffset) -> Handler:
     async def handler(request: Request, context: ServerContext) -> web.StreamResponse:
-        group, instance = _instance(request)
+        group, instance = instance_of(request)
         body = await required_body(request, context, partitions_decoder)
         await context.broker.consumer_instances.seek_to(
             request.principal, group, instance, places_of(body), target
@@ -269,7 +273,7 @@ def _seek_to(target: NamedOffset) -> Handler:
 
 async def read_records(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET …/records: records from the positions on; waits for the first."""
-    _instance(request)
+    instance_of(request)
     timeout_ms = integer_parameter(request, "timeout", -1)
     bounds = ReadBounds(
         timeout_s=None if timeout_ms < 0 else timeout_ms / 1000,
@@ -298,7 +302,7 @@ def accepted_media_types(request: Request) -> dict[str, str]:
 
 async def commit(request: Request, context: ServerContext) -> web.StreamResponse:
     """POST …/offsets."""
-    group, instance = _instance(request)
+    group, instance = instance_of(request)
     content_type = negotiate(request, BODY_MEDIA_TYPES)
     body = await _body(request, context, _commit_decoder) or OffsetsToCommit()
     if body.offsets is not None and body.partitions is not None:
@@ -331,7 +335,7 @@ def _next(one: ReadOffset) -> int:
 
 async def committed(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET …/offsets; the body names partitions, without one those of the instance are meant."""
-    group, instance = _instance(request)
+    group, instance = instance_of(request)
     content_type = negotiate(request, BODY_MEDIA_TYPES)
     body = await _body(request, context, partitions_decoder)
     found = await context.broker.consumer_instances.committed(

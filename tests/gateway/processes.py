@@ -111,7 +111,7 @@ class Fleet:
             },
         )
 
-    def entry(self, log: str, **changes: Any) -> CatalogEntry:
+    def entry(self, log: str, /, **changes: Any) -> CatalogEntry:
         """The entry of a log whose cluster runs."""
         node = self.clusters[log]
         values = {
