@@ -17,7 +17,7 @@ from raftlog import __version__
 from raftlog.gateway.following import CatalogFollower, StubKeeper
 from raftlog.gateway.routes import ROUTES
 from raftlog.gateway.service import Gateway
-from raftlog.http.app import HttpServer, PortError, Ports
+from raftlog.http.app import HttpServer, Port, PortError, Ports
 from raftlog.http.dispatch import Dispatcher
 from raftlog.http.metrics import LoopLag, ServerMetrics
 from raftlog.http.request import ServerContext
@@ -62,18 +62,9 @@ class RunningGateway:
         """Serve, and follow the catalog. Raises OSError if another process took the port."""
         clock = SystemClock()
         gateway = Gateway(settings.home, settings.server, clock)
-        gateway.links.start()
-        metrics = ServerMetrics(gateway.topics)
-        context = ServerContext(
-            broker=gateway,
-            settings=settings.server,
-            metrics=metrics,
-            on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
-        )
-        server = await HttpServer.start(Dispatcher(Router(ROUTES), context), context, ports.main)
+        server = await start_server(gateway, ports.main, on_fatal)
         lag = LoopLag(clock)
-        for source in (server.connections.metrics, gateway.metrics, lag.metrics):
-            metrics.add_source(source)
+        server.context.metrics.add_source(lag.metrics)
         tasks = TaskGroup(on_fatal)
         follower = CatalogFollower(gateway)
         tasks.spawn(follower.run(), "catalog")
@@ -86,6 +77,21 @@ class RunningGateway:
         await self.server.close()
         await self._tasks.close()
         await self.gateway.links.close()
+
+
+async def start_server(gateway: Gateway, port: Port, on_fatal: Callable[[str], None]) -> HttpServer:
+    """Serve the gateway's routes. Raises OSError if another process took the port."""
+    gateway.links.start()
+    context = ServerContext(
+        broker=gateway,
+        settings=gateway.settings,
+        metrics=ServerMetrics(gateway.topics),
+        on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
+    )
+    server = await HttpServer.start(Dispatcher(Router(ROUTES), context), context, port)
+    for source in (server.connections.metrics, gateway.metrics):
+        context.metrics.add_source(source)
+    return server
 
 
 def run_gateway(settings: GatewaySettings) -> int:

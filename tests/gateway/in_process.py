@@ -7,15 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from raftlog.api.catalog import CatalogEntry, encode_entry
 from raftlog.gateway.catalog_view import CatalogView
-from raftlog.gateway.routes import ROUTES
+from raftlog.gateway.process import start_server
 from raftlog.gateway.service import Gateway
 from raftlog.http.app import HttpServer, Port
-from raftlog.http.dispatch import Dispatcher
-from raftlog.http.metrics import ServerMetrics
-from raftlog.http.request import ServerContext
-from raftlog.http.routing import Router
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.world.time import SystemClock
 from tests.http.http_peers import RawPeer
@@ -62,12 +60,7 @@ async def gateway_server(
     """A gateway without a catalog, and without the tasks that would read one."""
     settings = ServerSettings(port=0, limits=limits or few())
     gateway = Gateway([home], settings, SystemClock())
-    gateway.links.start()
-    context = ServerContext(
-        broker=gateway, settings=settings, metrics=ServerMetrics(gateway.topics)
-    )
-    dispatcher = Dispatcher(Router(ROUTES), context)
-    server = await HttpServer.start(dispatcher, context, await Port.bind("127.0.0.1", 0))
+    server = await start_server(gateway, await Port.bind("127.0.0.1", 0), pytest.fail)
     try:
         yield gateway, server
     finally:
