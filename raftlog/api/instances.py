@@ -1,4 +1,4 @@
-"""Reads of a consumer instance by another process than the node: where to begin, how far it came.
+"""Reads of a consumer instance by another process than the node: where to begin, the new positions.
 
 A gateway fetches the records of other clusters itself; the instance, its membership and its offsets
 stay with the coordinator of the group (docs/decisions/rest-consumers.md).
@@ -26,7 +26,7 @@ class BeginReadRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     """A read that begins, or goes on."""
 
     formats: Annotated[list[str], Meta(max_length=FORMATS_MAX)]
-    """Record formats that the client accepts."""
+    """Record formats accepted by the client."""
     is_first: bool = True
     """False: the same read goes on, and the client may not have used earlier answers yet."""
     max_wait_ms: Annotated[int, Meta(ge=0, le=READ_WAIT_MS_MAX)] = 0
@@ -66,7 +66,7 @@ class PositionMove(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     topic_id: str
     partition: PartitionNumber
     planned: OffsetOrEnd
-    """The position that the read began with; -1: none."""
+    """The position at the beginning of the read; -1: none."""
     next: OffsetNumber
     """The next offset to read."""
     reset_to: OffsetOrEnd = NO_POSITION
@@ -82,6 +82,6 @@ class EndReadRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
 
 class EndReadResponse(msgspec.Struct, frozen=True):
-    """The partitions that did not move: their records must not be answered."""
+    """Partitions lost to another reader: their records must not be answered."""
 
     lost: list[ReadPartition]

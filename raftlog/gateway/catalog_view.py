@@ -1,4 +1,4 @@
-"""The catalog as a gateway sees it: entries by log, and the stub topic that each one needs. Pure.
+"""The catalog in a gateway: entries by log, and the stub topic of each one. Pure.
 
 A *stub* is a topic of the home cluster with the log's name and number of partitions, and without
 records: the home cluster's coordinators assign its partitions and keep its offsets, as for any
@@ -30,7 +30,7 @@ class CatalogView:
     def apply(self, key: bytes | None, value: bytes | None) -> bool:
         """Apply one record of the catalog. Returns whether the view changed.
 
-        Raises ValueError for a record that is no entry: the log keeps its entry before.
+        Raises ValueError for a record without a valid entry: the log keeps its entry before.
         """
         if key is None:
             raise ValueError("a record without a key")
@@ -50,11 +50,11 @@ class CatalogView:
         return True
 
     def logs(self) -> list[CatalogEntry]:
-        """All logs that are served, by name."""
+        """All served logs, by name."""
         return [entry for _, entry in sorted(self._entries.items()) if entry.state != "removed"]
 
     def find(self, log: str) -> CatalogEntry:
-        """The entry of a log that is served. Raises LogError UNKNOWN_TOPIC."""
+        """The entry of a served log. Raises LogError UNKNOWN_TOPIC."""
         entry = self._entries.get(log)
         if entry is None or entry.state == "removed":
             raise LogError(UNKNOWN_TOPIC, f"There is no log {quoted(log)} in the catalog.")
@@ -110,8 +110,8 @@ StubStep: TypeAlias = CreateStub | GrowStub | StubReady | NoStub
 def stub_step(entry: CatalogEntry, found: HomeTopic | None, home_cluster_id: str) -> StubStep:
     """The next step towards a log's stub in the home cluster.
 
-    A log of the home cluster itself is its own stub. A stub is never deleted here: the group
-    offsets in it would go with it, and a log that left the fleet's file may come back.
+    A log of the home cluster itself is its own stub. A stub is never deleted here: group offsets
+    would go with the topic, and a removed log may come back.
     """
     if not entry.cluster_id:
         return NoStub("its cluster is being created")

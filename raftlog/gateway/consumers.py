@@ -1,9 +1,9 @@
 """Consumer instances over the logs of several clusters.
 
 The home cluster has the instance, its membership, its positions and offsets: partitions of a log
-are there those of its stub topic. So most calls go to the home cluster as they are, and any gateway
+are there those of its stub topic. So most calls go to the home cluster unchanged, and any gateway
 serves any instance. Three kinds need the cluster of the log: a seek to a time or to an end, a read
-of records, and the address that a new instance is given.
+of records, and the address of a new instance.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Place = tuple[str, int]
 """Log and partition."""
 
 LOGS_AT_ONCE: Final = 16
-"""Logs whose clusters are asked for offsets at one time, for one request."""
+"""Clusters that look up offsets for one request at the same time."""
 
 _created_decoder = msgspec.json.Decoder(Created)
 
@@ -107,14 +107,14 @@ def seek(route: Route) -> Handler:
 
 
 def seek_to(route: Route, target: NamedOffset) -> Handler:
-    """POST …/positions/beginning and /end, as the clusters of the logs have them."""
+    """POST …/positions/beginning and /end, by the bounds at the clusters of the logs."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         body = await required_body(request, context, partitions_decoder)
         bounds = await _bounds(context.broker, places_of(body))
         is_earliest = target is NamedOffset.EARLIEST
         found = {place: first if is_earliest else end for place, (first, end) in bounds.items()}
-        # The home cluster knows offsets alone: it has none of the records.
+        # The home cluster knows offsets alone, and has none of the records.
         path = route.path.rpartition("/")[0]
         return answer(await _to_home(request, context, path, Positions(_rows(found))))
 
@@ -174,7 +174,7 @@ async def _bounds(gateway: Gateway, places: Iterable[Place]) -> dict[Place, tupl
 
 
 async def _at_times(gateway: Gateway, times_ms: Mapping[Place, int]) -> dict[Place, int]:
-    """The first offset of each time, the end where no record is that young. Raises LogError."""
+    """The first offset of each time, the end where all records are older. Raises LogError."""
     if not times_ms:
         return {}
     # Before the lookup: a record committed in between may be that young.
@@ -206,7 +206,7 @@ async def _of_logs(
     places: Iterable[Place],
     of_log: Callable[[str, Sequence[int]], Awaitable[dict[Place, T]]],
 ) -> dict[Place, T]:
-    """What `of_log` answers for the partitions of each log, together. Raises LogError."""
+    """The answers of `of_log` for the partitions of each log, together. Raises LogError."""
     by_log: dict[str, dict[int, None]] = {}
     for log, number in places:
         by_log.setdefault(log, {})[number] = None

@@ -1,7 +1,7 @@
 """The two tasks of a gateway: follow the catalog, and keep a stub topic for each of its logs.
 
 The catalog is read by long polls of the home cluster's v2 surface, from its beginning after every
-failure: so a gateway that was cut off for longer than tombstones live has no forgotten log.
+failure: so no forgotten log stays after a cut for longer than tombstones live.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from raftlog.record.errors import (
 from raftlog.rest.v2 import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER, TopicAnswer
 
 POLL_S: Final = 1.0
-"""Longest time without news of the catalog: an answer each second shows that the home lives."""
+"""Longest time without news of the catalog: an answer each second proves the home cluster alive."""
 RETRY_S: Final = 0.5
 """Pause after a failure."""
 POLL_BYTES: Final = 1024 * 1024
@@ -188,7 +188,7 @@ class StubKeeper:
         return not gateway.without_stub
 
     async def _keep(self, entries: Sequence[CatalogEntry]) -> None:
-        """One pass over all logs. Raises LogError if the home cluster cannot be asked."""
+        """One pass over all logs. Raises LogError if the home cluster cannot be reached."""
         gateway = self._gateway
         found = await gateway.home.call("GET", "/v1/metadata", MetadataResponse, may_repeat=True)
         learned = [join_address(one.host, one.port) for one in found.brokers]
@@ -206,7 +206,7 @@ class StubKeeper:
             except LogError as error:
                 if error.entry is NOT_READY:
                     raise
-                # A stub that could not grow serves its partitions on.
+                # A stub of too few partitions still serves those.
                 without[entry.log] = error.message
                 continue
             if reason is None:
@@ -253,7 +253,7 @@ class StubKeeper:
         try:
             await self._gateway.home.call("POST", "/v3/clusters/-/topics", Empty, new)
         except LogError as error:
-            # Another gateway creates it, too; the next step sees the topic's mark.
+            # Another gateway was faster; the next step sees the topic's mark.
             if error.entry is not TOPIC_EXISTS:
                 raise
         else:
@@ -264,7 +264,7 @@ class StubKeeper:
         try:
             await self._gateway.home.call("PATCH", path, Empty, TopicChange(partitions))
         except LogError as error:
-            # Another gateway may have done it meanwhile; else the steps end without a stub.
+            # Another gateway may have been faster; else the steps end without a stub.
             if error.entry is not INVALID_PARTITIONS:
                 raise
         else:

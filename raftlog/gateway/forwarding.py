@@ -1,6 +1,6 @@
-"""Requests that go to a cluster as they are: about one log to its own, about groups to the home.
+"""Requests passed on unchanged: about one log to its cluster, about groups to the home cluster.
 
-The node that answers serves the same v2 surface, so its answer is the gateway's, errors included. A
+Every node serves the same v2 surface, so a node's answer is the gateway's, errors included. A
 node forwards to partition leaders by itself: any of its cluster will do.
 """
 
@@ -45,7 +45,7 @@ async def list_logs(request: Request, context: Context) -> web.StreamResponse:
 
 
 def to_log(route: Route) -> Handler:
-    """A handler that passes the route's requests to the cluster of the log in the path."""
+    """A handler: passes the route's requests to the cluster of the log in the path."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         link = context.broker.link(request.path_parameters["topic"])
@@ -55,7 +55,7 @@ def to_log(route: Route) -> Handler:
 
 
 def to_home(route: Route) -> Handler:
-    """A handler that passes the route's requests to the home cluster."""
+    """A handler: passes the route's requests to the home cluster."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         return answer(await passed_on(request, context, route, context.broker.home))

@@ -1,9 +1,9 @@
 """One read of a consumer instance: records of its partitions, each from the cluster of its log.
 
 As a node reads for its own instances (raftlog/rest/instance_reads.py): the home cluster says where
-to begin, and learns how far the read came before anything is answered; records of partitions that
-moved to another member meanwhile are left out. Partitions are read in waves, each with its share of
-the bytes that are left: at most one record of each exceeds them, and the answer is cut exactly.
+to begin, and learns the new positions before anything is answered; records of partitions lost to
+another member meanwhile are left out. Partitions are read in waves, each with its share of
+the remaining bytes: at most one record of each exceeds the share, and the answer is cut exactly.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from raftlog.rest.v2_consumers import RECORDS_OFFERED
 PARTS_AT_ONCE: Final = 8
 """Partitions of one wave."""
 POLLS_MAX: Final = 64
-"""Partitions that one read waits for at the same time; further ones are looked at each second."""
+"""Partitions of one read with a long poll at one time; further ones have a pass each second."""
 _EARLIEST: Final = "earliest"
 _BEGIN: Final = "/v1/groups/{group}/instances/{instance}/begin-read"
 _END: Final = "/v1/groups/{group}/instances/{instance}/end-read"
 
 
 class _Fetched(NamedTuple):
-    """A cluster's answer, and the bytes in flight that its request holds for it."""
+    """A cluster's answer, and its bytes in flight."""
 
     reply: Reply
     held_bytes: int
@@ -65,7 +65,7 @@ class GroupRead:
         media_types: Mapping[str, str],
         bounds: ReadBounds,
     ) -> None:
-        """`media_types`: of the answer, by the formats that the client accepts."""
+        """`media_types`: of the answer, by the formats in the Accept header."""
         self._request = request
         self._context = context
         self._gateway = context.broker
@@ -95,7 +95,7 @@ class GroupRead:
             deadline = started_s + timeout_s
             parts = self._parts(plan)
             if plan.partitions and not parts:
-                # All of logs that are not served: the home cluster waits for none of them.
+                # All of logs out of service: the home cluster waits for no further partition.
                 await closing.unless_set(self._clock.sleep(RETRY_S))
             error = await self._read(parts, plan, deadline)
             pieces = await self._end(parts, error)
@@ -116,20 +116,20 @@ class GroupRead:
             BeginReadResponse,
             BeginReadRequest(list(self._media_types), is_first, min(wait_ms, READ_WAIT_MS_MAX)),
             wait_s=wait_ms / 1000,
-            # It moves no position.
+            # No position moves.
             may_repeat=True,
         )
 
     async def _end(self, parts: Sequence[Part], error: LogError | None) -> list[bytes]:
         """Move the positions; the records to answer."""
         had_turns = [part for part in parts if part.is_tried and part.error is None]
-        # Also after an error that passes: the next read begins with other partitions.
+        # Also after a retriable error: the next read begins with other partitions.
         must_turn = self._answer.count > 0 or error is not None
         lost = await self._move(parts, had_turns if must_turn else [])
         return [piece for part in parts if part.pair not in lost for piece in part.pieces]
 
     async def _move(self, parts: Sequence[Part], last: Sequence[Part]) -> set[tuple[str, int]]:
-        """Report how far the read came, and which had a turn; the partitions that did not move."""
+        """Report new positions and turns; returns the partitions lost meanwhile."""
         moves = [move for part in parts if (move := part.move) is not None]
         if not moves and not last:
             return set()
@@ -148,7 +148,7 @@ class GroupRead:
         return {(one.topic_id, one.partition) for one in outcome.lost}
 
     def _parts(self, plan: BeginReadResponse) -> list[Part]:
-        """The partitions of logs that are served; others keep their positions."""
+        """The partitions of served logs; others keep their positions."""
         served = []
         for one in plan.partitions:
             try:
@@ -165,10 +165,10 @@ class GroupRead:
     async def _read(
         self, parts: Sequence[Part], plan: BeginReadResponse, deadline: float
     ) -> LogError | None:
-        """Read what there is; wait for the first record, or for the bytes that the instance wants.
+        """Read until the answer is full; wait for a first record, or for `fetch_min_bytes`.
 
-        Returns an error that a later read may not meet, of some partition. Raises LogError of a
-        partition with an error that stays: if it is its turn, or if no other one has records.
+        Returns a retriable error of some partition, if any. Raises LogError for a partition with a
+        lasting error: on its turn, or if no other one has records.
         """
         self._answer = AnswerBounds(self._bytes_max, self._bounds.records_max)
         bytes_min = min(plan.fetch_min_bytes, self._bytes_max)
@@ -191,7 +191,7 @@ class GroupRead:
             await closing.unless_set(self._wait(parts, remaining_s))
 
     async def _pass(self, parts: Sequence[Part], plan: BeginReadResponse) -> LogError | None:
-        """Read each partition once, until the answer is full. Returns an error that may pass."""
+        """Read each partition once, until the answer is full. Returns a retriable error, if any."""
         passing: LogError | None = None
         turns = [part for part in parts if part.error is None]
         for start in range(0, len(turns), PARTS_AT_ONCE):
@@ -235,7 +235,7 @@ class GroupRead:
         return None
 
     async def _raise_failure(self, parts: Sequence[Part]) -> None:
-        """Raise the first error that stays; the partition is the last one of the next read."""
+        """Raise the first lasting error; the partition is the last one of the next read."""
         for part in parts:
             if part.error is not None:
                 await self._move(parts, [part])
@@ -337,7 +337,7 @@ class GroupRead:
     async def _has_more(self, part: Part, timeout_s: float) -> bool:
         """Wait at the cluster for a record; whether the next pass has news to report."""
         try:
-            # One record is enough: the pass that follows has the others, too.
+            # One record is enough: the next pass has the others, too.
             reply = await self._poll(part, "binary", bytes_max=1, records_max=1, wait_s=timeout_s)
         except LogError as error:
             return not error.entry.retriable

@@ -1,11 +1,11 @@
-"""HTTP to clusters: one request to any node of a cluster, with the retries that are safe.
+"""HTTP to clusters: one request to any node of a cluster, with the safe retries.
 
 All clusters share one session: kept connections, bounded in number, closed when idle. A `Link` is
-no more than the addresses of a cluster and the one that answered last.
+no more than the addresses of a cluster, the last one in use first.
 
 A request goes on to the next address if it certainly had no effect: nothing was sent, or the node
-answered that it is not ready. After a connection that broke, only a request that may be repeated
-goes on; any other one ends with an unknown outcome.
+answered NOT_READY. After a broken connection only a repeatable request goes on; any other one ends
+with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ T = TypeVar("T")
 CONNECT_S: Final = 2.0
 """A node without an accepted connection in this time counts as unreachable."""
 CALL_S: Final = 10.0
-"""Timeout of a request over all addresses, besides the time for which the cluster may hold it."""
+"""Timeout of a request over all addresses; the time of a long poll comes on top."""
 ATTEMPT_S: Final = 5.0
-"""The part of it for one address, if the request may go on to another one."""
+"""The part for one address, if the request may go on to another one."""
 KEEP_ALIVE_S: Final = 30.0
-"""Below the nodes' own limit (75 s), so that no request meets a connection just closed."""
+"""Below the nodes' own limit (75 s), so a request meets no connection just closed."""
 CONNECTIONS_MAX: Final = 4_096
-"""Over all clusters; a request that gets none within CONNECT_S finds its cluster unreachable."""
+"""Over all clusters; a request without one within CONNECT_S finds its cluster unreachable."""
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger answer is refused: twice a node's own bound of a read."""
 ATTEMPTS_MAX: Final = 8
-"""Addresses that one request tries."""
+"""Addresses tried by one request."""
 _ERROR_STATUS_MIN: Final = 400
 
 _error_decoder = msgspec.json.Decoder(ErrorBody)
@@ -65,7 +65,7 @@ class Reply:
         return self.status >= _ERROR_STATUS_MIN
 
     def error(self) -> LogError:
-        """The node's error as this process raises it; `body` has the original."""
+        """The node's error, to raise in this process; `body` has the original."""
         try:
             found = _error_decoder.decode(self.body)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -146,7 +146,7 @@ class Links:
 
 
 class Link:
-    """One cluster: its addresses, the one that answered last first."""
+    """One cluster: its addresses, the last one in use first."""
 
     def __init__(
         self, links: Links, name: str, addresses: Sequence[str], unreachable: ErrorEntry = NO_LEADER
@@ -179,11 +179,11 @@ class Link:
         may_repeat: bool = False,
         hold: Callable[[int], None] | None = None,
     ) -> Reply:
-        """The answer of the first node that gives one, also if it is an error.
+        """The first answer of any node, an error included.
 
         `wait_s` is the time for which the cluster may hold back the answer; `hold` counts each
-        chunk of it as it arrives. Raises LogError: the link's `unreachable`, with no effect;
-        RETRIABLE, with an unknown outcome, unless `may_repeat`; and what `hold` raises.
+        chunk on arrival. Raises LogError: the link's `unreachable`, with no effect;
+        RETRIABLE, with an unknown outcome, unless `may_repeat`; and the errors of `hold`.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s + CALL_S

@@ -1,4 +1,4 @@
-"""A gateway as one process: the HTTP server, and the tasks that follow the catalog."""
+"""A gateway as one process: the HTTP server, and the tasks behind the catalog."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GatewaySettings:
 
 
 class RunningGateway:
-    """A gateway that serves: made by `start`, ended by `stop`."""
+    """A serving gateway: made by `start`, ended by `stop`."""
 
     def __init__(self, gateway: Gateway, server: HttpServer, tasks: TaskGroup) -> None:
         self.gateway = gateway

@@ -1,7 +1,7 @@
-"""The partitions of one read: the records that its answer takes, the moves of positions. Pure.
+"""The partitions of one read: the records in its answer, the moves of positions. Pure.
 
-A cluster answers a JSON array of whole records. The answer takes them in order until it is full,
-and the position of a partition moves to the first record that is left out.
+A cluster answers a JSON array of whole records. The answer takes records in order until the
+bounds, and the position of a partition moves to the first record left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEPARATOR_BYTES: Final = 1
 
 
 class _RecordOffset(msgspec.Struct, frozen=True):
-    """The field of a record that a cut needs."""
+    """The one field of a record needed for a cut."""
 
     offset: int
 
@@ -63,12 +63,12 @@ class Part:
 
     @property
     def key(self) -> ReadPartition:
-        """The same, as the home cluster takes it."""
+        """The same, in the home cluster's shape."""
         return ReadPartition(*self.pair)
 
     @property
     def move(self) -> PositionMove | None:
-        """How far the read came; None: it is where it began."""
+        """The move of the position; None: there is none."""
         if self.offset in (self.plan.offset, NO_POSITION):
             return None
         return PositionMove(*self.pair, self.plan.offset, Offset(self.offset), self.reset_to)
@@ -95,15 +95,15 @@ class AnswerBounds:
         return self.is_cut or self.size_bytes >= self.bytes_max or self.count >= self.records_max
 
     def share(self, parts: int) -> tuple[int, int]:
-        """Bytes for each of so many partitions, and records for any of them; at least one."""
+        """Bytes for each of so many partitions, records for any one; at least 1 each."""
         left = (self.bytes_max - self.size_bytes) // max(parts, 1)
         return max(left, 1), max(self.records_max - self.count, 1)
 
     def take(self, part: Part, body: bytes, following: int) -> int:
-        """Take the records of an answer until the bounds; returns the bytes that were kept.
+        """Take the records of an answer until the bounds; returns the kept bytes.
 
-        `following` is the offset behind all of them. A first record of the whole answer is taken
-        however large it is. Raises LogError INTERNAL for a body that is no array of records.
+        `following` is the offset behind all records. A first record of the whole answer is taken
+        whatever its size. Raises LogError INTERNAL for a body of another shape.
         """
         try:
             records = _array_decoder.decode(body)

@@ -39,7 +39,7 @@ _HANDLERS: Final[dict[str, Callable[[Route], Handler]]] = {
     f"POST {_INSTANCE}/positions/end": lambda route: consumers.seek_to(route, NamedOffset.LATEST),
     f"GET {_INSTANCE}/records": lambda _: consumers.read_records,
 }
-"""Routes that are not passed on as they are."""
+"""Routes with a handler of their own; all others are passed on unchanged."""
 
 
 def _served(route: Route) -> Route:
@@ -55,7 +55,7 @@ class GatewayStatus(msgspec.Struct, frozen=True):
 
     status: str
     logs: int
-    """Logs that are served."""
+    """Served logs."""
     catalog_age_s: float
     """Since the home cluster last answered; -1: never."""
     catalog_failure: str

@@ -1,4 +1,4 @@
-"""`Gateway`: what the handlers of a gateway share. Nothing in it outlives the process."""
+"""`Gateway`: the state shared by all handlers of a gateway; nothing outlives the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raftlog.record.errors import NOT_READY, LogError
 from raftlog.world import Clock
 
 STATES: Final = ("creating", "online", "degraded")
-"""States of logs that are served, as labels."""
+"""States of served logs, as labels."""
 
 
 class Gateway(ListenedService):

@@ -1,4 +1,4 @@
-"""/v1 reads of consumer instances whose records another process fetches: begin, and end.
+"""/v1 reads of consumer instances, with records fetched by another process: begin, and end.
 
 The two halves of `GET …/records` of the v2 convention, without the records: for the gateway, which
 has the group's partitions in this cluster and their records in others.

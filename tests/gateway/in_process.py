@@ -26,7 +26,7 @@ LOGS = {"one": 1, "six": 6}
 
 @dataclass
 class GatewayPeer(DataPeer):
-    """A node with the logs, and a peer connected to the gateway before it."""
+    """A node with the logs, and a peer connected to the gateway in front."""
 
     gateway: Gateway
     home: DataPeer
@@ -44,7 +44,7 @@ def entry(log: str, *addresses: str) -> CatalogEntry:
 
 
 def put(gateway: Gateway, *entries: CatalogEntry) -> None:
-    """Have the gateway serve these logs, as if its catalog had them alone."""
+    """Have the gateway serve these logs, as its whole catalog."""
     view = CatalogView()
     for one in entries:
         view.apply(one.log.encode(), encode_entry(one))
@@ -57,7 +57,7 @@ def put(gateway: Gateway, *entries: CatalogEntry) -> None:
 async def gateway_server(
     home: str, limits: ServerLimits | None = None
 ) -> AsyncIterator[tuple[Gateway, HttpServer]]:
-    """A gateway without a catalog, and without the tasks that would read one."""
+    """A gateway without a catalog, and without its tasks."""
     settings = ServerSettings(port=0, limits=limits or few())
     gateway = Gateway([home], settings, SystemClock())
     server = await start_server(gateway, await Port.bind("127.0.0.1", 0), pytest.fail)
@@ -73,7 +73,7 @@ async def gateway_server(
 async def gateway_node(
     limits: ServerLimits | None = None, **options: Any
 ) -> AsyncIterator[GatewayPeer]:
-    """A gateway that serves `one` and `six` of another node; `limits` are of both."""
+    """A gateway for the logs `one` and `six` of another node; `limits` are of both."""
     async with (
         group_node() as home,
         data_node(limits, **options) as logs,

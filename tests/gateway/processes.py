@@ -19,7 +19,7 @@ from raftlog.api.catalog import CATALOG_TOPIC, CatalogEntry, encode_entry
 from raftlog.cluster.process import SERVE, clean_environment
 
 COMMAND = SERVE[:-1]
-"""`serve` is the last word of the command that starts a node."""
+"""`serve` is the last word of the command for a node."""
 
 
 class GatewayProcess(MeasuredNode):
@@ -73,7 +73,7 @@ class GatewayProcess(MeasuredNode):
             self.end(signal.SIGKILL)
 
     def error(self, method: str, path: str, body: Any = None) -> tuple[int, int, str]:
-        """Status, error code and message of a request that fails."""
+        """Status, error code and message of a failing request."""
         try:
             answer = self.request(method, path, body)
         except HTTPError as error:
@@ -112,7 +112,7 @@ class Fleet:
         )
 
     def entry(self, log: str, /, **changes: Any) -> CatalogEntry:
-        """The entry of a log whose cluster runs."""
+        """The entry of a log with a running cluster."""
         node = self.clusters[log]
         values = {
             "log": log,
@@ -131,7 +131,7 @@ class Fleet:
             await producer.send_and_wait(CATALOG_TOPIC, key=log.encode(), value=value)
 
     def gateway(self, name: str) -> GatewayProcess:
-        """A gateway that is being started."""
+        """A starting gateway."""
         process = GatewayProcess(self._directory, name, [self.home.address])
         self._stack.callback(process.kill)
         process.launch()
@@ -145,6 +145,6 @@ class Fleet:
 
 @contextmanager
 def fleet(directory: Path) -> Iterator[Fleet]:
-    """A fleet whose processes end with the block."""
+    """A fleet; its processes end with the block."""
     with ExitStack() as stack:
         yield Fleet(directory, stack)

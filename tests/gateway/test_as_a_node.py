@@ -43,7 +43,7 @@ def node_tests() -> Iterator[tuple[Any, str, Any]]:
 
 
 def arguments_of(function: Any) -> list[dict[str, Any]]:
-    """The arguments of a test's marks, one row for each time that it runs."""
+    """The arguments of a test's marks, one row for each run."""
     rows: list[dict[str, Any]] = [{}]
     for mark in getattr(function, "pytestmark", []):
         given, values, *_ = mark.args

@@ -1,4 +1,4 @@
-"""The catalog as a gateway sees it, and the stub topics that it asks for."""
+"""The catalog in a gateway, and the steps towards stub topics."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ BINARY = "application/vnd.kafka.binary.v2+json"
 
 @asynccontextmanager
 async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[DataPeer, Gateway]]:
-    """A home node with an empty catalog, and a gateway that follows it."""
+    """A home node with an empty catalog, and a gateway with its tasks."""
     monkeypatch.setattr(following, "POLL_S", 0.2)
     monkeypatch.setattr(following, "RETRY_S", 0.05)
     monkeypatch.setattr(following, "STUBS_RETRY_S", 0.05)

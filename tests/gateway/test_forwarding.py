@@ -1,4 +1,4 @@
-"""What a gateway adds to the v2 convention: the catalog, its own health, its own failures."""
+"""The gateway's additions to the v2 convention: the catalog, its own health, its own failures."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def test_records_are_answered_if_the_move_of_positions_is_unknown(
 def fail_calls(
     monkeypatch: pytest.MonkeyPatch, gateway: Gateway, kind: type[Any], error: LogError
 ) -> None:
-    """Have calls to the home cluster that want this kind of answer fail."""
+    """Have calls to the home cluster for this kind of answer fail."""
     call = gateway.home.call
 
     async def failing(method: str, target: str, wanted: type[Any], *args: Any, **kw: Any) -> Any:
@@ -212,3 +212,18 @@ async def test_a_log_without_a_stub_is_not_read_by_groups() -> None:
         reply = await client.get("/records?timeout=200")
         assert reply.error_code == 50304
         assert b"rename it" in reply.body
+
+
+async def test_a_read_that_waits_holds_no_bytes() -> None:
+    async with gateway_node() as one:
+        client = Client(one)
+        await client.create()
+        await client.subscribe("six")
+        read = asyncio.create_task(client.get("/records?timeout=60000"))
+        counters = one.gateway.links.counters
+        seen = counters.answered
+        # A pass over six partitions each second, with an empty answer of each.
+        await eventually(lambda: counters.answered >= seen + 20)
+        await eventually(lambda: one.gateway.bytes_in_flight.used == 0)
+        await one.server.close()
+        assert (await read).json == []

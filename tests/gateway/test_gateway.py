@@ -128,12 +128,12 @@ def test_a_group_reads_logs_of_two_clusters_and_survives_a_killed_gateway(one: F
     assert produce(first, "orders", 3) == [2]
     assert produce(first, "users", 13) == [2]
     first.end(signal.SIGKILL)
-    # The instance of the killed gateway lives in the home cluster: the other one serves it.
+    # The instance of the killed gateway lives in the home cluster: the other gateway serves on.
     [log] = i.assigned(second)
     i.found.clear()
     i.read_until(second, (log, 3 if log == "orders" else 13))
 
-    # Its client is gone, too: uncommitted, its record is read again by the instance that is left.
+    # Its client is gone, too: uncommitted, its record is read again by the remaining instance.
     i_log = log
     second.request("DELETE", i.path)
     j.found.clear()

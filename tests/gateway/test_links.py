@@ -34,7 +34,7 @@ def error(entry: ErrorEntry) -> bytes:
 
 
 class Node:
-    """A listener that gives each request the next of its answers; None breaks the connection."""
+    """A listener: each request gets the next of its answers; None breaks the connection."""
 
     def __init__(self, *answers: bytes | None) -> None:
         self.answers = list(answers)

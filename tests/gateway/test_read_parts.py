@@ -1,4 +1,4 @@
-"""The records that an answer takes, and the positions that move."""
+"""The records taken into an answer, and the moves of positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def part(offset: int = 0) -> Part:
 
 
 def body(first: int, *sizes: int) -> bytes:
-    """Records whose JSON has about these sizes; every second offset is that of a marker."""
+    """Records of about these sizes in JSON; every second offset is a marker's."""
     rows = [{"offset": first + 2 * n, "value": "x" * size} for n, size in enumerate(sizes)]
     return json.dumps(rows).encode()
 
@@ -87,7 +87,7 @@ def test_a_reset_is_part_of_the_move() -> None:
 def test_answers_are_prefixes_within_their_bounds(
     chunks: list[list[int]], bytes_max: int, records_max: int
 ) -> None:
-    """Over any chunks: what is taken is a prefix, and the position is right behind it."""
+    """Over any chunks: the taken records are a prefix, the position is right behind."""
     answer, one = AnswerBounds(bytes_max, records_max), part()
     offset, written = 0, []
     for sizes in chunks:

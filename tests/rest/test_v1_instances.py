@@ -1,4 +1,4 @@
-"""Reads of consumer instances whose records another process fetches, over HTTP."""
+"""Reads of consumer instances with records fetched by another process, over HTTP."""
 
 from __future__ import annotations
 
