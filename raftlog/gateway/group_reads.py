@@ -24,6 +24,7 @@ from raftlog.api.instances import (
 from raftlog.gateway.forwarding import Context, filled
 from raftlog.gateway.links import Reply
 from raftlog.gateway.read_parts import AnswerBounds, Part
+from raftlog.gateway.service import NOT_CHECKED
 from raftlog.http.request import Request
 from raftlog.record.errors import (
     INTERNAL,
@@ -246,7 +247,7 @@ class GroupRead:
     ) -> _Fetched:
         """The next records of a partition. Raises LogError, TimeoutError."""
         if part.log not in self._gateway.stubs:
-            reason = self._gateway.without_stub.get(part.log, "its stub topic is being checked")
+            reason = self._gateway.without_stub.get(part.log, NOT_CHECKED)
             raise LogError(NOT_READY, f"Groups cannot read log {part.log!r} yet: {reason}.")
         async with asyncio.timeout(PARTITION_S):
             if part.offset == NO_POSITION:

@@ -72,7 +72,7 @@ def _status(context: Context, status: str) -> web.StreamResponse:
             len(gateway.catalog.logs()),
             round(gateway.catalog_age_s, 3),
             gateway.catalog_failure,
-            gateway.without_stub,
+            gateway.logs_without_groups(),
         )
     )
 

@@ -16,6 +16,7 @@ from raftlog.http.settings import ServerSettings
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.world import Clock
 
+NOT_CHECKED: Final = "its stub topic is being checked"
 STATES: Final = ("creating", "online", "degraded")
 """States of served logs, as labels."""
 
@@ -39,7 +40,7 @@ class Gateway(ListenedService):
         self.stubs: frozenset[str] = frozenset()
         """Logs that groups may read."""
         self.without_stub: dict[str, str] = {}
-        """Logs that groups cannot read, and why."""
+        """Logs with a failed step towards their stubs, and the reason."""
         self._log_links: dict[str, Link] = {}
 
     # The listeners' questions
@@ -78,6 +79,13 @@ class Gateway(ListenedService):
         self._log_links[entry.log] = link
         return link
 
+    def logs_without_groups(self) -> dict[str, str]:
+        """Served logs that groups cannot read, and why; of a stub that could not grow, too."""
+        found = {
+            entry.log: NOT_CHECKED for entry in self.catalog.logs() if entry.log not in self.stubs
+        }
+        return {**found, **self.without_stub}
+
     @property
     def catalog_age_s(self) -> float:
         """Seconds since the home cluster last answered about the catalog; -1: never."""
@@ -103,7 +111,7 @@ class Gateway(ListenedService):
         yield gauge(
             "raftlog_gateway_logs_without_groups",
             "Logs that groups cannot read, for want of a stub topic in the home cluster.",
-            len(self.without_stub),
+            len(self.logs_without_groups()),
         )
         yield counter(
             "raftlog_gateway_catalog_rejected",
