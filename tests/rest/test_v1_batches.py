@@ -328,7 +328,7 @@ async def test_fetch_of_many_partitions_lets_others_run_in_between(
             turns += 1
             await super().wait()
 
-    monkeypatch.setattr("raftlog.broker.service.WorkTurns", CountedTurns)
+    monkeypatch.setattr("raftlog.broker.shared.WorkTurns", CountedTurns)
     count = 4 * PARTITIONS_PER_TURN
     async with data_node() as one:
         assert len(await fetch(one, *(want(f"none-{n}", 0) for n in range(count)))) == count
