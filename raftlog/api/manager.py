@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -45,8 +45,23 @@ class StartNode(msgspec.Struct, frozen=True, tag="start_node"):
     node_id: int
 
 
+class Reconfigure(msgspec.Struct, frozen=True, tag="reconfigure"):
+    """Give each node other settings, from its next start on."""
+
+    arguments: tuple[str, ...]
+    """Further arguments of `raftlog serve`."""
+    flush: Literal["sync", "async"]
+
+
 ControlRequest: TypeAlias = (
-    GetStatus | AwaitReady | StopCluster | AddNode | ReplaceNode | StopNode | StartNode
+    GetStatus
+    | AwaitReady
+    | StopCluster
+    | AddNode
+    | ReplaceNode
+    | StopNode
+    | StartNode
+    | Reconfigure
 )
 
 

@@ -12,10 +12,8 @@ import msgspec
 from raftlog_client import (
     Admin,
     ClusterInfo,
-    ConfigEntry,
     NodeInfo,
     QuorumInfo,
-    RaftlogClientError,
     ServerError,
     TopicDescription,
 )
@@ -24,6 +22,7 @@ from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.session import run, unready_too
+from raftlog.fleet.partitions import min_isr_by_topic, out_of_sync
 from raftlog.record.errors import NOT_READY
 from raftlog.storage.retention import CLOCK_SKEW_MS_MAX
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 5.0
 PARTITIONS_LISTED_MAX = 20
-CONFIGS_AT_ONCE = 16
 
 
 @click.command()
@@ -167,7 +165,8 @@ def health(servers: str, output_format: str) -> int:
                     raise
                 topics = []
             described = await admin.describe_each_node()
-            min_isr = await _min_isr(admin, topics)
+            names = [topic.name for topic in out_of_sync(topics)]
+            min_isr = await min_isr_by_topic(admin, names)
             return _health(
                 quorum, nodes, topics, not_ready=not_ready, described=described, min_isr=min_isr
             )
@@ -275,29 +274,6 @@ def _quorum_faults(quorum: QuorumInfo) -> Iterable[str]:
         if not voter.connected:
             # Of two nodes without a connection to each other, the leader's view counts.
             yield f"node {quorum.node_id} does not reach voter {voter.node_id}"
-
-
-async def _min_isr(admin: Admin, topics: Iterable[TopicDescription]) -> dict[str, int]:
-    """min.insync.replicas of the topics with a replica out of sync."""
-    requested = [
-        topic.name
-        for topic in topics
-        if any(len(info.isr) < len(info.replicas) for info in topic.partitions)
-    ]
-    found: dict[str, int] = {}
-    for start in range(0, len(requested), CONFIGS_AT_ONCE):
-        names = requested[start : start + CONFIGS_AT_ONCE]
-        answers = await asyncio.gather(*map(admin.describe_configs, names), return_exceptions=True)
-        for name, answer in zip(names, answers, strict=True):
-            match answer:
-                case {"min.insync.replicas": ConfigEntry(value=str(value))} if value.isdecimal():
-                    found[name] = int(value)
-                case RaftlogClientError() | dict():
-                    # Deleted meanwhile, or no node answers: the rest of the report stands.
-                    continue
-                case BaseException():
-                    raise answer
-    return found
 
 
 async def _not_ready(nodes: Iterable[NodeInfo]) -> dict[int, str]:

@@ -184,3 +184,19 @@ cluster_config = LazyGroup(
     a restart.
     """,
 )
+
+_FLEET = "raftlog.cli.fleet"
+
+fleet = LazyGroup(
+    "fleet",
+    subcommands={
+        "plan": Lazy(_FLEET, "plan", "Show the steps from what runs to what is written."),
+        "apply": Lazy(_FLEET, "apply", "Make the clusters as written, one node at a time."),
+        "status": Lazy(_FLEET, "status", "Show clusters and nodes; the exit code too."),
+    },
+    help="""Keep clusters, on this machine or on others by ssh, as a file describes them.
+
+    The file is TOML; docs/fleet.md describes its keys. There is no daemon: one run of `apply` makes
+    so what is written, and a second one has nothing to do.
+    """,
+)

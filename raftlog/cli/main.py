@@ -94,6 +94,7 @@ cli = RootGroup(
         "cluster": Lazy(
             "raftlog.cli.groups", "cluster", "Show a cluster; run one here; change it."
         ),
+        "fleet": Lazy("raftlog.cli.groups", "fleet", "Keep clusters as a file describes them."),
         "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change the voters."),
         "bench": Lazy("raftlog.cli.groups", "bench", "Measure a cluster."),
         "pipeline": Lazy("raftlog.cli.pipeline", "pipeline", "Run data pipelines on Spark."),

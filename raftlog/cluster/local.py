@@ -336,6 +336,13 @@ class LocalCluster:
         """Resume a paused node. Harmless for others."""
         self._supervisor(node_id).signal(signal.SIGCONT)
 
+    def reconfigure(self, plan: Plan) -> None:
+        """Give each node the settings of the plan, from its next start on. Raises ClusterError."""
+        plan.check()
+        manifest = manifests.revised(self.manifest, plan)
+        if manifest != self.manifest:
+            self._save(manifest)
+
     # Membership
 
     def add_entry(self) -> NodeEntry:

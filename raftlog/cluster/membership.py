@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 from raftlog_client import Admin, RaftlogClientError, ServerError
 
-from raftlog.api.cluster import NodeInfo, QuorumInfo
+from raftlog.api.cluster import ClusterInfo, NodeInfo, QuorumInfo
 from raftlog.api.common import ErrorBody
 from raftlog.cluster.errors import ClusterError
 from raftlog.record.errors import ILLEGAL_STATE
@@ -210,3 +210,18 @@ class Probes:
             (view.term, view.node_id) for view in views if view is not None and view.is_active
         ]
         return max(active)[1] if active else None
+
+    async def version(self, address: str) -> str | None:
+        """The version of the software that runs there; None without an answer."""
+        try:
+            async with self._session.get(f"http://{address}/v1/cluster") as response:
+                body = await response.content.read(ANSWER_BYTES_MAX)
+            return msgspec.json.decode(body, type=ClusterInfo).version
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+        ):
+            return None

@@ -17,6 +17,7 @@ from raftlog.api.manager import (
     ClusterStatus,
     ControlRequest,
     GetStatus,
+    Reconfigure,
     ReplaceNode,
     StartNode,
     StopCluster,
@@ -134,6 +135,9 @@ class ManagerService:
                 return msgspec.to_builtins(await self.cluster.status())
             case AwaitReady():
                 return await self._status_when_ready()
+            case Reconfigure(arguments=arguments, flush=flush):
+                self.cluster.reconfigure(Plan(arguments=arguments, flush=flush))
+                return None
             case AddNode(voter=voter):
                 change: Coroutine[Any, Any, Any] = changes.add_node(self.cluster, voter=voter)
             case ReplaceNode(node_id=node_id):
