@@ -50,24 +50,30 @@ async def await_may_stop(
     deadline_s = loop.time() + SAFE_TIMEOUT_S
     named: str | None = None
     while True:
-        states = await partition_states(admin, await admin.describe_topics())
-        if not is_serving:
-            states = tuple(state for state in states if node_id in state.isr)
-        verdict = may_stop(node_id, states)
-        if not verdict.blocked:
-            if verdict.passed:
-                tell(
-                    f"node {node_id} stops although {_named(verdict.passed)} then refuse acks=all: "
-                    "with so few replicas waiting never helps"
-                )
-            return
-        now = _named(verdict.blocked)
-        if now != named:
-            named = now
-            tell(f"node {node_id} must not stop yet: {now} would fall below min.insync.replicas")
+        try:
+            states = await partition_states(admin, await admin.describe_topics())
+        except RaftlogClientError as error:
+            if not error.retriable:
+                raise
+            reason = f"the cluster does not answer: {error}"
+        else:
+            if not is_serving:
+                states = tuple(state for state in states if node_id in state.isr)
+            verdict = may_stop(node_id, states)
+            if not verdict.blocked:
+                if verdict.passed:
+                    tell(
+                        f"node {node_id} stops although {_named(verdict.passed)} then refuse "
+                        "acks=all: with so few replicas waiting never helps"
+                    )
+                return
+            reason = f"{_named(verdict.blocked)} would fall below min.insync.replicas"
+        if reason != named:
+            named = reason
+            tell(f"node {node_id} must not stop yet: {reason}")
         if loop.time() >= deadline_s:
             raise FleetError(
-                f"node {node_id} cannot stop: {now} would fall below min.insync.replicas",
+                f"node {node_id} cannot stop: {reason}",
                 "`raftlog cluster health` shows which replicas are out of sync.",
             )
         await asyncio.sleep(POLL_S)

@@ -91,8 +91,8 @@ def read_release(directory: Path) -> Release:
     for name in (DISTRIBUTION, PIP):
         if name not in by_name:
             raise FleetError(
-                f"{directory} holds no wheel of {name}: `scripts/deploy --build {directory}` "
-                "makes a release"
+                f"{directory} holds no wheel of {name}: `scripts/deploy --wheels` makes a release "
+                "in an empty directory"
             )
     wheel, pip = by_name.pop(DISTRIBUTION), by_name.pop(PIP)
     dependencies = tuple(by_name.values())

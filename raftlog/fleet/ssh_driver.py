@@ -31,8 +31,10 @@ from raftlog.fleet.state import NodeState
 HOSTS_AT_ONCE: Final = 16
 LOG_LINES_SHOWN: Final = 8
 SECRET_MODE: Final = 0o600
-FIRST_START_KEYS: Final = ("voters", "join", "replace")
+ORIGIN_KEYS: Final = ("voters", "join")
 """Settings of a first start. They stay: without these an emptied disk would begin a new cluster."""
+REPLACE_KEY: Final = "replace"
+"""Stays until the replaced node is ready: a disk that is lost later is a new decision."""
 CREATED: Final = "# Written by `raftlog fleet apply`. The cluster is created.\n"
 CREATING: Final = "# Written by `raftlog fleet apply`. The cluster is being created.\n"
 
@@ -47,9 +49,9 @@ class _Found:
     is_created: bool
 
     @property
-    def first(self) -> Mapping[str, Any]:
+    def origin(self) -> Mapping[str, Any]:
         """The settings of the node's first start."""
-        return {key: self.settings[key] for key in FIRST_START_KEYS if key in self.settings}
+        return {key: self.settings[key] for key in ORIGIN_KEYS if key in self.settings}
 
 
 async def with_release(spec: ClusterSpec) -> tuple[ClusterSpec, Release | None]:
@@ -145,7 +147,7 @@ class SshDriver:
     async def start(self, node_ids: Sequence[int]) -> None:
         """Start nodes with the release and the settings of the file."""
         places = [(node_id, self._place(node_id)) for node_id in node_ids]
-        await _together(self._begin(node_id, found.host, found.first) for node_id, found in places)
+        await _together(self._begin(node_id, found.host, found.origin) for node_id, found in places)
 
     async def restart(self, node_id: int) -> None:
         """Stop a node, change release and settings, start the node again."""
@@ -153,7 +155,7 @@ class SshDriver:
         await self._prepare(found.host)
         await self._hosts[found.host].stop(found.name)
         await self._activate(found.host)
-        await self._configure(node_id, found.host, found.first)
+        await self._configure(node_id, found.host, found.origin)
         await self._hosts[found.host].start(found.name)
 
     async def join(self, host: str, servers: Sequence[str], known_ids: Sequence[int]) -> None:
@@ -163,7 +165,7 @@ class SshDriver:
         await self._begin(node_id, host, {"join": ",".join(servers)})
 
     async def replace(self, node_id: int, servers: Sequence[str]) -> None:
-        """Start a node on an empty data directory, in the place of the lost one."""
+        """Start a node on an empty directory, in the place of the lost one; wait until ready."""
         found = self._place(node_id)
         host = self._hosts[found.host]
         if await host.has_data(found.name):
@@ -174,7 +176,10 @@ class SshDriver:
                 "directory takes the place of a lost one.",
             )
         await host.stop(found.name)
-        await self._begin(node_id, found.host, {"join": ",".join(servers), "replace": node_id})
+        join = {"join": ",".join(servers)}
+        await self._begin(node_id, found.host, {**join, REPLACE_KEY: node_id})
+        await await_ready({node_id: self._address(found.host)}, self.failure, self._tell)
+        await self._configure(node_id, found.host, join)
 
     async def retire(self, node_id: int) -> str:
         """Stop a node and remove its settings; its data directory stays."""
@@ -219,7 +224,8 @@ class SshDriver:
         except tomllib.TOMLDecodeError as error:
             raise FleetError(f"{host}: /etc/raftlog/{name}.toml is not TOML: {error}") from error
         status = await self._hosts[host].status(name)
-        lasting = {key: value for key, value in settings.items() if key not in FIRST_START_KEYS}
+        passing = (*ORIGIN_KEYS, REPLACE_KEY)
+        lasting = {key: value for key, value in settings.items() if key not in passing}
         node = NodeState(
             node_id=node_id,
             address=str(settings.get("advertised", self._address(host))),
@@ -320,10 +326,8 @@ class SshDriver:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once; the first failure cancels the others, and is raised."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for each in work:
-                tasks.create_task(each)
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from group
+    """Run all side by side; raises the first failure once all have ended."""
+    # No step is cut by the failure of another host.
+    for answer in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer

@@ -344,16 +344,14 @@ def _status(values: Mapping[str, str]) -> NodeStatus:
 
     pid = number("MainPID") or None
     has_ended = pid is None and number("ExecMainExitTimestampMonotonic") > 0
-    interpreter = values.get("Interpreter", "")
-    prefix = f"{RELEASES}/"
-    version = interpreter.removeprefix(prefix).partition("/")[0] if prefix in interpreter else None
+    _, _, program = values.get("Interpreter", "").partition(f"{RELEASES}/")
     return NodeStatus(
         state=values.get("ActiveState", "unknown"),
         pid=pid,
         exit_status=number("ExecMainStatus") if has_ended else None,
         result=values.get("Result", ""),
         restarts=number("NRestarts"),
-        version=version,
+        version=program.partition("/")[0] or None,
     )
 
 
@@ -438,7 +436,7 @@ next=$(mktemp "$path.XXXXXX")
 trap 'rm -f "$next"' EXIT
 cat >"$next"
 chmod "$mode" "$next"
-if [ -e "$path" ] && cmp -s "$path" "$next" && [ "$(stat -c %a:%u "$path")" = "${mode#0}:0" ]; then
+if [ -e "$path" ] && cmp -s "$path" "$next" && [ "$(stat -c %a:%u "$path")" = "${mode#0}:$(id -u)" ]; then
   exit 0
 fi
 sync "$next"

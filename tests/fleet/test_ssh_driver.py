@@ -1,0 +1,163 @@
+"""The ssh driver with real nodes: hosts are loopback addresses, reached by a fake `ssh`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raftlog.cluster.process import free_ports
+from raftlog.fleet.errors import FleetError
+from raftlog.fleet.reconciler import open_fleet
+from tests.fleet.fake_hosts import SSH
+
+FAKE = Path(__file__).with_name("fake_hosts.py")
+HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+
+class Hosts:
+    """The machines, and the fleet's file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "hosts"
+        self.file = root / "fleet.toml"
+        self.said: list[str] = []
+        (self.root / "bin").mkdir(parents=True)
+        python = f"#!{sys.executable} -S\n{FAKE.read_text()}"
+        for name, text in (("ssh", SSH), ("systemctl", python), ("journalctl", python)):
+            program = self.root / "bin" / name
+            program.write_text(text)
+            program.chmod(0o755)
+        (port,) = free_ports(HOSTS[0], 1)
+        self.port = port
+        (self.root / "port").write_text(json.dumps(port))
+        for host in HOSTS:
+            for version in ("1", "2"):
+                release = self.root / host / "opt/raftlog/releases" / version
+                release.mkdir(parents=True)
+                (release / ".complete").touch()
+
+    def write(self, hosts: tuple[str, ...], more: str = "") -> None:
+        names = ", ".join(f'"{host}"' for host in hosts)
+        self.file.write_text(
+            f'[[cluster]]\nlog = "bills"\nname = "billing"\ndriver = "ssh"\nport = {self.port}\n'
+            f"hosts = [{names}]\n{more}"
+        )
+
+    async def apply(self, **options: bool) -> list[str]:
+        """The steps that an apply takes, without waits, which depend on the machine's speed."""
+        self.said.clear()
+        async with open_fleet(self.file, self.said.append) as fleet:
+            await fleet.apply(**options)
+        taken = [text for text in self.said if not text.startswith((" ", "waiting for "))]
+        return [text for text in taken if "wait until ready" not in text]
+
+    async def states(self) -> list[tuple[int, str, str | None, bool]]:
+        """Node, host, version and readiness of each node."""
+        async with open_fleet(self.file, self.said.append) as fleet:
+            (report,) = await fleet.report()
+            assert report.state is not None, report.error
+            return [(n.node_id, n.host, n.version, n.is_ready) for n in report.state.nodes]
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {p}\n{p.read_text()[-1500:]}" for p in self.root.glob("*/*.log"))
+
+    def pids(self) -> list[int]:
+        units = [json.loads(path.read_text() or "{}") for path in self.root.glob("*/*.unit")]
+        return [unit["pid"] for unit in units if unit.get("pid")]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    found = Hosts(tmp_path)
+    monkeypatch.setenv("HOSTS_ROOT", str(found.root))
+    monkeypatch.setenv("PATH", f"{found.root / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("RAFTLOG_TEST_PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.delenv("RAFTLOG_SSH_OPTIONS", raising=False)
+    yield found
+    for pid in found.pids():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+async def test_hosts_are_created_upgraded_added_and_removed(hosts: Hosts) -> None:
+    first, second, third = HOSTS
+    hosts.write((first, second), 'version = "1"\n')
+    assert await hosts.apply() == [
+        f"+ billing: create the cluster: 2 voters on {first}, {second}",
+        "+ billing: create topic bills: 1 partition, 2 replicas each",
+    ], hosts.logs()
+    assert await hosts.states() == [(1, first, "1", True), (2, second, "1", True)]
+    secret = hosts.root / first / "etc/raftlog/cluster.secret"
+    assert secret.read_text() == hosts.file.with_name("fleet.toml.secret").read_text()
+    assert await hosts.apply() == []
+    # One more host, another release, other settings: one node at a time.
+    hosts.write(HOSTS, 'version = "2"\nsettings = { log.level = "warning" }\n')
+    found = await hosts.apply()
+    assert sorted(found[:2]) == [
+        "~ billing: restart node 1: version 1 → 2, new settings",
+        "~ billing: restart node 2: version 1 → 2, new settings",
+    ], hosts.logs()
+    assert found[2:4] == [f"+ billing: add a node on {third}", "+ billing: give node 3 a vote"]
+    assert "~ billing: give each partition of bills 3 replicas" in found
+    assert await hosts.states() == [(n, host, "2", True) for n, host in enumerate(HOSTS, 1)]
+    # A host leaves the file: its node is emptied, stopped and unregistered; its data is kept.
+    hosts.write((first, third), 'version = "2"\nsettings = { log.level = "warning" }\n')
+    assert await hosts.apply() == [
+        "- billing: take the vote of node 2",
+        "~ billing: give each partition of bills 2 replicas",
+        "- billing: decommission node 2: move its replicas to others",
+        "- billing: stop node 2 for good (its data directory is kept)",
+        "- billing: unregister node 2",
+    ], hosts.logs()
+    kept = "/var/lib/raftlog/billing-2"
+    assert any(text.endswith(f"is kept as {second}:{kept}") for text in hosts.said)
+    assert (hosts.root / second / kept[1:] / "directory.json").exists()
+    assert await hosts.states() == [(1, first, "2", True), (3, third, "2", True)]
+
+
+async def test_lost_disk_and_lost_host_are_named_and_never_presumed(hosts: Hosts) -> None:
+    hosts.write(HOSTS[:1], 'version = "1"\n')
+    await hosts.apply()
+    host = hosts.root / HOSTS[0]
+    # Not reachable by ssh.
+    (host / "down").touch()
+    with pytest.raises(FleetError, match="Connection refused"):
+        await hosts.apply()
+    (host / "down").unlink()
+    # Stopped by an operator: started again.
+    (unit,) = hosts.root.glob("*/*.unit")
+    os.kill(json.loads(unit.read_text())["pid"], signal.SIGKILL)
+    assert await hosts.apply() == ["+ billing: start node 1"]
+    # Without its data: not started.
+    os.kill(json.loads(unit.read_text())["pid"], signal.SIGKILL)
+    shutil.rmtree(host / "var/lib/raftlog/billing-1")
+    with pytest.raises(FleetError, match="data directory of every node is empty"):
+        await hosts.apply()
+    assert not (host / "var/lib/raftlog/billing-1").exists()
+
+
+async def test_interrupted_creation_goes_on(hosts: Hosts) -> None:
+    hosts.write(HOSTS[:2], 'version = "1"\n')
+    release = hosts.root / HOSTS[1] / "opt/raftlog/releases/1/.complete"
+    release.unlink()
+    with pytest.raises(FleetError, match="the release is not installed"):
+        await hosts.apply()
+    # The first host has its node, which waits for the second voter.
+    assert (hosts.root / HOSTS[0] / "etc/raftlog/billing-1.toml").exists()
+    hosts.write((HOSTS[0], HOSTS[2]), 'version = "1"\n')
+    with pytest.raises(FleetError, match="begun with other voters"):
+        await hosts.apply()
+    release.touch()
+    hosts.write(HOSTS[:2], 'version = "1"\n')
+    assert (await hosts.apply())[0].startswith("+ billing: create the cluster")
+    assert [ready for *_, ready in await hosts.states()] == [True, True]
