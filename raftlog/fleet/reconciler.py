@@ -168,10 +168,12 @@ class Fleet:
             return Report(spec, state, problems=(*found, why))
         if self.spec.home is None:
             return Report(spec, state, steps, found)
-        begin = plan.catalog_steps(spec, state, catalog) if not state.is_created else ()
-        end = plan.catalog_steps(spec, final, catalog)
-        listed = (*begin, *steps, *end)
-        return Report(spec, state, listed, found)
+        begin: tuple[PublishLog, ...] = ()
+        if spec.name != self.spec.fleet.home or CATALOG_TOPIC in state.topics:
+            begin = plan.catalog_steps(spec, state, catalog)
+        known = {**catalog, **(plan.wanted_entries(spec, state, catalog) if begin else {})}
+        end = plan.catalog_steps(spec, final, known)
+        return Report(spec, state, (*begin, *steps, *end), found)
 
     async def _converge(self, spec: ClusterSpec, lost: set[int]) -> int:
         """Take steps until the cluster is as written; how many that took."""
@@ -222,7 +224,6 @@ class Fleet:
             case ReplaceNode(node_id=node_id):
                 others = [n.address for n in state.nodes if n.node_id != node_id and n.is_ready]
                 await driver.replace(node_id, others)
-                await self._await_ready(spec, state, (node_id,))
             case RestartNode(node_id=node_id, was_ready=was_ready):
                 if state.is_led:
                     async with admin_of(servers) as admin:
