@@ -125,7 +125,8 @@ def apply(file: Path, lost: dict[str, set[int]], prune: bool, output_format: str
     try:
         count = _run(change())
     except CommandError as error:
-        error.hint = error.hint or f"`raftlog fleet apply {file}` goes on from here."
+        if error.code is not ExitCode.USAGE:
+            error.hint = error.hint or f"`raftlog fleet apply {file}` goes on from here."
         raise
     if output_format == "json":
         output.write_json({"steps": count})

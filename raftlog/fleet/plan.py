@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
+import msgspec
+
 from raftlog.api.catalog import CatalogEntry, LogState
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.spec import ClusterSpec, FleetSpec, TopicSpec
@@ -393,18 +395,25 @@ def wanted_entries(
     addresses = tuple(node.address for node in kept_nodes(spec, state))
     found = {}
     for log in spec.listed:
-        known = catalog.get(log)
-        has_known = known is not None and known.cluster == spec.name
-        partitions = known.partitions if known is not None and has_known else spec.partitions
-        cluster_id = known.cluster_id if known is not None and has_known else ""
-        found[log] = CatalogEntry(
+        entry = CatalogEntry(
             log=log,
             cluster=spec.name,
-            cluster_id=state.cluster_id or cluster_id,
+            cluster_id=state.cluster_id,
             addresses=addresses,
-            partitions=state.partitions.get(log, partitions),
+            partitions=state.partitions.get(log, spec.partitions),
             state=log_state(spec, state, log),
         )
+        known = catalog.get(log)
+        if not state.is_led and known is not None and known.cluster == spec.name:
+            # Without a leader the rest is not known: neither is a log usable that never was.
+            was_usable = known.state != "creating"
+            entry = msgspec.structs.replace(
+                entry,
+                cluster_id=known.cluster_id,
+                partitions=known.partitions,
+                state=entry.state if was_usable else known.state,
+            )
+        found[log] = entry
     return found
 
 

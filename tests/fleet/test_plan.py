@@ -251,6 +251,12 @@ def test_cluster_without_a_leader_keeps_what_the_catalog_knows() -> None:
     assert plan.wanted_entries(LOG, blind, known)["orders"] == entry(partitions=7, state="degraded")
 
 
+def test_log_under_creation_stays_so_until_its_cluster_has_a_leader() -> None:
+    blind = running(is_led=False, cluster_id="")
+    assert listed(blind, {"orders": entry(state="creating")}) == "creating"
+    assert listed(blind) == "degraded"
+
+
 def test_only_entries_that_differ_are_written() -> None:
     whole = running(partitions={"orders": 1})
     assert plan.catalog_steps(LOG, whole, {"orders": entry()}) == ()
