@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from raftlog.api.manager import AddNode, AwaitReady, ClusterStatus, GetStatus, StartNode, StopNode
+from raftlog.api.manager import (
+    AddNode,
+    AwaitReady,
+    ClusterStatus,
+    GetStatus,
+    Reconfigure,
+    StartNode,
+    StopNode,
+)
 from raftlog.cluster import changes, commands
 from raftlog.cluster.errors import AlreadyManagedError, ClusterError
 from raftlog.cluster.layout import Layout, manager_pid
@@ -102,6 +110,26 @@ async def test_nodes_are_stopped_started_and_added(layout: Layout) -> None:
         assert (layout.root / "lost" / "node-3.1").is_dir()
         with pytest.raises(ClusterError, match="no node 9"):
             await commands.request(layout, StopNode(9), nobody)
+
+
+async def test_new_settings_reach_a_node_with_its_next_start(layout: Layout) -> None:
+    def command_line(found: ClusterStatus) -> str:
+        words = Path(f"/proc/{found.nodes[0].pid}/cmdline").read_bytes().split(b"\0")
+        return b" ".join(words).decode()
+
+    async with managing(layout):
+        before = await status(layout)
+        await commands.request(layout, Reconfigure(("--rack", "b"), "async"), nobody)
+        assert (await status(layout)).nodes[0].pid == before.nodes[0].pid
+        assert "--rack" not in command_line(before)
+        await commands.request(layout, StopNode(1), nobody)
+        await commands.request(layout, StartNode(1), nobody)
+        found = command_line(await status(layout))
+        assert "--rack b" in found
+        assert "--flush async" in found
+        with pytest.raises(ClusterError, match="--listen is set by the manager"):
+            await commands.request(layout, Reconfigure(("--listen", "h:1"), "sync"), nobody)
+    assert layout.require_manifest().arguments == ("--rack", "b")
 
 
 async def test_one_change_at_a_time_and_stop_ends_it(
