@@ -205,7 +205,10 @@ class LocalDriver:
         self._save_settings()
         if manager_pid(self._layout) is None:
             return
-        await self._request(Reconfigure(self._arguments, self._flush))
+        known = self._layout.require_manifest()
+        if (known.arguments, known.flush) != (self._arguments, self._flush):
+            # Only then: the manager of an earlier release does not know the request.
+            await self._request(Reconfigure(self._arguments, self._flush))
         # A node reads its settings once: no start from now on needs the other files.
         for path in self._layout.root.glob(SETTINGS_FILES):
             if path != self._settings_file:

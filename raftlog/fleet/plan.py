@@ -189,7 +189,7 @@ def _grow(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
             yield CancelDecommission(cluster=spec.name, node_id=node.node_id)
     if len(kept) < spec.size:
         host = next(iter(missing_hosts(spec, state)), "")
-        yield JoinNode(cluster=spec.name, host=host)
+        yield JoinNode(cluster=spec.name, number=len(kept) + 1, host=host)
 
 
 def _move_votes(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
@@ -271,9 +271,16 @@ def plan_cluster(
     topics: Sequence[TopicSpec] = (),
     lost: Collection[int] = (),
 ) -> tuple[tuple[ClusterStep, ...], ClusterState]:
-    """All steps of a cluster, and its state after these. Raises FleetError without an end."""
+    """All steps of a cluster, and its state after these. Raises FleetError without an end.
+
+    Of a cluster without a leader, membership and topics are not known: the plan ends with it.
+    """
     steps: list[ClusterStep] = []
-    while (step := next_step(spec, state, topics, lost)) is not None:
+    is_blind = state.is_created and not state.is_led
+    while not (is_blind and state.is_led):
+        step = next_step(spec, state, topics, lost)
+        if step is None:
+            break
         if len(steps) >= STEPS_MAX:
             raise FleetError(f"cluster {spec.name}: the plan has no end; its last step is {step}")
         steps.append(step)

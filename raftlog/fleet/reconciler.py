@@ -56,6 +56,8 @@ from raftlog.fleet.steps import (
     line,
 )
 
+CLUSTERS_AT_ONCE: Final = 8
+"""Observed side by side."""
 REPEATS_MAX: Final = 5
 """How often one step may follow itself: its effect may be observed a moment later."""
 REPEAT_DELAY_S: Final = 1.0
@@ -104,12 +106,18 @@ class Fleet:
 
     async def report(self, lost: Lost | None = None) -> list[Report]:
         """Each cluster compared with the file; changes nothing. Raises OSError."""
-        states: dict[str, ClusterState | str] = {}
-        for spec in self.spec.in_order:
-            try:
-                states[spec.name] = await self._observe(spec)
-            except FleetError as error:
-                states[spec.name] = str(error)
+        slots = asyncio.Semaphore(CLUSTERS_AT_ONCE)
+
+        async def look(spec: ClusterSpec) -> ClusterState | str:
+            async with slots:
+                try:
+                    return await self._observe(spec)
+                except FleetError as error:
+                    return str(error)
+
+        names = [spec.name for spec in self.spec.in_order]
+        found = await asyncio.gather(*map(look, self.spec.in_order))
+        states = dict(zip(names, found, strict=True))
         catalog = await self._catalog(states)
         return [
             self._reported(spec, states[spec.name], catalog, (lost or {}).get(spec.name, ()))
@@ -171,6 +179,8 @@ class Fleet:
         begin: tuple[PublishLog, ...] = ()
         if spec.name != self.spec.fleet.home or CATALOG_TOPIC in state.topics:
             begin = plan.catalog_steps(spec, state, catalog)
+        if state.is_created and not state.is_led:
+            return Report(spec, state, (*begin, *steps), found)
         known = {**catalog, **(plan.wanted_entries(spec, state, catalog) if begin else {})}
         end = plan.catalog_steps(spec, final, known)
         return Report(spec, state, (*begin, *steps, *end), found)

@@ -54,6 +54,8 @@ class RestartNode(_Step, frozen=True, kw_only=True, tag="restart_node"):
 class JoinNode(_Step, frozen=True, kw_only=True, tag="join_node"):
     """Add an empty node without a vote."""
 
+    number: int
+    """How many nodes of the file there are then."""
     host: str = ""
 
 
@@ -176,8 +178,8 @@ def _described(step: Step) -> tuple[str, str]:  # noqa: PLR0911, PLR0912 - one f
             return "+", f"start {_nodes(node_ids)}"
         case AwaitReady(node_ids=node_ids):
             return "~", f"wait until ready: {_nodes(node_ids)}"
-        case JoinNode(host=host):
-            return "+", f"add a node{f' on {host}' if host else ''}"
+        case JoinNode(number=number, host=host):
+            return "+", f"add a node, number {number}{f', on {host}' if host else ''}"
         case CreateTopic(topic=topic, partitions=partitions, replication_factor=factor):
             copies = counted(factor, "replica")
             return "+", f"create topic {topic}: {counted(partitions, 'partition')}, {copies} each"

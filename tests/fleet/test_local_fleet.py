@@ -117,7 +117,7 @@ async def test_fleet_is_created_changed_and_removed_as_the_file_says(fleet: Comm
     before = pids(fleet)
     assert fleet.apply() == [
         "~ orders: restart node 1: new settings",
-        "+ orders: add a node",
+        "+ orders: add a node, number 2",
         "+ orders: give node 2 a vote",
         "~ orders: grow topic orders to 2 partitions",
         "~ orders: give each partition of orders 2 replicas",

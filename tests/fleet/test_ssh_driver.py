@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,14 @@ class Hosts:
             f"hosts = [{names}]\n{more}"
         )
 
-    async def apply(self, **options: bool) -> list[str]:
+    def lose_disk(self, host: str, node_id: int) -> None:
+        """Kill a node, and remove its data."""
+        root = self.root / host
+        pid = json.loads((root / f"billing-{node_id}.unit").read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(root / f"var/lib/raftlog/billing-{node_id}")
+
+    async def apply(self, **options: Any) -> list[str]:
         """The steps that an apply takes, without waits, which depend on the machine's speed."""
         self.said.clear()
         async with open_fleet(self.file, self.said.append) as fleet:
@@ -107,9 +115,23 @@ async def test_hosts_are_created_upgraded_added_and_removed(hosts: Hosts) -> Non
         "~ billing: restart node 1: version 1 → 2, new settings",
         "~ billing: restart node 2: version 1 → 2, new settings",
     ], hosts.logs()
-    assert found[2:4] == [f"+ billing: add a node on {third}", "+ billing: give node 3 a vote"]
+    assert found[2:4] == [
+        f"+ billing: add a node, number 3, on {third}",
+        "+ billing: give node 3 a vote",
+    ]
     assert "~ billing: give each partition of bills 3 replicas" in found
     assert await hosts.states() == [(n, host, "2", True) for n, host in enumerate(HOSTS, 1)]
+    # A lost disk is named, and replaced only on request.
+    hosts.lose_disk(HOSTS[1], 2)
+    with pytest.raises(FleetError, match="node 2 has been a member, and its data") as caught:
+        await hosts.apply()
+    assert "--replace billing/2" in (caught.value.hint or "")
+    assert await hosts.apply(lost={"billing": {2}}) == [
+        "~ billing: start node 2 on an empty disk, and copy its replicas"
+    ], hosts.logs()
+    assert await hosts.states() == [(n, host, "2", True) for n, host in enumerate(HOSTS, 1)]
+    settings = (hosts.root / second / "etc/raftlog/billing-2.toml").read_text()
+    assert "replace" not in settings
     # A host leaves the file: its node is emptied, stopped and unregistered; its data is kept.
     hosts.write((first, third), 'version = "2"\nsettings = { log.level = "warning" }\n')
     assert await hosts.apply() == [
@@ -139,8 +161,7 @@ async def test_lost_disk_and_lost_host_are_named_and_never_presumed(hosts: Hosts
     os.kill(json.loads(unit.read_text())["pid"], signal.SIGKILL)
     assert await hosts.apply() == ["+ billing: start node 1"]
     # Without its data: not started.
-    os.kill(json.loads(unit.read_text())["pid"], signal.SIGKILL)
-    shutil.rmtree(host / "var/lib/raftlog/billing-1")
+    hosts.lose_disk(HOSTS[0], 1)
     with pytest.raises(FleetError, match="data directory of every node is empty"):
         await hosts.apply()
     assert not (host / "var/lib/raftlog/billing-1").exists()
