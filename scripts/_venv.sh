@@ -1,6 +1,6 @@
 # Sourced by the scripts: gives them a virtual environment of the project's own.
 #
-# ensure_venv EXTRAS   installs the project with those extras (comma-separated) into .venv, unless
+# ensure_venv EXTRAS   installs the project with those extras (comma-separated, or "") into .venv, unless
 #                      that was done already for this pyproject.toml; sets VENV and PYTHON.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -46,8 +46,8 @@ ensure_venv() {
   stamp=$(cat "$ROOT/pyproject.toml" - <<<"$ROOT $extras" | cksum)
   marker=$VENV/.installed-${extras//,/-}
   if [ "$(cat "$marker" 2>/dev/null)" != "$stamp" ]; then
-    echo "installing raftlog[$extras] into ${VENV#"$ROOT"/}" >&2
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$extras]" || {
+    echo "installing raftlog${extras:+[$extras]} into ${VENV#"$ROOT"/}" >&2
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extras:+[$extras]}" || {
       echo "installation failed: is a package index reachable from here?" >&2
       return 1
     }

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "RAFTLOG_"
 # Understood by other commands and by the scripts, so no misspelt settings.
-OTHER_VARIABLES = frozenset({"RAFTLOG_SERVERS", "RAFTLOG_CONFIG", "RAFTLOG_VENV", "RAFTLOG_PYTHON"})
+OTHER_VARIABLES = frozenset(
+    {"RAFTLOG_SERVERS", "RAFTLOG_CONFIG", "RAFTLOG_VENV", "RAFTLOG_PYTHON", "RAFTLOG_SSH_OPTIONS"}
+)
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 

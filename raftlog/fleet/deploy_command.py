@@ -1,0 +1,149 @@
+"""`scripts/deploy`: a cluster on hosts reached by ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from raftlog.fleet.deploy import Deployment
+from raftlog.fleet.deploy_plan import (
+    PORT_DEFAULT,
+    HostState,
+    Target,
+    plan,
+    plan_replacement,
+)
+from raftlog.fleet.errors import FleetError, UnreachableError
+from raftlog.fleet.release import Release, build_release, read_release
+
+SOURCE: Final = Path(__file__).parents[2]
+"""The checkout of this file."""
+FAILED: Final = 1
+UNREACHABLE: Final = 4
+
+
+@click.command()
+@click.argument("hosts", nargs=-1, metavar="HOST...")
+@click.option("--upgrade", is_flag=True, help="Roll this release through the running nodes.")
+@click.option("--down", is_flag=True, help="Stop all nodes; data and settings stay.")
+@click.option(
+    "--replace",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Node N has lost its disk: start it again, empty, with its number, vote and replicas.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65_535),
+    default=PORT_DEFAULT,
+    show_default=True,
+    help="Port of new nodes.",
+)
+@click.option(
+    "--rack-from",
+    metavar="COMMAND",
+    help="Command that prints the rack of a new node, run on its host.",
+)
+@click.option(
+    "--wheels",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory with the release: built there if empty, else used as it is. "
+    "By default this checkout is built.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Longest wait for one node to become ready, or to be allowed to stop.",
+)
+@click.option("--dry-run", is_flag=True, help="Read the hosts, print the plan, change nothing.")
+def main(
+    hosts: tuple[str, ...],
+    *,
+    upgrade: bool,
+    down: bool,
+    replace: int | None,
+    port: int,
+    rack_from: str | None,
+    wheels: Path | None,
+    timeout_s: float,
+    dry_run: bool,
+) -> None:
+    """Run a raftlog cluster on HOSTs reached by ssh: one node each, as a systemd unit.
+
+    A HOST is [user@]host[:port][=address]; nodes and clients use the address, by default the host.
+    Name all hosts of the cluster, always. Without options: whatever is missing is set up and
+    started, and running nodes stay as they are. The first three hosts vote; later ones join.
+    RAFTLOG_SSH_OPTIONS holds further options of ssh.
+
+    \b
+      scripts/deploy h1 h2 h3
+      scripts/deploy --upgrade h1 h2 h3
+      scripts/deploy --replace 3 h1 h2 h3
+      scripts/deploy --down h1 h2 h3
+    """
+    if upgrade + down + (replace is not None) > 1:
+        raise click.UsageError("--upgrade, --down and --replace exclude each other")
+    if not hosts:
+        raise click.UsageError("name the hosts of the cluster")
+    started_s = time.monotonic()
+
+    def say(line: str) -> None:
+        click.echo(f"{time.monotonic() - started_s:6.1f} s  {line}", err=True)
+
+    async def work() -> list[str]:
+        targets = [Target.parse(word) for word in hosts]
+        async with Deployment(targets, say, timeout_s=timeout_s) as deployment:
+            states = await deployment.inspect(rack_from)
+            if dry_run:
+                _print_plan(states, port, replace)
+                return []
+            if down:
+                await deployment.down(states)
+                return []
+            with tempfile.TemporaryDirectory(prefix="raftlog-wheels-") as temporary:
+                release = await asyncio.to_thread(_release, wheels or Path(temporary))
+                say(f"release {release.version}: {len(release.wheels)} wheels")
+                if replace is not None:
+                    return await deployment.replace(states, replace, release, port)
+                if upgrade:
+                    return await deployment.upgrade(states, release)
+                return await deployment.up(states, release, port)
+
+    try:
+        addresses = asyncio.run(work())
+    except (FleetError, ValueError) as error:
+        click.echo(f"deploy: {error}", err=True)
+        sys.exit(UNREACHABLE if isinstance(error, UnreachableError) else FAILED)
+    if addresses:
+        say("all nodes are ready")
+        click.echo(f"export RAFTLOG_SERVERS={','.join(addresses)}")
+
+
+def _release(wheels: Path) -> Release:
+    """The release in the directory, built there if the directory is empty. Blocks."""
+    if wheels.is_dir() and any(wheels.iterdir()):
+        return read_release(wheels)
+    return build_release(SOURCE, wheels)
+
+
+def _print_plan(states: list[HostState], port: int, replace: int | None) -> None:
+    planned = None if replace is None else plan_replacement(states, replace, port)
+    nodes = plan(states, port) if planned is None else (planned.first,)
+    current = {state.target: state.current for state in states}
+    for node in nodes:
+        kind = "new" if node.is_new else "kept"
+        release = current[node.target] or "no release"
+        click.echo(f"{node.target.ssh}: {node.name} at {node.address} ({kind}; {release})")
+        click.echo("".join(f"    {line}\n" for line in node.settings.splitlines()), nl=False)
+
+
+if __name__ == "__main__":
+    main()
