@@ -175,7 +175,8 @@ def _settings(node_id: int, address: str, origin: Mapping[str, str], rack: str |
     if rack is not None:
         values["rack"] = rack
     # Strings of JSON are strings of TOML.
-    return _HEADER + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    return _HEADER + "".join(lines)
 
 
 def _known_node(state: HostState) -> NodePlan:

@@ -436,7 +436,8 @@ next=$(mktemp "$path.XXXXXX")
 trap 'rm -f "$next"' EXIT
 cat >"$next"
 chmod "$mode" "$next"
-if [ -e "$path" ] && cmp -s "$path" "$next" && [ "$(stat -c %a:%u "$path")" = "${mode#0}:$(id -u)" ]; then
+if [ -e "$path" ] && cmp -s "$path" "$next" &&
+  [ "$(stat -c %a:%u "$path")" = "${mode#0}:$(id -u)" ]; then
   exit 0
 fi
 sync "$next"
