@@ -33,8 +33,10 @@ DATA: Final = "var/lib/private"
 """Where systemd keeps the state directories of units with DynamicUser."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
 TARGET: Final = "trial.target"
+MASKED: Final = ("timers.target", "ssh.socket")
+"""Enabled here, perhaps: updates would load the machines, and the socket would take sshd's port."""
 _TARGET: Final = """[Unit]
-Description=All that a machine of a trial runs: not what else this machine has enabled
+Description=All services of a machine of the trial, and no other that is enabled here
 Requires=basic.target
 Wants=dbus.service ssh.service
 After=basic.target
@@ -189,6 +191,9 @@ class Lab:
         (units / TARGET).write_text(_TARGET)
         (units / "ssh.service").unlink(missing_ok=True)
         (units / "ssh.service").write_text(_SSHD)
+        for name in MASKED:
+            (units / name).unlink(missing_ok=True)
+            (units / name).symlink_to("/dev/null")
         shutil.copy2(f"{self.key}.pub", base / "etc/ssh/trial_authorized_keys")
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{base}/etc/ssh/trial_host_key")
         (base / "etc/ssh/sshd_config_trial").write_text(_SSHD_CONFIGURATION)
@@ -312,7 +317,7 @@ def _make_groups(name: str) -> list[Path]:
 
 
 def _remove_group(group: Path) -> None:
-    """Remove a group and those that systemd made below, once their last process has ended."""
+    """Remove a group, and those of systemd below, once their last process has ended."""
     deadline_s = time.monotonic() + END_TIMEOUT_S
     for path in (*sorted(group.rglob("*"), reverse=True), group):
         while path.is_dir():

@@ -1,4 +1,4 @@
-"""The unit of systemd: what serve understands, where SshHost puts things, how closed it is."""
+"""The unit of systemd: flags of serve, paths of SshHost, and the exposure of the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SshHost against a machine whose `ssh` runs a real sh here, with its directories moved."""
+"""SshHost against a fake machine: a real sh runs each step here, with the directories moved."""
 
 from __future__ import annotations
 
