@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,39 +14,16 @@ from raftlog.fleet import ssh_host
 from raftlog.fleet.errors import HostError, UnreachableError
 from raftlog.fleet.release import read_release
 from raftlog.fleet.ssh_host import SECRET_PATH, UNIT_PATH, SshHost
+from tests.fleet.conftest import units
 from tests.fleet.wheels import copy_pip, write_wheel
 
-FAKE = Path(__file__).with_name("fake_machine.py")
 SECRET = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The root directory of the machine."""
-    root = tmp_path / "machine"
-    (root / "bin").mkdir(parents=True)
-    for name in ("ssh", "sudo", "systemctl", "journalctl"):
-        program = root / "bin" / name
-        program.write_text(f"#!{sys.executable} -S\n{FAKE.read_text()}")
-        program.chmod(0o755)
-    monkeypatch.setenv("MACHINE_ROOT", str(root))
-    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.delenv(ssh_host.SSH_OPTIONS_VARIABLE, raising=False)
-    yield root
-    for state in units(root).values():
-        if isinstance(state, dict) and state["pid"]:
-            os.kill(state["pid"], signal.SIGKILL)
 
 
 @pytest.fixture
 async def host(machine: Path) -> AsyncIterator[SshHost]:
     async with SshHost("admin@vm1:2222") as opened:
         yield opened
-
-
-def units(root: Path) -> dict[str, dict[str, int]]:
-    path = root / "units.json"
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def add_release(root: Path, version: str) -> None:

@@ -22,11 +22,13 @@ def write_wheel(
     code: str = "",
     requires: str = "",
     command: str = "",
+    module: str = "",
     built_at: tuple[int, int, int, int, int, int] = (2026, 1, 1, 0, 0, 0),
 ) -> Path:
     """A wheel with one module, and one command that calls its `main`, if named."""
-    module = name.replace("-", "_")
-    info = f"{module}-{version}.dist-info"
+    distribution = name.replace("-", "_")
+    module = module or distribution
+    info = f"{distribution}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     if requires:
         metadata += f"Requires-Dist: {requires}\n"
@@ -38,7 +40,7 @@ def write_wheel(
     if command:
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{command} = {module}:main\n"
     files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
-    path = directory / f"{module}-{version}-{tags}.whl"
+    path = directory / f"{distribution}-{version}-{tags}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for member, content in files.items():
             archive.writestr(zipfile.ZipInfo(member, built_at), content)
