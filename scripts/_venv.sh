@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts: gives them a virtual environment of the project's own.
 #
 # ensure_venv EXTRAS   installs the project with those extras (comma-separated, or "") into .venv, unless

@@ -41,7 +41,6 @@ class ImageConfig:
     user: str
     working_directory: str
     volumes: frozenset[str]
-    ports: frozenset[int]
     stop_signal: str
     has_health_check: bool
 
@@ -72,9 +71,6 @@ def image_config(inspected: Mapping[str, Any]) -> ImageConfig:
         user=config["User"],
         working_directory=config.get("WorkingDir") or "/",
         volumes=frozenset(config.get("Volumes") or ()),
-        ports=frozenset(
-            int(port.removesuffix("/tcp")) for port in config.get("ExposedPorts") or ()
-        ),
         stop_signal=config.get("StopSignal") or "SIGTERM",
         has_health_check=bool(config.get("Healthcheck")),
     )
