@@ -1,7 +1,7 @@
 """The part of the Compose specification that docker/compose.yaml uses, as plain data. Pure.
 
-A key or a form that is not understood raises ComposeError: a trial that ignored a key would prove
-something else than the file says.
+An unknown key or form raises ComposeError: a trial that ignored a key would prove something else
+than the file says.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _HEALTH_KEYS: Final = frozenset({"test", "interval", "timeout", "retries", "star
 
 
 class ComposeError(ValueError):
-    """The file has a key or a form that is not understood; the message names the place."""
+    """The file has an unknown key or form; the message names the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """The probe of a service: a command whose exit code 0 means healthy."""
+    """The probe of a service: a command; its exit code 0 means healthy."""
 
     command: tuple[str, ...]
     interval_s: int

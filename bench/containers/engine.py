@@ -69,7 +69,7 @@ class Container:
         return self.bundle / "log"
 
     async def supervise(self) -> None:
-        """Start the container, probe it, and restart it, as its policy says."""
+        """Start, probe and restart the container by its policy."""
         while True:
             began = time.monotonic()
             code = await self._run_once(began)
@@ -102,7 +102,7 @@ class Container:
         return Output(process.returncode, (out + err).decode(errors="replace").strip())
 
     async def limits(self) -> tuple[int, int]:
-        """Most bytes of memory and most processes, as the kernel holds them."""
+        """Most bytes of memory and most processes, as the kernel reports the limits."""
         found = json.loads(await self._control("events", "--stats", self.name))["data"]
         return found["memory"]["usage"]["limit"], found["pids"]["limit"]
 
@@ -198,7 +198,7 @@ class Engine:
         await asyncio.gather(*(self._stop(one) for one in self.containers.values()))
 
     def check(self) -> None:
-        """Raise what ended the supervision of a container, if anything did."""
+        """Raise the error that ended the supervision of a container, if any."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
@@ -213,7 +213,7 @@ class Engine:
         places = list(zip(self._project.services, wires.places, strict=True))
         lines = ["127.0.0.1 localhost", *(f"{at.host} {one.hostname}" for one, at in places)]
         hosts.write_text("\n".join([*lines, ""]))
-        # The trial's own client finds the nodes by the names that they advertise.
+        # The trial's own client finds the nodes by their advertised names.
         _run("mount", "--bind", str(hosts), "/etc/hosts")
         for service, place in places:
             namespace = NAMESPACES / place.prefix[-1]

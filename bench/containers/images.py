@@ -23,7 +23,7 @@ PACKAGES: Final = ("python3",)
 BUILD_PACKAGES: Final = ("python3-venv", "binutils")
 COMMAND_S: Final = 600.0
 PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-"""What a build takes over from this machine's pip, besides its certificates."""
+"""The settings of this machine's pip that a build takes over, besides the certificates."""
 LEFT_OUT: Final = ("./dev/*", "./proc/*", "./sys/*", "./var/cache/apt/*", "./var/lib/apt/lists/*")
 
 
@@ -118,7 +118,7 @@ class Store:
 
 
 def make_bases(store: Store) -> bool:
-    """Make the two bases unless the store has them; returns whether it had."""
+    """Make the two bases unless the store has both; returns whether the store had."""
     if store.has(BASE) and store.has(BUILD_BASE):
         return True
     with tempfile.TemporaryDirectory(prefix="raftlog-base-") as temporary:
@@ -183,7 +183,7 @@ def run(*command: str) -> str:
 
 
 def _release() -> str:
-    """The Debian release of this machine, whose packages it surely reaches."""
+    """The Debian release of this machine, which reaches the packages of that release."""
     for line in Path("/etc/os-release").read_text().splitlines():
         name, _, value = line.partition("=")
         if name == "VERSION_CODENAME":

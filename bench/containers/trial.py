@@ -122,6 +122,8 @@ async def _judge(engine: Engine) -> None:
         await _check_records(containers, written)
     with step("published ports serve") as details:
         details.append(await _check_published_ports(containers))
+    with step("`raftlog cluster health` in a container"):
+        await _answer(containers[0], "raftlog", "cluster", "health")
     victim = containers[1]
     with step(f"{victim.service.name} killed, back by its restart policy") as details:
         await victim.kill("KILL")

@@ -1,7 +1,7 @@
 """Builds the part of kustomize to which docker/kubernetes keeps.
 
 `resources` (files and directories), `nameSuffix`, and inline JSON patches (RFC 6902) with a target.
-A key that is not understood is an error. Where a `kustomize` is on the path, the tests compare its
+An unknown key is an error. Where a `kustomize` is on the path, the tests compare its
 output.
 """
 
@@ -21,7 +21,7 @@ _KEYS: Final = frozenset({"apiVersion", "kind", "resources", "nameSuffix", "patc
 
 
 class KustomizationError(ValueError):
-    """The kustomization has a key or a form that is not understood, or does not build."""
+    """The kustomization has an unknown key or form, or does not build."""
 
 
 def build(directory: Path) -> list[Manifest]:

@@ -1,4 +1,4 @@
-"""The names that `raftlog serve` has: flags, variables, routes; and those that a file uses."""
+"""The names of `raftlog serve`: flags, variables, routes; and the names in a file."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _VARIABLE: Final = re.compile(r"\bRAFTLOG_[A-Z_]+\b")
 
 
 def flags_in(text: str) -> set[str]:
-    """The flags that a command line names."""
+    """The flags in a command line."""
     return set(_FLAG.findall(text))
 
 
 def variables_in(text: str) -> set[str]:
-    """The variables with the prefix of settings that a text names."""
+    """The variables in a text with the prefix of settings."""
     return set(_VARIABLE.findall(text))
 
 
 def unknown_flags(text: str) -> set[str]:
-    """The flags in a command line that `raftlog serve` does not have."""
+    """The flags in a command line unknown to `raftlog serve`."""
     return flags_in(text) - FLAGS
 
 
 def unknown_variables(names: Iterable[str]) -> set[str]:
-    """The variables with the prefix of settings that are no settings."""
+    """The variables with the prefix of settings, but no setting."""
     return {name for name in names if name.startswith("RAFTLOG_")} - VARIABLES
 
 
 def settings_from(environment: Mapping[str, str]) -> ServeSettings:
-    """The settings that a node takes from this environment, checked. Raises ValueError."""
+    """The settings of a node with this environment, checked. Raises ValueError."""
     settings = combine(ServeSettings, from_environment(list(SETTINGS), environment))
     settings.check()
     return settings

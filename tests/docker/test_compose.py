@@ -1,4 +1,4 @@
-"""The compose file: what it says, what the trial makes of it, and that it names what serve has."""
+"""The compose file: its services, their translation for runc, and the names of `raftlog serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Dockerfile: names that `raftlog serve` has, pinned dependencies, lint."""
+"""The Dockerfile: names of `raftlog serve`, pinned dependencies, lint."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_dockerfile_names_only_what_serve_has() -> None:
         (int(one), path) for one, path in re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", probe)
     ] == [(port, "/healthy")]
     assert "/healthy" in HEALTH_PATHS
-    # The mount point belongs to the engine: the node makes its own directory in it.
+    # The mount point belongs to the engine: the node makes its own directory below.
     assert PurePosixPath(settings.data_dir).parent == PurePosixPath(only(found, "VOLUME"))
 
 
@@ -153,7 +153,7 @@ def test_hadolint_finds_a_fault(tmp_path: Path) -> None:
 
 
 def unit_faults(text: str) -> set[str]:
-    """The flags and variables of a unit's node that `raftlog serve` does not have."""
+    """The flags and variables of a unit's node unknown to `raftlog serve`."""
     commands = [one for one in commands_of_unit(text) if " serve" in one]
     assert commands, "the unit starts no node"
     flags = {flag for command in commands for flag in unknown_flags(command)}

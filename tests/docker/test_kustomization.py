@@ -1,4 +1,4 @@
-"""The reader of kustomizations: what it builds, what it refuses, and that kustomize agrees."""
+"""The reader of kustomizations: its output, its refusals, and the comparison with kustomize."""
 
 from __future__ import annotations
 

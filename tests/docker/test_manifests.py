@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid in three minors, and the rules that keep a cluster alive."""
+"""The Kubernetes manifests: valid in three minors, and the rules by which a cluster stays alive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OF_THE_OPERATOR: Final = frozenset({"ServiceMonitor", "PrometheusRule"})
 NAMESPACE: Final = "logs"
 UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30}
 AGREED_FLAGS: Final = frozenset({"--replace"})
-"""Flags of `raftlog serve` that another part of the same issue adds."""
+"""Flags of `raftlog serve` added by another part of the same issue."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def container_of(stateful_set: Manifest) -> dict[str, Any]:
 
 
 def environment_of(stateful_set: Manifest, ordinal: int, replace: str = "") -> dict[str, str]:
-    """The container's variables, as Kubernetes gives them to the pod."""
+    """The container's variables, as Kubernetes sets them."""
     known = {
         "metadata.name": f"{stateful_set['metadata']['name']}-{ordinal}",
         "metadata.namespace": NAMESPACE,
@@ -77,7 +77,7 @@ def environment_of(stateful_set: Manifest, ordinal: int, replace: str = "") -> d
             if replace:
                 found[one["name"]] = replace
         else:
-            # Kubernetes replaces $(NAME) by a variable that stands before it in the list.
+            # Kubernetes replaces $(NAME) by an earlier variable of the list.
             found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], one["value"])
     return found
 
@@ -125,7 +125,7 @@ def test_probes_ask_for_what_they_decide(trees: dict[str, list[Manifest]]) -> No
             name: container[f"{name}Probe"]["httpGet"]["path"]
             for name in ("startup", "liveness", "readiness")
         }
-        # A liveness probe that asks the quorum kills the nodes that are left.
+        # A liveness probe of the quorum kills the nodes that are left.
         assert paths == {"startup": "/healthy", "liveness": "/healthy", "readiness": "/ready"}
         assert set(paths.values()) <= HEALTH_PATHS
         ports = {port["name"] for port in container["ports"]}
@@ -410,7 +410,7 @@ def test_metrics_are_scraped_from_every_node(trees: dict[str, list[Manifest]]) -
 
 
 def exposed_metrics() -> dict[str, str]:
-    """Name of each series, as Prometheus stores it → the metric in the reference."""
+    """Name of each stored series → the metric in the reference."""
     found: dict[str, str] = {}
     suffixes = {
         "counter": ("_total",),
