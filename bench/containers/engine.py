@@ -84,9 +84,65 @@ class Container:
                 return
 
     async def execute(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Output:
-        """Run a command in the container, as its user. Raises TimeoutError, ContainerError."""
+        """Run a command in the container, as its user. Raises TimeoutError."""
+        return await self._runc("exec", self.name, *command, timeout_s=timeout_s)
+
+    async def limits(self) -> tuple[int, int]:
+        """Most bytes of memory and most processes, as the kernel reports the limits."""
+        found = json.loads(await self._control("events", "--stats", self.name))["data"]
+        return found["memory"]["usage"]["limit"], found["pids"]["limit"]
+
+    async def kill(self, signal: str) -> None:
+        """Send a signal to the first process of the container. Raises ContainerError."""
+        await self._control("kill", self.name, signal)
+
+    def tail(self) -> str:
+        """The end of the log; empty before the first start."""
+        if not self.log.exists():
+            return ""
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+    async def _run_once(self, began: float) -> int:
+        with self.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self._command("run", "--bundle", str(self.bundle), self.name),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.starts += 1
+        probes = asyncio.create_task(self._probe(began))
+        try:
+            code = await process.wait()
+        finally:
+            self.health = None
+            await self._control("delete", "--force", self.name)
+            await _cancel(probes)
+        return code
+
+    async def _probe(self, began: float) -> None:
+        check = self.service.health
+        if check is None:
+            return
+        health = self.health = Health(check)
+        while True:
+            await asyncio.sleep(check.interval_s)
+            age = time.monotonic() - began
+            try:
+                succeeded = (await self.execute(check.command, check.timeout_s)).code == 0
+            except TimeoutError:
+                succeeded = False
+            health.record(succeeded=succeeded, age_s=age)
+
+    async def _control(self, *arguments: str) -> str:
+        output = await self._runc(*arguments)
+        if output.code:
+            raise ContainerError(f"runc {' '.join(arguments)}: {output.text}")
+        return output.text
+
+    async def _runc(self, *arguments: str, timeout_s: float = COMMAND_S) -> Output:
         process = await asyncio.create_subprocess_exec(
-            *self._runc("exec", self.name, *command),
+            *self._command(*arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -101,63 +157,7 @@ class Container:
         assert process.returncode is not None
         return Output(process.returncode, (out + err).decode(errors="replace").strip())
 
-    async def limits(self) -> tuple[int, int]:
-        """Most bytes of memory and most processes, as the kernel reports the limits."""
-        found = json.loads(await self._control("events", "--stats", self.name))["data"]
-        return found["memory"]["usage"]["limit"], found["pids"]["limit"]
-
-    async def kill(self, signal: str) -> None:
-        """Send a signal to the first process of the container. Raises ContainerError."""
-        await self._control("kill", self.name, signal)
-
-    def tail(self) -> str:
-        """The end of the log."""
-        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
-
-    async def _run_once(self, began: float) -> int:
-        with self.log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self._runc("run", "--bundle", str(self.bundle), self.name),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self.starts += 1
-        probes = asyncio.create_task(self._probe(began))
-        try:
-            code = await process.wait()
-        finally:
-            probes.cancel()
-            self.health = None
-            await asyncio.gather(probes, return_exceptions=True)
-            await self._control("delete", "--force", self.name)
-        return code
-
-    async def _probe(self, began: float) -> None:
-        check = self.service.health
-        if check is None:
-            return
-        self.health = Health(check)
-        while True:
-            await asyncio.sleep(check.interval_s)
-            age = time.monotonic() - began
-            try:
-                succeeded = (await self.execute(check.command, check.timeout_s)).code == 0
-            except TimeoutError:
-                succeeded = False
-            self.health.record(succeeded=succeeded, age_s=age)
-
-    async def _control(self, *arguments: str) -> str:
-        command = self._runc(*arguments)
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        out, _ = await process.communicate()
-        if process.returncode:
-            raise ContainerError(f"{' '.join(command)}: {out.decode(errors='replace')}")
-        return out.decode()
-
-    def _runc(self, *arguments: str) -> tuple[str, ...]:
+    def _command(self, *arguments: str) -> tuple[str, ...]:
         return ("runc", "--root", str(self.state), *arguments)
 
 
@@ -263,8 +263,7 @@ class Engine:
     async def _end(self) -> None:
         await self.stop()
         for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await _cancel(task)
 
     async def _stop(self, container: Container) -> None:
         task = self._tasks[container.service.name]
@@ -282,6 +281,14 @@ class Engine:
             if task.done():
                 return
         raise ContainerError(f"{container.service.name} does not end")
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    """End a task. Raises the error with which the task had ended by itself, if any."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
 
 
 def _run(*command: str) -> None:
