@@ -1,8 +1,10 @@
 """The six test cases of the Kafka Lite proposal, by its names: producers and consumers of a group
 on one node and on three, while nothing fails, a follower fails, a leader fails, all nodes fail.
+Then its guarantees where N-1 of N die, its elections and its consumers.
 
-Its guarantees hold in each: a producer's records of a partition are in the order of their sends,
-consumers see the order of the log, no acknowledged record is lost.
+The guarantees hold in each case: a producer's records of a partition are in the order of their
+sends, consumers see the order of the log, no acknowledged record is lost. Two producers write to
+each partition: no producer needs a lock. docs/sources.md lists all claims.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +30,19 @@ from raftlog_client import (
 )
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import LoneNode
+from bench.node import LoneNode, MeasuredNode
+from raftlog.record.errors import NOT_ENOUGH_REPLICAS
+from tests.integration.waiting import wait_for
+from tests.simulation.data.data_world import DataWorld, simulate_data
+from tests.sources.simulated import (
+    NODES,
+    REPLICAS,
+    T,
+    known_as_committed,
+    read_values,
+    refusal,
+    write_numbered,
+)
 
 TOPIC = "messages"
 GROUP = "readers"
@@ -41,6 +56,8 @@ REFUSED = b"refused"
 """Sent while all nodes are gone: may be written, or not."""
 DELIVERY_TIMEOUT_MS = 3_000
 """Short, to see the errors of the last scenario; all others stay below."""
+DETECTION_S = 2.0
+"""The proposal's timeout for the detection of a failed node."""
 
 
 @pytest.fixture
@@ -275,3 +292,197 @@ def test_2_producers_2_consumers_3_brokers_all_nodes_fail(
             await running.check()
 
     asyncio.run(run())
+
+
+# N-1 of N die
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_topic_replicated_n_times_survives_n_minus_1_failures_and_takes_writes(
+    count: int,
+) -> None:
+    """With min.insync.replicas=1, and the voters on other nodes."""
+
+    async def test(data: DataWorld) -> None:
+        replicas = range(REPLICAS[0], REPLICAS[0] + count)
+        await data.create("t", [replicas], {"min.insync.replicas": "1"})
+        values = await write_numbered(data)
+        await data.in_sync()
+        *dead, survivor = replicas
+        for node_id in dead:
+            data.nodes.kill(node_id)
+        await data.led(T, survivor)
+        values += await write_numbered(data)
+        assert await read_values(data, survivor, len(values)) == values
+        for node_id in dead:
+            data.nodes.start(node_id)
+
+    simulate_data(test, node_count=REPLICAS[0] + count - 1)
+
+
+def test_below_min_insync_replicas_the_survivor_refuses_writes_and_shows_committed_records() -> (
+    None
+):
+    """The default for three replicas is 2: no record has one copy alone."""
+
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [REPLICAS])
+        values = await write_numbered(data)
+        await data.in_sync()
+        *dead, survivor = REPLICAS
+        for node_id in dead:
+            data.nodes.kill(node_id)
+        await data.led(T, survivor)
+        assert (await refusal(data, survivor)).entry is NOT_ENOUGH_REPLICAS
+        assert await read_values(data, survivor, len(values)) == values
+        data.nodes.start(dead[0])
+        values += await write_numbered(data)
+        await known_as_committed(data, len(values), dead[0], survivor)
+        data.nodes.start(dead[1])
+
+    simulate_data(test, node_count=NODES)
+
+
+def test_where_n_minus_1_of_n_nodes_are_dead_so_is_the_quorum(
+    three_brokers: ClusterProcesses,
+) -> None:
+    """The survivor shows the committed records that it knows, and takes no write: another node
+    may have been elected on the other side of a network cut. With one more node all goes on.
+    """
+    partitions = range(3)
+    body = {"records": [{"value": value} for value in range(3)]}
+    three_brokers.nodes[1].create_topic("all", len(partitions))
+    for partition in partitions:
+        three_brokers.nodes[1].request("POST", f"/topics/all/partitions/{partition}", body)
+    survivor, *dead = three_brokers.nodes
+
+    def read(node: MeasuredNode) -> list[list[int]]:
+        """All partitions by the node's own replicas, led by it or not."""
+        paths = [f"/topics/all/partitions/{one}/records?offset=0&replica=any" for one in partitions]
+        return [[record["value"] for record in node.request("GET", path)] for path in paths]
+
+    def is_read(node: MeasuredNode) -> bool:
+        return read(node) == [[0, 1, 2]] * len(partitions)
+
+    async def run() -> None:
+        async with Producer(
+            bootstrap_servers=addresses(three_brokers),
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+        ) as producer:
+            await asyncio.to_thread(three_brokers.kill, *dead)
+            refused = await asyncio.gather(
+                *(producer.send_and_wait("all", REFUSED, partition=one) for one in partitions),
+                return_exceptions=True,
+            )
+            assert [type(one) for one in refused] == [DeliveryTimeoutError] * 3
+            assert is_read(three_brokers.nodes[survivor])
+
+    for node in three_brokers.nodes.values():
+        wait_for(f"records at {node.address}", partial(is_read, node), TIMEOUT_S)
+    asyncio.run(run())
+    three_brokers.restart(dead[0])
+    three_brokers.wait_active()
+    for node_id in (survivor, dead[0]):
+        three_brokers.nodes[node_id].wait_ready()
+    for partition in partitions:
+        answer = three_brokers.nodes[survivor].request(
+            "POST", f"/topics/all/partitions/{partition}", body
+        )
+        assert [one["error_code"] for one in answer["offsets"]] == [None] * 3
+
+
+# Leader election
+
+
+def test_a_silent_leader_is_replaced_within_two_seconds() -> None:
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [REPLICAS])
+        await write_numbered(data)
+        await data.in_sync()
+        leader, *followers = REPLICAS
+        cut_at = data.world.loop.now
+        data.nodes.cut_off(leader)
+        await data.led(T, *followers)
+        assert data.world.loop.now - cut_at <= DETECTION_S
+        data.world.network.heal()
+
+    simulate_data(test, node_count=NODES)
+
+
+def test_the_follower_with_the_most_recent_records_is_elected_and_the_others_follow_it() -> None:
+    """The leader dies while one follower has a batch that the other lacks."""
+
+    async def test(data: DataWorld) -> None:
+        leader, recent, behind = REPLICAS
+        await data.create("t", [REPLICAS])
+        await write_numbered(data)
+        await data.in_sync()
+        data.nodes.cut_off(behind, [leader])
+        # Acknowledged once the follower behind has left the in-sync set.
+        sent = await data.producer("p").send(T, 3, within_s=10.0)
+        assert sent is not None and sent.outcome == "ok"
+        assert set(data.row(T).isr) == {leader, recent}
+        data.nodes.kill(leader)
+        await data.led(T, recent)
+        await data.isr(T, recent, behind)
+        assert (await read_values(data, behind, 6))[3:] == list(sent.values)
+        data.nodes.start(leader)
+
+    simulate_data(test, node_count=NODES)
+
+
+# Consumers
+
+
+def test_a_consumer_reads_from_an_offset_and_reads_it_again(one_broker: LoneNode) -> None:
+    async def run() -> None:
+        place = TopicPartition(TOPIC, 0)
+        await produce_numbers(one_broker.address, 10)
+        async with Consumer(bootstrap_servers=one_broker.address) as reader:
+            reader.assign([place])
+            for start in (7, 2, 2):
+                reader.seek(place, start)
+                found = [(await reader.getone()).offset for _ in range(start, 10)]
+                assert found == list(range(start, 10))
+
+    asyncio.run(run())
+
+
+def test_a_consumer_that_crashes_before_its_commit_reads_at_least_once(
+    one_broker: LoneNode,
+) -> None:
+    """Records are processed, then the offset is committed: a crash between repeats, never skips."""
+
+    async def read_some(count: int, *, commits_after: int) -> list[int]:
+        offsets: list[int] = []
+        async with Consumer(
+            TOPIC,
+            bootstrap_servers=one_broker.address,
+            group_id=GROUP,
+            auto_offset_reset="earliest",
+            auto_commit_interval_ms=None,
+        ) as reader:
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(offsets) < count:
+                    offsets.append((await reader.getone()).offset)
+                    if len(offsets) == commits_after:
+                        await reader.commit()
+        return offsets
+
+    async def run() -> None:
+        await produce_numbers(one_broker.address, 10)
+        assert await read_some(6, commits_after=4) == [0, 1, 2, 3, 4, 5]
+        assert await read_some(6, commits_after=6) == [4, 5, 6, 7, 8, 9]
+
+    asyncio.run(run())
+
+
+async def produce_numbers(servers: str, count: int) -> None:
+    """A new topic of one partition with so many records."""
+    async with (
+        Admin(bootstrap_servers=servers) as admin,
+        Producer(bootstrap_servers=servers) as producer,
+    ):
+        await admin.create_topic(TOPIC, partitions=1)
+        await producer.send_many(TOPIC, [b"%d" % number for number in range(count)])
