@@ -15,14 +15,14 @@ from bench.parts import PARTS, choose_parts
 from bench.parts import run as run_parts
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
-from bench.state.curves import plot_curves
+from bench.sources.curves import plot_curves
 from raftlog.cluster.manifest import Flush
 
 SUITES = (
     *("limits", "throughput", "latency", "rest", "footprint", "quorum"),
-    *("cluster", "groups", "transactions", "state", "kafka", "spark"),
+    *("cluster", "groups", "transactions", "state", "sources", "kafka", "spark"),
 )
-NOT_QUICK = {"groups", "transactions", "state", "kafka", "spark"}
+NOT_QUICK = {"groups", "transactions", "state", "sources", "kafka", "spark"}
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 1
 """Enough to compare two trees."""
@@ -65,7 +65,7 @@ QUICK_TRIALS = 1
     "--quick",
     is_flag=True,
     help="One short run, in four minutes, to compare two trees; of all suites but groups, "
-    "transactions, state, kafka and spark, unless they are named.",
+    "transactions, state, sources, kafka and spark, unless they are named.",
 )
 @click.option(
     "--output", default="bench/results", show_default=True, type=click.Path(path_type=Path)

@@ -18,8 +18,9 @@ from bench.kafka import suite as kafka_clients
 from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
+from bench.sources import claims, linger, promises
 from bench.spark import latency, peer, reading, running, starting, writing
-from bench.state import claims, key_values, primaries, replicas
+from bench.state import key_values, primaries, replicas
 
 Part = Callable[[Options], list[Result]]
 
@@ -64,10 +65,14 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "stopped": replicas.stopped,
         "replicas": replicas.many_replicas,
         "new-replica": replicas.new_replica,
+    },
+    "sources": {
         "claim-replicas": claims.claim_replicas,
         "claim-payloads": claims.claim_payloads,
         "claim-batches": claims.claim_batches,
         "claim-pauses": claims.claim_pauses,
+        "claim-promises": promises.claim_promises,
+        "claim-linger": linger.claim_linger,
     },
     "kafka": {
         "clients-produce": kafka_clients.produce,

@@ -1,1 +1,1 @@
-"""`scripts/bench state`: replicated state, in process and over HTTP, beside etcd, and by hand."""
+"""`scripts/bench state`: replicated state, in process and over HTTP, beside etcd."""

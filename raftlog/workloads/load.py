@@ -76,13 +76,19 @@ async def send_many(
 
 
 async def awaited_sends(
-    servers: str, topic: str, size_bytes: int, count: int, *, keyed: bool = False
+    servers: str,
+    topic: str,
+    size_bytes: int,
+    count: int,
+    *,
+    keyed: bool = False,
+    linger_ms: float = 0,
 ) -> float:
     """Seconds to `send` each record and await each record's own future, in windows."""
     value = payload(size_bytes)
     rest = value[KEY_BYTES:] if keyed else value
     keys = iter(list(_keys(count)) if keyed else repeat(None, count))
-    async with Producer(bootstrap_servers=servers) as producer:
+    async with Producer(bootstrap_servers=servers, linger_ms=linger_ms) as producer:
         await producer.send_and_wait(topic, value)
         send = producer.send
         started = time.perf_counter()

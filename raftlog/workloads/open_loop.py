@@ -65,6 +65,7 @@ async def open_loop(
     spin_s: float = SPIN_S,
     record_bytes: int = 100,
     acks: Literal["all", 1, 0] = "all",
+    linger_ms: float = 0,
     progress: Progress = no_progress,
 ) -> Samples:
     """Send `rate` records a second on schedule; `consume`: while a consumer reads.
@@ -103,7 +104,7 @@ async def open_loop(
 
     async with (
         Consumer(bootstrap_servers=servers, auto_offset_reset="earliest") as consumer,
-        Producer(bootstrap_servers=servers, linger_ms=0, acks=acks) as producer,
+        Producer(bootstrap_servers=servers, linger_ms=linger_ms, acks=acks) as producer,
     ):
         reader: asyncio.Task[None] | None = None
         if consume:  # an assigned consumer fetches ahead even if nothing iterates over it

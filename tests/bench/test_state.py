@@ -11,8 +11,8 @@ import pytest
 from bench.soak.state import PrimaryWatch, longest_gap_s
 from bench.soak.state_clients import position_of
 from bench.state import etcd
-from bench.state.claims import at_rate
-from bench.state.curves import CURVE, Curves, Panel
+from bench.sources.claims import at_rate
+from bench.sources.curves import CURVE, Curves, Panel
 from tests.verification.register_history import Kind, Operation, Outcome
 from tests.verification.register_minimal import impossible
 

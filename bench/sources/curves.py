@@ -1,4 +1,4 @@
-"""Curves of claims: a figure over replicas, bytes or commands, one curve for each way. The plot."""
+"""Curves of claims: a figure over replicas, bytes or settings, one curve for each way. The plot."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Panel(NamedTuple):
     unit: str
     lower_is_better: bool = False
     is_log_x: bool = False
+    is_linear_y: bool = False
 
 
 @dataclass(slots=True)
@@ -32,9 +33,17 @@ class Curves:
     runs: dict[str, dict[float, list[float]]] = field(default_factory=dict)
     """By way and x."""
 
+    def note(self, way: str, x: float, value: float) -> None:
+        """Note one run."""
+        self.runs.setdefault(way, {}).setdefault(x, []).append(value)
+
+    def median(self, way: str, x: float) -> float:
+        """The median of the runs at one place. Raises KeyError."""
+        return statistics.median(self.runs[way][x])
+
     def add(self, way: str, x: float, value: float) -> None:
         """Note one run, and print the figure."""
-        self.runs.setdefault(way, {}).setdefault(x, []).append(value)
+        self.note(way, x, value)
         panel = self.panel
         print(
             f"   {panel.title}, {x:,g} {panel.x_label}, {way}: {value:,.2f} {panel.unit}",
@@ -53,7 +62,7 @@ class Curves:
                 "panel": panel._asdict(),
                 "way": way,
                 "x": list(by_x),
-                "median": [statistics.median(values) for values in by_x.values()],
+                "median": [self.median(way, x) for x in by_x],
                 "runs": list(by_x.values()),
             }
             found.append(result)
@@ -87,7 +96,8 @@ def plot_curves(path: Path, results: Sequence[Result]) -> bool:
         axes.set_title(f"{title} ({'lower' if panel['lower_is_better'] else 'higher'} is better)")
         axes.set_xlabel(panel["x_label"])
         axes.set_ylabel(panel["unit"])
-        axes.set_yscale("log")
+        if not panel["is_linear_y"]:
+            axes.set_yscale("log")
         if panel["is_log_x"]:
             axes.set_xscale("log")
         axes.grid(visible=True, which="both", alpha=0.25)

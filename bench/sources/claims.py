@@ -26,11 +26,11 @@ from typing import Final, TypeAlias
 from bench.node import data_directory
 from bench.replication.cluster import Cluster, Options, cancelled, run_workload, running_cluster
 from bench.report import Result
-from bench.state.curves import Curves, Panel
+from bench.sources.curves import Curves, Panel
+from bench.sources.hand_replicas import ByHand, HandReplica, running_replicas
+from bench.sources.partitions import writing
 from bench.state.follower import Command, Shape, following
-from bench.state.hand_replicas import ByHand, HandReplica, running_replicas
 from bench.state.key_values import lone, many
-from bench.state.partitions import writing
 from bench.state.replicas import timed_primary
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload

@@ -1,7 +1,7 @@
 """Replication by hand: the primary calls each replica over HTTP. No log, no order, no takeover.
 
-python -m bench.state.hand_replicas PORT FILE    a replica that flushes each write to FILE
-python -m bench.state.hand_replicas PORT         a replica that keeps its state in memory alone
+python -m bench.sources.hand_replicas PORT FILE    a replica that flushes each write to FILE
+python -m bench.sources.hand_replicas PORT         a replica that keeps its state in memory alone
 
 The replica is as small as an aiohttp service can be; writes that arrive together share a flush.
 """
@@ -49,6 +49,10 @@ class Values:
             self._values[self._count % KEYS] = payload
             self._count += 1
 
+    def all(self) -> list[bytes]:
+        """The payloads in the order of their keys."""
+        return [self._values[key] for key in sorted(self._values)]
+
 
 class ByHand:
     """The primary, in the process of its callers."""
@@ -61,15 +65,23 @@ class ByHand:
         """Connections to all replicas, one set for each call at the same time."""
 
     async def put(self, payloads: Sequence[bytes]) -> None:
-        """Apply the commands here and on all replicas. Raises RuntimeError for a refused call."""
+        """Apply the commands here and on all replicas.
+
+        Raises RuntimeError for a refused call, NotSentError and OutcomeLostError.
+        """
         self._values.apply(payloads)
         body = _encode(payloads)
         connections = self._idle.pop() if self._idle else self._connections()
-        if self._is_side_by_side:
-            await asyncio.gather(*(_call(one, body) for one in connections))
-        else:
+        try:
+            if self._is_side_by_side:
+                await asyncio.gather(*(_call(one, body) for one in connections))
+            else:
+                for one in connections:
+                    await _call(one, body)
+        except BaseException:
             for one in connections:
-                await _call(one, body)
+                one.close()
+            raise
         self._idle.append(connections)
 
     def close(self) -> None:
@@ -96,6 +108,15 @@ class HandReplica:
     address: str
     process: subprocess.Popen[bytes]
 
+    async def values(self) -> list[bytes]:
+        """The payloads of the replica, in the order of their keys."""
+        connection = KeptConnection(self.address)
+        try:
+            answer = await connection.request("GET", "/", timeout_s=TIMEOUT_S)
+            return _decode(answer.body)
+        finally:
+            connection.close()
+
 
 @contextmanager
 def running_replicas(
@@ -107,7 +128,7 @@ def running_replicas(
         for port in free_ports("127.0.0.1", count):
             file = [str(directory / f"by-hand-{port}")] if is_flushed else []
             process = subprocess.Popen(
-                [sys.executable, "-m", "bench.state.hand_replicas", str(port), *file]
+                [sys.executable, "-m", "bench.sources.hand_replicas", str(port), *file]
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
@@ -170,7 +191,11 @@ async def serve(port: int, path: str | None) -> None:
         return web.Response()
 
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    app.add_routes([web.put("/", put)])
+
+    async def get(_request: web.Request) -> web.Response:
+        return web.Response(body=_encode(values.all()))
+
+    app.add_routes([web.put("/", put), web.get("/", get)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
