@@ -35,7 +35,7 @@ PERCENTILES: Final = {"p50": "50pct", "p99": "99pct"}
 SPEED: Final = "one client at full speed"
 
 
-class _Sweep:
+class Sweep:
     """The figures over linger_ms."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class _Sweep:
 
 def claim_linger(options: Options) -> list[Result]:
     """All lingers, in turn within each run; first at RATE, so that no load disturbs latencies."""
-    sweep = _Sweep()
+    sweep = Sweep()
     with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
             topic = f"linger-{run}"

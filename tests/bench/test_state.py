@@ -1,9 +1,8 @@
-"""Replicated states: the soak finds each mistake; curves and requests of the benchmark."""
+"""Replicated states: the soak finds each mistake; requests of the benchmark."""
 
 from __future__ import annotations
 
 import json
-import time
 from base64 import b64decode
 
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from bench.soak.state import PrimaryWatch, longest_gap_s
 from bench.soak.state_clients import position_of
 from bench.state import etcd
-from bench.sources.claims import at_rate
-from bench.sources.curves import CURVE, Curves, Panel
 from tests.verification.register_history import Kind, Operation, Outcome
 from tests.verification.register_minimal import impossible
 
@@ -81,34 +78,8 @@ def test_positions_and_gaps() -> None:
     assert longest_gap_s([operation(0, Kind.WRITE, n, 0, n * 10**9) for n in (1, 2, 5)]) == 3
 
 
-def test_a_curve_has_the_median_of_each_place() -> None:
-    curves = Curves(Panel("puts", "replicas", "puts/s"))
-    for value in (1.0, 9.0, 2.0):
-        curves.add("the log", 1, value)
-        curves.add("the log", 5, 10 * value)
-    [result] = curves.results()
-    assert result.runs == [10.0, 90.0, 20.0]
-    assert result.details[CURVE]["x"] == [1, 5]
-    assert result.details[CURVE]["median"] == [2.0, 20.0]
-
-
 def test_a_request_to_etcd_is_whole() -> None:
     head, _, body = etcd.put_request(2379, "key", b"value").partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     fields = json.loads(body)
     assert (b64decode(fields["key"]), b64decode(fields["value"])) == (b"key", b"value")
-
-
-async def test_latencies_at_a_rate_count_from_the_due_time() -> None:
-    """A stop of the event loop delays the calls that were due meanwhile, and their latencies."""
-    calls = 0
-
-    async def call() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            time.sleep(0.05)  # noqa: ASYNC251 (the stop)
-
-    found = await at_rate(call, 1_000, 0.05)
-    assert found.count == calls == 50
-    assert found.percentiles["50pct"] > 5
