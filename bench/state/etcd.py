@@ -33,7 +33,7 @@ class Etcd(NamedTuple):
 
 
 def missing() -> str | None:
-    """Why etcd cannot be measured here; None: it can."""
+    """The reason why etcd cannot be measured here; None without one."""
     if shutil.which("etcd") is None:
         return "etcd is not installed (Debian: apt-get install etcd-server)"
     return None

@@ -24,7 +24,7 @@ from raftlog_replicated.topics import Layout
 from bench.soak.orders import order_from_stdin
 
 SNAPSHOT_BYTES: Final = 1 << 40
-"""No snapshot, unless a benchmark is about them."""
+"""No snapshot, unless a benchmark is about snapshots."""
 
 
 class Command(msgspec.Struct, array_like=True, frozen=True):
@@ -62,7 +62,7 @@ Timed = Replicated[Times, Command, None]
 
 
 class FollowerOrder(msgspec.Struct, frozen=True):
-    """What to follow."""
+    """An order: the log to follow."""
 
     servers: str
     name: str

@@ -164,7 +164,7 @@ class Beside:
         return f"{name} {self.own.runs[-1]:,.2f}{peer}"
 
     def results(self) -> list[Result]:
-        """Those that were measured."""
+        """The measured ones."""
         if not self.peer.runs:
             return [self.own]
         found = [self.own, self.peer]

@@ -1,4 +1,4 @@
-"""Processes of the key-value example, and calls to them: for benchmarks, and tests of processes."""
+"""Processes of the key-value example, and calls of these: for benchmarks, and tests of processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Store:
                 self._processes[name].wait()
 
     async def status(self, name: str) -> dict[str, Any] | None:
-        """What a replica says of itself; None: it does not answer."""
+        """A replica's own status; None without an answer."""
         with suppress(LostError):
             answer = await self.service.call("GET", self.addresses[name], "/status")
             if answer.status == 200:

@@ -1,1 +1,1 @@
-"""Scenarios that the project's requirements name, one by one, on real nodes and clients."""
+"""The claims of the texts that raftlog began with, a module for each text (docs/sources.md)."""

@@ -1,4 +1,4 @@
-"""The pages about faults name tests and planted bugs that exist."""
+"""The pages about faults and sources name tests and planted bugs that exist."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.simulation.data.planted_bugs import MISTAKES
 ROOT = Path(__file__).parents[3]
 FAULTS = Path(__file__).with_name("FAULTS.md")
 TEN_MISTAKES = ROOT / "docs" / "decisions" / "ten-mistakes.md"
+SOURCES = ROOT / "docs" / "sources.md"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def known_tests() -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", [FAULTS, TEN_MISTAKES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [FAULTS, TEN_MISTAKES, SOURCES], ids=lambda page: page.name)
 def test_a_named_test_exists(page: Path, known_tests: set[str]) -> None:
     named = set(re.findall(r"\btest_\w+", page.read_text(encoding="utf-8")))
     # `test_row_NN` and `test_rows_...` stand for many.
