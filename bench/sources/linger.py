@@ -28,7 +28,7 @@ RECORDS: Final = 150_000
 RECORDS_MIN: Final = 20_000
 """The window of `awaited_sends`."""
 RATE: Final = 1_000
-LATENCY_S: Final = 2.0
+LATENCY_S: Final = 1.5
 LATENCY_S_MIN: Final = 0.5
 WARM_UP_S: Final = 0.3
 PERCENTILES: Final = {"p50": "50pct", "p99": "99pct"}

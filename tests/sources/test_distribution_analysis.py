@@ -301,6 +301,7 @@ def test_an_isolated_leader_commits_nothing_stops_and_truncates_as_it_returns() 
         assert replica(data, leader).high_watermark == 3
         await data.nodes.until(lambda: not data.nodes.takes_writes(leader, "t", 0))
         assert data.world.loop.now - cut_at <= SESSION_S
+        assert await send(data, leader, acks=Acks.LEADER) == "refused"
         await data.led(T, *followers)
         values += await write_numbered(data)
         data.world.network.heal()

@@ -50,7 +50,7 @@ PARTITIONS = 2
 """So of three nodes at least one leads none."""
 RECORDS = 400
 """Of one producer, per stage of a scenario."""
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_MS = 1_000
 REFUSED = b"refused"
 """Sent while all nodes are gone: may be written, or not."""
@@ -286,7 +286,7 @@ def test_2_producers_2_consumers_3_brokers_all_nodes_fail(
                 )
             )
             await asyncio.to_thread(three_brokers.restart, *three_brokers.nodes)
-            await asyncio.to_thread(three_brokers.wait_active)
+            await asyncio.to_thread(three_brokers.wait_active, TIMEOUT_S)
             await running.until_rows(lambda now, isr: now != 0 and len(isr) == 3)
             await running.produce()
             await running.check()
@@ -390,7 +390,7 @@ def test_where_n_minus_1_of_n_nodes_are_dead_so_is_the_quorum(
         wait_for(f"records at {node.address}", partial(is_read, node), TIMEOUT_S)
     asyncio.run(run())
     three_brokers.restart(dead[0])
-    three_brokers.wait_active()
+    three_brokers.wait_active(TIMEOUT_S)
     asyncio.run(resume())
 
 
