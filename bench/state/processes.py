@@ -1,4 +1,4 @@
-"""Processes of the key-value example, and calls of these: for benchmarks, and tests of processes."""
+"""Processes of the key-value example, with calls: for benchmarks, and tests of processes."""
 
 from __future__ import annotations
 
