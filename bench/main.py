@@ -122,8 +122,9 @@ def main(  # noqa: PLR0917 - click passes them by name
     if results:
         print_table(results)
         write_json(output / "results.json", results, command, flush)
-        plot(output / "results.png", results)
-        print(f"\n{command}\nwritten: {output}/results.json, {output}/results.png")
+        print(f"\n{command}\nwritten: {output}/results.json")
+        if plot(output / "results.png", results):
+            print(f"written: {output}/results.png")
         if plot_curves(output / "curves.png", results):
             print(f"written: {output}/curves.png")
     if failed:

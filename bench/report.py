@@ -121,8 +121,8 @@ def write_json(path: Path, results: Sequence[Result], command: str, flush: str) 
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def plot(path: Path, results: Sequence[Result]) -> None:
-    """Plot the median against the goal of each result with a goal, as bars on a ratio scale."""
+def plot(path: Path, results: Sequence[Result]) -> bool:
+    """Plot the median by the goal of each result with a goal, on a ratio scale; whether any has."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to import, and only this function needs it
 
     mpl.use("Agg")
@@ -130,7 +130,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
 
     shown = [result for result in results if result.goal is not None]
     if not shown:
-        return
+        return False
     ratios = [
         # A latency may be 0, by the clock.
         (result.goal or 0) / max(result.median, (result.goal or 0) / RATIO_MAX)
@@ -150,3 +150,4 @@ def plot(path: Path, results: Sequence[Result]) -> None:
     axes.invert_yaxis()
     figure.savefig(path, dpi=120)
     plt.close(figure)
+    return True

@@ -11,6 +11,7 @@ import pytest
 
 from bench.main import SUITES
 from bench.parts import PARTS
+from bench.report import plot
 from bench.sources import promises
 from bench.sources.claims import at_rate
 from bench.sources.curves import CURVE, Curves, Panel, plot_curves
@@ -68,6 +69,7 @@ async def test_latencies_at_a_rate_count_from_the_due_time() -> None:
 
 def test_a_plot_needs_a_curve_and_takes_zeros_on_a_linear_scale(tmp_path: Path) -> None:
     assert not plot_curves(tmp_path / "none.png", [])
+    assert not plot(tmp_path / "none.png", death_curves().results()), "no promise has a goal"
     assert plot_curves(tmp_path / "deaths.png", death_curves().results())
     assert (tmp_path / "deaths.png").stat().st_size > 0
 
