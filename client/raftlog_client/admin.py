@@ -453,8 +453,9 @@ class Admin(Startable):
     ) -> None:
         """Elect a replica as leader; None: the best one but the present leader.
 
-        `unclean`: also a replica that is not in sync, if no other can lead: the committed records
-        that it lacks are lost for good. Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
+        `unclean`: also a replica that is not in sync, if no other can lead (without a `broker` the
+        living one with the longest log): the committed records that it lacks are lost for good.
+        Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
         """
         path = f"/v1/topics/{quote(topic, safe='')}/partitions/{int(partition)}/leader"
         await self._change("POST", path, LeaderElection(broker, unclean))

@@ -111,7 +111,7 @@ class LeaderElection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     """A replica; null: the best one, but for the present leader."""
     unclean: bool = False
     """Whether a replica with missing records may lead, if no other can: those records are lost for
-    good."""
+    good. Without a `broker` it is the living replica with the longest log."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):

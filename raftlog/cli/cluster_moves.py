@@ -42,7 +42,10 @@ class Transfers:
 @click.option("-p", "--partition", "partitions", metavar="0,2-5", help="Only these partitions.")
 @click.option("--to", "node", type=_NODE, help="The replica that shall lead.")
 @click.option(
-    "--unclean", is_flag=True, help="Also if it is not in sync: committed records may be lost."
+    "--unclean",
+    is_flag=True,
+    help="Also a replica that is not in sync, without --to that with the longest log: committed "
+    "records may be lost.",
 )
 @click.option("--no-confirm", is_flag=True, help="Do not ask before --unclean.")
 @servers_option
