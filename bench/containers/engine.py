@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -47,7 +48,6 @@ class Container:
 
     service: Service
     config: ImageConfig
-    address: str
     bundle: Path
     name: str
     """runc's id, which is the name of the control group, too."""
@@ -177,6 +177,7 @@ class Engine:
         self._directory = directory
         self._files = files
         self._stack = AsyncExitStack()
+        self._places: dict[str, Places] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Engine:
@@ -197,6 +198,15 @@ class Engine:
         """Stop all containers: the stop signal, the grace period, SIGKILL."""
         await asyncio.gather(*(self._stop(one) for one in self.containers.values()))
 
+    async def recreate(self, service: Service, *, with_new_volumes: bool) -> None:
+        """Stop the container of this name, and start one as `service` now says."""
+        await self._stop(self.containers[service.name])
+        if with_new_volumes:
+            for path, name in service.volumes.items():
+                shutil.rmtree(self._places[service.name].volumes[name])
+                self._make_volume(name, path)
+        self._start_container(service)
+
     def check(self) -> None:
         """Raise the error that ended the supervision of a container, if any."""
         for task in self._tasks.values():
@@ -216,42 +226,43 @@ class Engine:
         # The trial's own client finds the nodes by their advertised names.
         _run("mount", "--bind", str(hosts), "/etc/hosts")
         for service, place in places:
-            namespace = NAMESPACES / place.prefix[-1]
-            container = self._prepare(stack, service, place.host, namespace, hosts)
-            self.containers[service.name] = container
+            root = self._mount_root(stack, self._directory / service.name)
+            self._places[service.name] = Places(
+                root=root,
+                namespace=NAMESPACES / place.prefix[-1],
+                hosts=hosts,
+                volumes={
+                    name: self._make_volume(name, path) for path, name in service.volumes.items()
+                },
+                secrets={
+                    one: self._files / self._project.secret_files[one] for one in service.secrets
+                },
+            )
             for port in service.ports:
                 stack.push_async_callback(_close, await _publish(port, place.host))
         stack.push_async_callback(self._end)
-        for name, container in self.containers.items():
-            self._tasks[name] = asyncio.create_task(container.supervise())
+        for service in self._project.services:
+            self._start_container(service)
 
-    def _prepare(
-        self,
-        stack: AsyncExitStack,
-        service: Service,
-        address: str,
-        namespace: Path,
-        hosts: Path,
-    ) -> Container:
+    def _mount_root(self, stack: AsyncExitStack, bundle: Path) -> Path:
+        upper, work, root = (bundle / name for name in ("upper", "work", "root"))
+        for directory in (upper, work, root):
+            directory.mkdir(parents=True)
+        layers = f"lowerdir={self._image},upperdir={upper},workdir={work}"
+        _run("mount", "-t", "overlay", "overlay", "-o", layers, str(root))
+        stack.callback(_run, "umount", str(root))
+        return root
+
+    def _start_container(self, service: Service) -> None:
         bundle = self._directory / service.name
-        for part in ("upper", "work", "root"):
-            (bundle / part).mkdir(parents=True)
-        layers = f"lowerdir={self._image},upperdir={bundle / 'upper'},workdir={bundle / 'work'}"
-        _run("mount", "-t", "overlay", "overlay", "-o", layers, str(bundle / "root"))
-        stack.callback(_run, "umount", str(bundle / "root"))
-        places = Places(
-            root=bundle / "root",
-            namespace=namespace,
-            hosts=hosts,
-            volumes={name: self._volume(name, path) for path, name in service.volumes.items()},
-            secrets={one: self._files / self._project.secret_files[one] for one in service.secrets},
-        )
-        document = runtime_config(service, self._config, places)
+        document = runtime_config(service, self._config, self._places[service.name])
         (bundle / "config.json").write_text(json.dumps(document, indent=1))
         name = f"{self._directory.name}-{service.name}"
-        return Container(service, self._config, address, bundle, name, self._directory / "runc")
+        container = Container(service, self._config, bundle, name, self._directory / "runc")
+        self.containers[service.name] = container
+        self._tasks[service.name] = asyncio.create_task(container.supervise())
 
-    def _volume(self, name: str, path: str) -> Path:
+    def _make_volume(self, name: str, path: str) -> Path:
         """A new volume: as an engine does, with the owner and mode of the image's directory."""
         volume = self._directory / "volumes" / name
         volume.mkdir(parents=True)

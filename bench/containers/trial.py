@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from os import environ
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ import aiohttp
 import yaml
 from raftlog_client import Admin, Consumer, Producer
 
-from bench.containers.compose import Project, parse_project
+from bench.containers.compose import Project, Service, parse_project
 from bench.containers.engine import Container, ContainerError, Engine
 from bench.containers.images import BASE, IMAGE, ROOT, Store, build_image, make_bases
 from bench.containers.oci import ImageConfig, image_config
@@ -132,10 +133,30 @@ async def _judge(engine: Engine) -> None:
         await _wait(engine, lambda: _all_ready(containers), "/ready")
         await _check_records(containers, written)
         details.append(f"{len(written)} records read back")
+    lost = containers[2].service
+    with step(f"{lost.name} lost its volume, whole again by --replace") as details:
+        changed = replace(lost, environment=replacing(lost, containers))
+        await engine.recreate(changed, with_new_volumes=True)
+        await _wait(engine, lambda: _all_ready(containers), "/ready")
+        await _answer(containers[0], "raftlog", "cluster", "health")
+        await _check_records(containers, written)
+        details.append(f"{len(written)} records read back")
+    with step(f"{lost.name} starts again as the compose file says"):
+        await engine.recreate(lost, with_new_volumes=False)
+        await _wait(engine, lambda: _all_ready(containers), "/ready")
+    containers = list(engine.containers.values())
     with step("stopped by SIGTERM within the grace period"):
         await engine.stop()
         codes = {one.service.name: one.exit_codes[-1] for one in containers}
         _check(set(codes.values()) == {0}, f"exit codes {codes}")
+
+
+def replacing(lost: Service, containers: list[Container]) -> dict[str, str]:
+    """The variables of a service in the place of its lost self, as docs/containers.md says."""
+    others = [_address(one) for one in containers if one.service.name != lost.name]
+    node_id = lost.name.rpartition("-")[2]
+    changes = {"RAFTLOG_VOTERS": "", "RAFTLOG_JOIN": ",".join(others), "RAFTLOG_REPLACE": node_id}
+    return {**lost.environment, **changes}
 
 
 async def _wait(engine: Engine, condition: Callable[[], Awaitable[bool]], what: str) -> None:
