@@ -38,7 +38,7 @@ def test_scripts_have_no_finding() -> None:
     names = {str(path.relative_to(ROOT)) for path in scripts}
     assert {"scripts/_venv.sh", "scripts/test", "scripts/trial-docker", ".ci/run"} <= names
     done = subprocess.run(
-        [PROGRAM, "--external-sources", *scripts],
+        [PROGRAM, "--external-sources", f"--source-path=SCRIPTDIR:{ROOT}", *scripts],
         cwd=ROOT,
         capture_output=True,
         text=True,
