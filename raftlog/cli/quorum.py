@@ -1,7 +1,8 @@
-"""`raftlog quorum describe|add-voter|remove-voter|transfer`."""
+"""`raftlog quorum describe|add-voter|remove-voter|transfer|recover`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,9 +10,11 @@ import msgspec
 from raftlog_client import QuorumInfo
 
 from raftlog.cli import output
+from raftlog.cli.errors import CommandError
 from raftlog.cli.groups import Lazy, LazyGroup
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.session import run, unready_too
+from raftlog.record.errors import LogError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,6 +120,61 @@ def transfer(node: int | None, servers: str, output_format: str) -> None:
         output.message(f"node {leader_id} leads" if leader_id else "another node leads")
 
 
+@click.command()
+@click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Data directory of a surviving node, which is stopped.",
+)
+@click.option("--show", is_flag=True, help="Only print the state of its log.")
+@click.option("--no-confirm", is_flag=True, help="Do not ask; needed without a terminal.")
+@format_option
+def recover(data_dir: Path, show: bool, no_confirm: bool, output_format: str) -> None:
+    """Make a stopped node the only voter: a majority of the voters is lost for good.
+
+    Of several survivors take the one with the newest log: the greatest last term, then the greatest
+    last index (--show prints them). Metadata that the lost majority committed without this node is
+    gone: topics, leaders, in-sync sets. Then start the node, and put each lost one back by `raftlog
+    serve --replace N --join …` on an empty data directory. Never start a lost node from its old
+    directory again: together they would be a second cluster.
+    """
+    # Here, so that no other command pays for the node.
+    from raftlog.node.directory import IdentityError  # noqa: PLC0415
+    from raftlog.node.quorum_recovery import describe_survivor, make_sole_voter  # noqa: PLC0415
+    from raftlog.world import DiskError  # noqa: PLC0415
+    from raftlog.world.real_disk import FileSystemDisk  # noqa: PLC0415
+
+    try:
+        disk = FileSystemDisk(data_dir)
+        try:
+            found = describe_survivor(disk)
+            if not show:
+                output.confirm(
+                    f"Make node {found.node_id} the only voter, instead of "
+                    f"{', '.join(map(str, sorted(found.voters.ids)))}?",
+                    no_confirm,
+                    danger="this gives up what only the other voters have",
+                )
+                make_sole_voter(disk)
+        finally:
+            disk.close()
+    except (DiskError, IdentityError, LogError) as error:
+        raise CommandError(str(error)) from error
+    if output_format == "json":
+        output.write_json(msgspec.to_builtins(found))
+        return
+    voters = ", ".join(map(str, sorted(found.voters.ids)))
+    click.echo(
+        f"node {found.node_id}: last term {found.last_term}, last index {found.last_index}, "
+        f"voters {voters}"
+    )
+    if not show:
+        output.message(
+            f"node {found.node_id} is the only voter: start it, then replace the lost nodes"
+        )
+
+
 def _write_voter(node: int, output_format: str, *, is_voter: bool) -> None:
     if output_format == "json":
         output.write_json({"node_id": node, "is_voter": is_voter})
@@ -150,6 +208,7 @@ quorum = LazyGroup(
         "add-voter": Lazy(__name__, "add_voter", "Give a node a vote."),
         "remove-voter": Lazy(__name__, "remove_voter", "Take a node's vote."),
         "transfer": Lazy(__name__, "transfer", "Let another voter lead."),
+        "recover": Lazy(__name__, "recover", "Make a survivor the only voter: a majority is lost."),
     },
     help="Show and change the metadata quorum: its voters and its leader.",
 )

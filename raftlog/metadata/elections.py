@@ -148,8 +148,8 @@ class Elections:
     ) -> None:
         """`including` and `excluding` are brokers about to be available, or not.
 
-        `unwritable` brokers, without a writable disk, are elected last of all. `ends`: of the
-        partitions whose brokers were asked, for unclean elections.
+        `unwritable` brokers, without a writable disk, are elected last of all. `ends` are the
+        logs' ends that brokers have answered with, for unclean elections.
         """
         self._image = image
         self._available = (available_brokers(image) | including) - excluding

@@ -179,6 +179,21 @@ def remember(disk: Disk, settings: NodeSettings) -> None:
         logger.warning("addresses and rack are not remembered for the next start: %s", error)
 
 
+def last_address(disk: Disk, identity: Identity) -> str:
+    """Where other nodes reached the directory's node last, `host:port`. Blocks.
+
+    Raises IdentityError, DiskError.
+    """
+    content = read_small_file(disk, REMEMBERED_FILE, FILE_BYTES_MAX)
+    found: Remembered = identity.first_start
+    if content is not None:
+        found = _decode(content, Remembered, REMEMBERED_FILE)
+    address = found.advertised or found.listen
+    if address is None:
+        raise IdentityError("The directory does not say where its node was reached.")
+    return address
+
+
 def load_cluster_id(disk: Disk) -> str | None:
     """The cluster of the directory's node; None before the node knew. Blocks.
 

@@ -27,7 +27,7 @@ from raftlog.raft.journal import (
     VoteRecord,
 )
 from raftlog.raft.store import Loaded
-from raftlog.raft.voters import VoterSet, decode_voters
+from raftlog.raft.voters import VoterSet, decode_voters, encode_voters
 
 REGULAR: Final = 0
 NO_OP: Final = 1
@@ -38,6 +38,11 @@ ENTRY_KINDS: Final = frozenset({REGULAR, NO_OP, VOTERS})
 BASE_COMMAND: Final = bytes((NO_OP,))
 """The base's command, which is only in the snapshot. Never sent or applied."""
 _VOTERS: Final = bytes((VOTERS,))
+
+
+def voters_command(voters: VoterSet) -> bytes:
+    """The command of an entry that changes the voters."""
+    return _VOTERS + encode_voters(voters)
 
 
 class RaftLog:

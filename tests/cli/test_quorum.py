@@ -7,15 +7,23 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from raftlog.cli.errors import ExitCode
 from raftlog.cli.main import cli
 from raftlog.http.app import Server
 from raftlog.http.settings import ServerLimits, ServerSettings
+from raftlog.node.directory import METADATA_DIRECTORY, claim, load_state
+from raftlog.node.settings import NodeSettings
+from raftlog.raft.store import QuorumStore
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import BrokerId
+from raftlog.world.randomness import SystemRandomness
+from raftlog.world.real_disk import FileSystemDisk
 from tests.http.fakes import FakeNode, start_server
 
 Run = Callable[..., Result]
@@ -227,3 +235,52 @@ def test_node_that_waits_for_a_quorum_can_be_asked_why(
     lines = run("cluster", "health", code=1).stdout.splitlines()
     assert "  quorum: there is no active controller" in lines
     assert "  node 1: The node waits for a quorum." in lines
+
+
+def test_survivor_of_a_lost_majority_becomes_the_only_voter(tmp_path: Path) -> None:
+    disk = FileSystemDisk(tmp_path)
+    given = NodeSettings(
+        data_dir=str(tmp_path), node_id=2, listen="0.0.0.0:7", voters="1@a:7,2@b:7,3@c:7"
+    )
+    claim(disk, given, load_state(disk), SystemRandomness())
+    voters = given.voter_set()
+    assert voters is not None
+    store = QuorumStore(disk, METADATA_DIRECTORY)
+    store.load(voters)
+    store.close()
+    disk.close()
+
+    def recover(*words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(
+            cli, ["quorum", "recover", "--data-dir", str(tmp_path), "--format", "json", *words]
+        )
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    before = recover("--show")
+    assert [voter["node_id"] for voter in before["voters"]["voters"]] == [1, 2, 3]
+    assert before["sole_voter"]["host"] == "b"
+    refused = CliRunner().invoke(cli, ["quorum", "recover", "--data-dir", str(tmp_path)])
+    assert refused.exit_code == ExitCode.USAGE and "--no-confirm" in refused.output
+    assert recover("--show") == before
+    recover("--no-confirm")
+    after = recover("--show")
+    assert [voter["node_id"] for voter in after["voters"]["voters"]] == [2]
+    assert (after["last_index"], after["last_term"]) == (
+        before["last_index"] + 1,
+        before["last_term"] + 1,
+    )
+
+
+def test_recovery_of_a_directory_without_a_node_or_of_a_running_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    words = ["quorum", "recover", "--data-dir", str(tmp_path), "--no-confirm"]
+    empty = CliRunner().invoke(cli, words)
+    assert empty.exit_code == ExitCode.FAILED and "no node that was in a cluster" in empty.output
+    disk = FileSystemDisk(tmp_path)
+    running = CliRunner().invoke(cli, words)
+    assert running.exit_code == ExitCode.FAILED
+    assert "in use by another raftlog process" in running.output
+    disk.close()

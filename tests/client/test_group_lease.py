@@ -359,8 +359,8 @@ async def test_a_node_that_holds_no_heartbeats_open_is_not_flooded(single: FakeC
     async with members(single.bootstrap, "a"):
         sent, begun = single.requests[HEARTBEAT], time.monotonic()
         await single.wait_for_requests(HEARTBEAT, sent + 10)
-        # The first ones may bring the news of the join. An answer that is late, as on a busy machine,
-        # counts as held from half of the hold on.
+        # The first ones may bring the news of the join. A late answer, as on a busy machine, counts
+        # as held from half of the hold on.
         assert time.monotonic() - begun >= 6 * (SESSION_MS // 15) / 1000 / 2 * 0.9
 
 

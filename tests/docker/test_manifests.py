@@ -37,8 +37,6 @@ OF_THE_OPERATOR: Final = frozenset({"ServiceMonitor", "PrometheusRule"})
 """Kinds of the Prometheus operator, for which Kubernetes has no schema."""
 NAMESPACE: Final = "logs"
 UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30}
-AGREED_FLAGS: Final = frozenset({"--replace"})
-"""Flags of `raftlog serve` added by another part of the same issue."""
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +191,7 @@ def test_manifests_name_only_what_serve_has(trees: dict[str, list[Manifest]]) ->
         container = container_of(one)
         (script,) = container["args"]
         assert {"--node-id", "--advertised", "--voters", "--join"} <= flags_in(script)
-        assert unknown_flags(script) - AGREED_FLAGS == set()
+        assert unknown_flags(script) == set()
         assert unknown_variables(variable["name"] for variable in container["env"]) == set()
         settings = settings_from(environment_of(one, 0))
         kafka = settings.kafka_listen_address()

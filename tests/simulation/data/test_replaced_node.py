@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from raftlog.node.assembly import NodeCore
+from raftlog.node.quorum_recovery import describe_survivor, make_sole_voter
 from raftlog.node.replacement import REPLACEMENT_FILE
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 
@@ -24,7 +27,7 @@ def lose_disk(data: DataWorld, node_id: int) -> None:
     data.nodes.overrides[node_id] = {"voters": None, "join": others, "replace": node_id}
 
 
-def is_whole(data: DataWorld, node_id: int) -> bool:
+def is_whole(data: DataWorld, node_id: int, *, has_vote: bool = True) -> bool:
     """Whether the node is ready by the rule of /ready, with its vote."""
     core = data.nodes.cores.get(node_id)
     if core is None or core.not_ready is not None:
@@ -33,8 +36,12 @@ def is_whole(data: DataWorld, node_id: int) -> bool:
         return False
     for part in (T, U):
         assert node_id in data.row(part).isr, "ready before its replicas were in sync"
-    assert node_id in core.quorum.voters.ids, "ready before it had its vote"
+    assert (node_id in core.quorum.voters.ids) == has_vote, "ready before it had its vote"
     return True
+
+
+async def add_voter(node_id: int, core: NodeCore) -> None:
+    await core.quorum.add_voter(node_id)
 
 
 async def written(data: DataWorld) -> None:
@@ -117,3 +124,42 @@ def test_lost_disk_that_comes_back_is_refused() -> None:
         await data.nodes.until(lambda: is_whole(data, LOST))
 
     simulate_data(test)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_majority_is_recovered_from_one_survivor(seed: int) -> None:
+    """Two of three disks are lost for good: the survivor becomes the only voter."""
+
+    async def test(data: DataWorld) -> None:
+        await written(data)
+        survivor = 1
+        for lost in (2, 3):
+            lose_disk(data, lost)
+        await asyncio.sleep(3.0)
+        assert data.nodes.controller() is None
+        data.nodes.kill(survivor)
+        disk = data.world.disk(survivor)
+        before = describe_survivor(disk)
+        assert before.voters.ids == {1, 2, 3}
+        make_sole_voter(disk)
+        assert describe_survivor(disk).voters.ids == {survivor}
+        length = describe_survivor(disk).last_index
+        make_sole_voter(disk)
+        assert describe_survivor(disk).last_index == length == before.last_index + 1
+        data.nodes.start(survivor)
+        await data.nodes.until(lambda: data.nodes.controller() == survivor)
+        for lost in (2, 3):
+            others = [each for each in data.nodes.others(lost) if each in data.nodes.cores]
+            data.nodes.overrides[lost]["join"] = ",".join(map(data.world.address, others))
+            data.nodes.start(lost)
+            await data.nodes.until(partial(is_whole, data, lost, has_vote=False))
+            # Its vote is gone with the old voter set.
+            await data.nodes.call(survivor, partial(add_voter, lost))
+        data.nodes.kill(survivor, power=True)
+        await data.nodes.ready(2, 3)
+        await data.write(T, 2)
+        await data.write(U, 2)
+        assert data.row(T).unclean_epoch == -1
+        data.nodes.start(survivor)
+
+    simulate_data(test, seed)
