@@ -47,12 +47,15 @@ class HostEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     address: Annotated[str, Meta(min_length=1)]
     """`host`, `user@host` or `user@host:port`; the port is that of ssh."""
+    host: str | None = None
+    """The name or IP address by which nodes and clients reach the machine; by default that of
+    `address`."""
     rack: str | None = None
 
     @property
     def name(self) -> str:
-        """The machine's own name, by which nodes and clients reach the machine."""
-        return host_name(self.address)
+        """The name or IP address by which nodes and clients reach the machine."""
+        return self.host or host_name(self.address)
 
 
 class TopicSpec(msgspec.Struct, frozen=True):
@@ -99,7 +102,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Port = BASE_PORT_DEFAULT
     """ssh: the nodes' port."""
     release: str | None = None
-    """ssh: the directory of wheels to run, as `scripts/deploy --build` makes one."""
+    """ssh: the directory of wheels to run, as `scripts/deploy --wheels DIR` makes one."""
 
     @property
     def machines(self) -> tuple[HostEntry, ...]:

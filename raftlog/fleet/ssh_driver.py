@@ -278,7 +278,7 @@ class SshDriver:
             raise FleetError(
                 f"{host} has no release of raftlog",
                 f"Give cluster {self._spec.name} a `release`: the directory of wheels that "
-                "`scripts/deploy --build` makes.",
+                "`scripts/deploy --wheels DIR` makes.",
             )
 
     async def _configure(

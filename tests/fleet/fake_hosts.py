@@ -90,7 +90,7 @@ def _unit(name: str) -> Iterator[dict[str, Any]]:
 def _start(name: str) -> int:
     host = ROOT / os.environ["HOST"]
     settings, data = host / f"etc/raftlog/{name}.toml", host / f"var/lib/raftlog/{name}"
-    data.mkdir(parents=True, exist_ok=True)
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
     port = json.loads((ROOT / "port").read_text())
     # The first word names the release, as the interpreter of a virtual environment would.
     interpreter = str((host / "opt/raftlog/current").resolve() / "bin/python")

@@ -55,9 +55,11 @@ def test_home_comes_first_and_has_the_catalog() -> None:
 def test_hosts_are_words_or_tables() -> None:
     spec = cluster(
         'name = "billing"\ndriver = "ssh"\nrelease = "wheels"\n'
-        'hosts = ["h1", "root@h2:2222", { address = "[fd00::1]:22", rack = "b" }]'
+        'hosts = ["h1", "root@h2:2222", { address = "[fd00::1]:22", rack = "b" }, '
+        '{ address = "admin@203.0.113.7", host = "10.0.0.7" }]'
     )
-    assert [machine.name for machine in spec.machines] == ["h1", "h2", "fd00::1"]
+    names = [machine.name for machine in spec.machines]
+    assert names == ["h1", "h2", "fd00::1", "10.0.0.7"]
     assert spec.machines[2].rack == "b"
     assert spec.release == "/srv/fleet/wheels"
 

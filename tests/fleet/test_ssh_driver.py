@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from raftlog.cluster.process import free_ports
+from raftlog.cluster.process import free_ports, start_ticks
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.reconciler import open_fleet
 from tests.fleet.fake_hosts import SSH
+from tests.integration.waiting import wait_for
 
 FAKE = Path(__file__).with_name("fake_hosts.py")
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -51,12 +52,17 @@ class Hosts:
             f"hosts = [{names}]\n{more}"
         )
 
+    def kill(self, host: str, node_id: int) -> None:
+        """Kill a node; return after its end."""
+        unit = self.root / host / f"billing-{node_id}.unit"
+        pid = json.loads(unit.read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_for("the end of the node", lambda: start_ticks(pid) is None)
+
     def lose_disk(self, host: str, node_id: int) -> None:
         """Kill a node, and remove its data."""
-        root = self.root / host
-        pid = json.loads((root / f"billing-{node_id}.unit").read_text())["pid"]
-        os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(root / f"var/lib/raftlog/billing-{node_id}")
+        self.kill(host, node_id)
+        shutil.rmtree(self.root / host / f"var/lib/raftlog/billing-{node_id}")
 
     async def apply(self, **options: Any) -> list[str]:
         """The steps that an apply takes, without waits, which depend on the machine's speed."""
@@ -157,8 +163,7 @@ async def test_lost_disk_and_lost_host_are_named_and_never_presumed(hosts: Hosts
         await hosts.apply()
     (host / "down").unlink()
     # Stopped by an operator: started again.
-    (unit,) = hosts.root.glob("*/*.unit")
-    os.kill(json.loads(unit.read_text())["pid"], signal.SIGKILL)
+    hosts.kill(HOSTS[0], 1)
     assert await hosts.apply() == ["+ billing: start node 1"]
     # Without its data: not started.
     hosts.lose_disk(HOSTS[0], 1)
