@@ -99,8 +99,6 @@ class LocalDriver:
     async def start(self, node_ids: Sequence[int]) -> None:
         """Start nodes; without a manager this starts all that were not stopped by a command."""
         await self._configure()
-        if manager_pid(self._layout) is None:
-            await self._start_manager(Plan(arguments=self._arguments, flush=self._flush))
         states = {node.node_id: node.state for node in (await self._status()).nodes}
         for node_id in node_ids:
             if states.get(node_id) in RUNNING:
@@ -128,6 +126,7 @@ class LocalDriver:
 
     async def retire(self, node_id: int) -> str:
         """Stop a node and drop it from the manifest; its data directory is moved to `lost/`."""
+        await self._configure()
         said: list[str] = []
         await self._request(StopNode(node_id, forget=True), said)
         return "; ".join(said)
@@ -201,12 +200,12 @@ class LocalDriver:
         return given[: len(expected)] == expected and (not rest or rest[0] == "--node-id")
 
     async def _configure(self) -> None:
-        """Give the manager the settings of the file, for the next start of each node."""
+        """Have a manager run, with the settings of the file for the next start of each node."""
         self._save_settings()
+        known = self._manifest()
         if manager_pid(self._layout) is None:
-            return
-        known = self._layout.require_manifest()
-        if (known.arguments, known.flush) != (self._arguments, self._flush):
+            await self._start_manager(Plan(arguments=self._arguments, flush=self._flush))
+        elif known and (known.arguments, known.flush) != (self._arguments, self._flush):
             # Only then: the manager of an earlier release does not know the request.
             await self._request(Reconfigure(self._arguments, self._flush))
         # A node reads its settings once: no start from now on needs the other files.

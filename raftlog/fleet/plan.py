@@ -145,7 +145,7 @@ def _require_data(spec: ClusterSpec, state: ClusterState, stopped: Sequence[Node
         raise FleetError(
             f"{spec.name}: the data directory of every node is empty",
             "If the disks are not mounted, mount them. If the cluster never served, or all of its "
-            "data is lost, give it another name, and so begin a new one.",
+            "data is lost, begin a new one under another name.",
         )
     for node in stopped:
         if state.is_led and node.is_registered and not node.has_data:

@@ -189,7 +189,8 @@ class SshDriver:
 
     async def stop_cluster(self) -> None:
         """Stop the nodes, one after the other."""
-        await self.look()
+        for host, reason in (await self.look()).unreachable.items():
+            raise UnreachableError(host, f"stop cluster {self._spec.name}", reason)
         for node_id, found in sorted(self._found.items()):
             self._tell(f"stopping node {node_id} on {found.host}")
             await self._hosts[found.host].stop(found.name)

@@ -33,6 +33,7 @@ fi
 for moved in /opt/raftlog /etc/raftlog /etc/systemd/system /var/lib/raftlog; do
   command=${command//"$moved"/"$root$moved"}
 done
+unset PYTHONPATH
 exec sh -c "${command//PATH=\/usr\/local\/sbin/PATH=$HOSTS_ROOT\/bin:\/usr\/local\/sbin}"
 """
 """A shell script, because each step of a test starts it several times."""
@@ -105,7 +106,7 @@ def _start(name: str) -> int:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={"PYTHONPATH": os.environ["PYTHONPATH"], "PATH": os.environ["PATH"]},
+            env={"PYTHONPATH": os.environ["RAFTLOG_TEST_PATH"], "PATH": os.environ["PATH"]},
         ).pid
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import pytest
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from raftlog.cluster.layout import Layout, manager_pid
+from raftlog.cluster.process import start_ticks
+from tests.integration.waiting import wait_for
 
 RAFTLOG = (sys.executable, "-m", "raftlog.cli", "fleet")
 TIMEOUT_S = 240.0
@@ -109,12 +112,20 @@ async def test_fleet_is_created_changed_and_removed_as_the_file_says(fleet: Comm
     async with Producer(bootstrap_servers=servers) as producer:
         await producer.send_and_wait("orders", b"first", key=b"k")
 
+    # A killed manager takes no node with it, and the next one takes the nodes over.
+    before = pids(fleet)
+    manager = manager_pid(Layout.at(fleet.directory / "fleet/orders"))
+    assert manager
+    os.kill(manager, signal.SIGKILL)
+    wait_for("the end of the manager", lambda: start_ticks(manager) is None)
+    assert fleet.apply() == ["+ orders: start node 1"]
+    assert pids(fleet) == before
+
     # Other settings, one node more, more partitions.
     fleet.write(
         'nodes = 2\npartitions = 2\nconfig = { "retention.ms" = -1 }\n'
         'settings = { log.level = "warning" }\n'
     )
-    before = pids(fleet)
     assert fleet.apply() == [
         "~ orders: restart node 1: new settings",
         "+ orders: add a node, number 2",

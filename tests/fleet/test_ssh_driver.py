@@ -93,7 +93,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setenv("HOSTS_ROOT", str(found.root))
     monkeypatch.setenv("PATH", f"{found.root / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("RAFTLOG_TEST_PYTHON", sys.executable)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.setenv("RAFTLOG_TEST_PATH", os.pathsep.join(path for path in sys.path if path))
     monkeypatch.delenv("RAFTLOG_SSH_OPTIONS", raising=False)
     yield found
     for pid in found.pids():
