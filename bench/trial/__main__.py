@@ -107,9 +107,13 @@ class Trial:
             text=True,
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                lines.append((time.monotonic(), line))
-                _print(f"      {line.rstrip()}")
+            try:
+                for line in process.stdout:
+                    lines.append((time.monotonic(), line))
+                    _print(f"      {line.rstrip()}")
+            except BaseException:
+                process.terminate()
+                raise
         return Deployed(process.returncode, lines, time.monotonic() - started_s)
 
     def must_deploy(self, *arguments: str, release: str = "this") -> float:
@@ -292,6 +296,8 @@ class Trial:
 @click.option("--megabytes", default=1_000, show_default=True, help="On the disk that is lost.")
 def main(megabytes: int) -> None:
     """Deploy, upgrade and repair a cluster on three machines of this trial's own."""
+    # As an exception, so that the lab is removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="raftlog-trial-wheels-") as temporary:
         wheels = Path(temporary)
         started_s = time.monotonic()
