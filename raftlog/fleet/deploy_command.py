@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -99,6 +100,10 @@ def main(
         click.echo(f"{time.monotonic() - started_s:6.1f} s  {line}", err=True)
 
     async def work() -> list[str]:
+        task = asyncio.current_task()
+        assert task is not None
+        # As Ctrl-C does: connections and temporary files are removed.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         targets = [Target.parse(word) for word in hosts]
         async with Deployment(targets, say, timeout_s=timeout_s) as deployment:
             states = await deployment.inspect(rack_from)
@@ -119,7 +124,9 @@ def main(
 
     try:
         addresses = asyncio.run(work())
-    except (FleetError, ValueError) as error:
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
+    except (FleetError, OSError, ValueError) as error:
         click.echo(f"deploy: {error}", err=True)
         sys.exit(UNREACHABLE if isinstance(error, UnreachableError) else FAILED)
     if addresses:

@@ -260,13 +260,16 @@ class SshHost:
         remote = shlex.join(("sh", "-c", _AS_ROOT, "sh", *inner))
         # A file, not a pipe: old ssh keeps stderr open in its background process.
         with tempfile.TemporaryFile() as errors:
-            process = await asyncio.create_subprocess_exec(
-                *self._ssh(),
-                remote,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._ssh(),
+                    remote,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=errors,
+                )
+            except OSError as error:
+                raise UnreachableError(self.address, step, f"ssh does not run: {error}") from error
             try:
                 async with asyncio.timeout(timeout_s):
                     output, _ = await process.communicate(stdin)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raftlog.cli.serve import serve
+from raftlog.cli.main import cli
 from raftlog.fleet.deploy_plan import (
     HOSTS_MAX,
     HostState,
@@ -75,8 +75,15 @@ def test_serve_understands_the_settings(word: str, tmp_path: Path) -> None:
     for node in plan(states, PORT):
         path = tmp_path / f"{node.name}.toml"
         path.write_text(node.settings)
-        command = ["--config", str(path), "--data-dir", str(tmp_path / "d"), "--show-settings"]
-        result = CliRunner().invoke(serve, command)
+        command = [
+            "serve",
+            "--config",
+            str(path),
+            "--data-dir",
+            str(tmp_path / "d"),
+            "--show-settings",
+        ]
+        result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0, result.output
         assert json.loads(result.output)["rack"] == 'ü "b"'
 

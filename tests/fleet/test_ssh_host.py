@@ -80,6 +80,14 @@ async def test_an_unreachable_host_is_an_error_of_its_own(host: SshHost, machine
         await host.configurations()
 
 
+async def test_a_machine_without_ssh_is_named_as_such(
+    host: SshHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UnreachableError, match="ssh does not run"):
+        await host.current()
+
+
 async def test_a_silent_host_ends_the_step_after_its_timeout(
     host: SshHost, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
