@@ -38,8 +38,8 @@ GROWTH_BYTES: Final = 1_000_000
 """More than a node writes before it copies replicas."""
 EXPOSURE_MAX: Final = 2.0
 DEPLOY_TIMEOUT_S: Final = 300.0
-PULSE_ALONE_S: Final = 2.0
-"""The pulse runs so long before and after an upgrade."""
+PULSE_AFTER_S: Final = 2.0
+"""The load goes on for so long after an upgrade: its last restart counts, too."""
 FILL_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 60.0
 
@@ -195,15 +195,18 @@ class Trial:
         """A rolling upgrade under load."""
         with tempfile.NamedTemporaryFile(prefix="raftlog-pulse-") as report:
             with self._client("pulse", self.servers, report.name) as client:
-                time.sleep(PULSE_ALONE_S)
-                took_s = self.must_deploy("--upgrade", release="next")
-                time.sleep(PULSE_ALONE_S)
+                assert client.stdout is not None
+                _require(client.stdout.readline() == load.FIRST_LINE, "nothing is acknowledged")
+                done = self.deploy("--upgrade", release="next")
+                time.sleep(PULSE_AFTER_S)
                 _require(client.poll() is None, "the load ended before the upgrade did")
                 client.send_signal(signal.SIGTERM)
                 _require(client.wait(END_TIMEOUT_S) == 0, "the load failed")
             found = msgspec.json.decode(Path(report.name).read_bytes(), type=load.Pulse)
+        _require(done.code == 0, f"scripts/deploy ended with exit code {done.code}")
+        _require(f"{load.SINGLE_TOPIC}/0" in done.output, "the topic of one replica is not named")
         text = (
-            f"{took_s:.1f} s; {found.acknowledged} records acknowledged, {found.error_count} "
+            f"{done.took_s:.1f} s; {found.acknowledged} records acknowledged, {found.error_count} "
             f"errors after retries, {found.lost} lost, {found.doubled} doubled; longest time "
             f"without an acknowledgement {found.gap_ms:.0f} ms, of one partition "
             f"{found.partition_gap_ms:.0f} ms"
@@ -283,13 +286,15 @@ class Trial:
     def _client(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         """A client among the machines; ended with the block."""
         client = subprocess.Popen(
-            self.lab.inside(sys.executable, "-m", "bench.trial.load", *words), cwd=ROOT
+            self.lab.inside(sys.executable, "-m", "bench.trial.load", *words),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
         )
         try:
             yield client
         finally:
             client.kill()
-            client.wait()
+            client.communicate()
 
 
 @click.command()

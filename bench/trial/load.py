@@ -1,6 +1,7 @@
 """The clients of a trial, as processes beside the machines.
 
-pulse SERVERS FILE         write and read until SIGTERM; the observations go to FILE, as JSON
+pulse SERVERS FILE         write and read until SIGTERM; print a line after the first
+                           acknowledgement; the observations go to FILE, as JSON
 fill SERVERS TOPIC BYTES   write that many bytes to a topic, acks=all
 """
 
@@ -22,6 +23,9 @@ import msgspec
 from raftlog_client import Admin, Consumer, Producer, RaftlogClientError, RecordMetadata
 
 PULSE_TOPIC: Final = "pulse"
+SINGLE_TOPIC: Final = "single"
+"""Of one replica: an upgrade names its partition, and does not wait for another."""
+FIRST_LINE: Final = b"acknowledged\n"
 PARTITIONS: Final = 3
 INTERVAL_S: Final = 0.005
 DRAIN_TIMEOUT_S: Final = 30.0
@@ -58,10 +62,13 @@ async def pulse(servers: str) -> Pulse:
         await admin.create_topic(
             PULSE_TOPIC, partitions=PARTITIONS, replication_factor=3, configs=CONFIGS
         )
+        await admin.create_topic(SINGLE_TOPIC, partitions=1, replication_factor=1)
 
     def settled(value: str, sent: asyncio.Future[RecordMetadata]) -> None:
         error = sent.exception()
         if error is None:
+            if not acknowledged:
+                print(FIRST_LINE.decode(), end="", flush=True)
             acknowledged[value] = (time.monotonic(), sent.result().partition)
         else:
             errors.append(repr(error))
