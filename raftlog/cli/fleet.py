@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
+from raftlog_client import ConnectionLostError
 
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
@@ -89,7 +90,7 @@ def plan(file: Path, lost: dict[str, set[int]], prune: bool, output_format: str)
             reports = await fleet.report(lost)
             for found in reports:
                 if found.error is not None:
-                    raise FleetError(found.error)
+                    raise found.error
             return reports, await fleet.removals(prune=prune)
 
     reports, removals = _run(look())
@@ -176,9 +177,18 @@ def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
         code = ExitCode.FAILED
         if isinstance(error, SpecError):
             code = ExitCode.USAGE
-        elif isinstance(error.__cause__ or error, UnreachableError):
+        elif _is_unreachable(error):
             code = ExitCode.UNREACHABLE
         raise CommandError(str(error), hint=error.hint, code=code) from error
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Whether a host or a cluster without an answer is the cause: a later run may succeed."""
+    while error is not None:
+        if isinstance(error, UnreachableError | ConnectionLostError):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _document(report: Report) -> dict[str, Any]:
@@ -187,7 +197,7 @@ def _document(report: Report) -> dict[str, Any]:
     return {
         "name": report.spec.name,
         "as_written": report.is_as_written,
-        "error": report.error,
+        "error": None if report.error is None else str(report.error),
         "cluster_id": None if state is None else state.cluster_id,
         "controller_id": None if state is None else state.controller_id,
         "servers": "" if state is None else ",".join(node.address for node in state.nodes),
@@ -250,7 +260,7 @@ def _show(reports: Sequence[Report]) -> None:
 def _notes(report: Report) -> Iterable[str]:
     name = report.spec.name
     if report.error is not None:
-        yield report.error
+        yield str(report.error)
     if report.state is not None:
         for node in report.state.nodes:
             if node.why is not None:

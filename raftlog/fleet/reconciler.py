@@ -77,7 +77,7 @@ class Report:
     """To make the cluster as written."""
     problems: tuple[str, ...] = ()
     """What no step removes."""
-    error: str | None = None
+    error: FleetError | None = None
 
     @property
     def is_as_written(self) -> bool:
@@ -108,12 +108,12 @@ class Fleet:
         """Each cluster compared with the file; changes nothing. Raises OSError."""
         slots = asyncio.Semaphore(CLUSTERS_AT_ONCE)
 
-        async def look(spec: ClusterSpec) -> ClusterState | str:
+        async def look(spec: ClusterSpec) -> ClusterState | FleetError:
             async with slots:
                 try:
                     return await self._observe(spec)
                 except FleetError as error:
-                    return str(error)
+                    return error
 
         names = [spec.name for spec in self.spec.in_order]
         found = await asyncio.gather(*map(look, self.spec.in_order))
@@ -137,6 +137,10 @@ class Fleet:
         """Make all as written; how many steps that took. Raises FleetError, OSError."""
         with self.files.locked():
             applied = self.files.load_applied().merged(self.spec)
+            if any(spec.name not in self._drivers for spec in applied.clusters):
+                raise FleetError(
+                    f"another apply of {self.files.file} ran meanwhile", "Run it again."
+                )
             self.files.save_applied(applied)
             count = 0
             for spec in self.spec.in_order:
@@ -161,11 +165,11 @@ class Fleet:
     def _reported(
         self,
         spec: ClusterSpec,
-        state: ClusterState | str,
+        state: ClusterState | FleetError,
         catalog: Mapping[str, CatalogEntry],
         lost: Collection[int],
     ) -> Report:
-        if isinstance(state, str):
+        if isinstance(state, FleetError):
             return Report(spec, None, error=state)
         topics = self.topics(spec)
         found = plan.problems(spec, state, topics)
@@ -269,7 +273,7 @@ class Fleet:
     # The catalog
 
     async def _catalog(
-        self, states: Mapping[str, ClusterState | str]
+        self, states: Mapping[str, ClusterState | FleetError]
     ) -> Mapping[str, CatalogEntry]:
         """The entries; none while the home cluster does not have the catalog."""
         home = self.spec.home

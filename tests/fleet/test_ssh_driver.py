@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +163,17 @@ async def test_lost_disk_and_lost_host_are_named_and_never_presumed(hosts: Hosts
     (host / "down").touch()
     with pytest.raises(FleetError, match="Connection refused"):
         await hosts.apply()
+    for command, code in (("plan", 4), ("apply", 4), ("status", 1)):
+        ended = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "raftlog.cli", "fleet", command, str(hosts.file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert ended.returncode == code, ended.stderr
+        assert "Connection refused" in ended.stderr
     (host / "down").unlink()
     # Stopped by an operator: started again.
     hosts.kill(HOSTS[0], 1)
