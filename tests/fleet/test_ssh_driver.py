@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.cluster.process import free_ports, start_ticks
+from raftlog.cluster.process import free_ports, start_ticks, why_taken
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.reconciler import open_fleet
 from tests.fleet.fake_hosts import SSH
@@ -38,9 +38,9 @@ class Hosts:
             program = self.root / "bin" / name
             program.write_text(text)
             program.chmod(0o755)
-        (port,) = free_ports(HOSTS[0], 1)
-        self.port = port
-        (self.root / "port").write_text(json.dumps(port))
+        free = free_ports(HOSTS[0], 20)
+        self.port = next(p for p in free if not any(why_taken(host, p) for host in HOSTS))
+        (self.root / "port").write_text(json.dumps(self.port))
         for host in HOSTS:
             for version in ("1", "2"):
                 release = self.root / host / "opt/raftlog/releases" / version
