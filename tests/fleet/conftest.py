@@ -28,6 +28,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         program.chmod(0o755)
     monkeypatch.setenv("MACHINE_ROOT", str(root))
     monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.delenv(ssh_host.SSH_OPTIONS_VARIABLE, raising=False)
     yield root
     for state in units(root).values():

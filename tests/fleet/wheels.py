@@ -23,6 +23,7 @@ def write_wheel(
     requires: str = "",
     command: str = "",
     module: str = "",
+    generator: str = "one",
     built_at: tuple[int, int, int, int, int, int] = (2026, 1, 1, 0, 0, 0),
 ) -> Path:
     """A wheel with one module, and one command that calls its `main`, if named."""
@@ -35,7 +36,8 @@ def write_wheel(
     files = {
         f"{module}.py": code or "def main():\n    print('1.0')\n",
         f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tags}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: {generator}\n"
+        f"Root-Is-Purelib: true\nTag: {tags}\n",
     }
     if command:
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{command} = {module}:main\n"
