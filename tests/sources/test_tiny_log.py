@@ -268,6 +268,8 @@ def test_a_consumer_polls_at_most_n_messages_from_an_offset(
 def test_a_consumer_polls_the_latest_message(log: LoneNode) -> None:
     printed = run(log, "topic", "consume", "tiny", "--offset", "-1")
     assert printed == f"{RECORDS - 1}\n"
+    [latest] = log.request("GET", "/topics/tiny/partitions/0/records?offset=-1")
+    assert latest["offset"] == RECORDS - 1
 
 
 def test_one_process_is_a_cluster_that_holds_its_log_through_kill_9(tmp_path: Path) -> None:
