@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import msgspec
 
 from bench.trial import load, releases
 from bench.trial.lab import Lab, LabError, Machine, lab
+from bench.trial.steps import StepError, Steps, require, run_steps, say
 from raftlog.fleet.deploy_plan import PORT_DEFAULT
 from raftlog.fleet.errors import FleetError
 
@@ -42,10 +43,6 @@ PULSE_AFTER_S: Final = 2.0
 """The load goes on for so long after an upgrade: its last restart counts, too."""
 FILL_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 60.0
-
-
-class StepError(Exception):
-    """A claim that does not hold; `str()` has the observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ class Trial:
             try:
                 for line in process.stdout:
                     lines.append((time.monotonic(), line))
-                    _print(f"      {line.rstrip()}")
+                    say(f"      {line.rstrip()}")
             except BaseException:
                 process.terminate()
                 raise
@@ -119,7 +116,7 @@ class Trial:
     def must_deploy(self, *arguments: str, release: str = "this") -> float:
         """Like `deploy`, for a command that has to succeed; seconds. Raises StepError."""
         done = self.deploy(*arguments, release=release)
-        _require(done.code == 0, f"scripts/deploy ended with exit code {done.code}")
+        require(done.code == 0, f"scripts/deploy ended with exit code {done.code}")
         return done.took_s
 
     def node(self, number: int) -> tuple[Machine, str]:
@@ -154,15 +151,15 @@ class Trial:
     def from_nothing(self) -> str:
         """Three empty machines become a cluster."""
         took_s = self.must_deploy() + self.build_s
-        _require(took_s <= DEPLOY_S_MAX, f"{took_s:.1f} s with the wheels, of {DEPLOY_S_MAX:.0f}")
+        require(took_s <= DEPLOY_S_MAX, f"{took_s:.1f} s with the wheels, of {DEPLOY_S_MAX:.0f}")
         return f"{took_s:.1f} s, {self.build_s:.1f} of these to build the wheels"
 
     def again(self) -> str:
         """The same command again changes nothing."""
         before = self.pids()
         took_s = self.must_deploy()
-        _require(self.pids() == before, "a node was restarted")
-        _require(took_s <= AGAIN_S_MAX, f"{took_s:.1f} s, of {AGAIN_S_MAX:.0f}")
+        require(self.pids() == before, "a node was restarted")
+        require(took_s <= AGAIN_S_MAX, f"{took_s:.1f} s, of {AGAIN_S_MAX:.0f}")
         return f"{took_s:.1f} s, no node restarted"
 
     def sandbox(self) -> str:
@@ -171,24 +168,24 @@ class Trial:
         pid = self.pids()[0]
         summary = machine.run("systemd-analyze", "security", unit).strip().splitlines()[-1]
         exposure = float(summary.partition(": ")[2].split()[0])
-        _require(exposure <= EXPOSURE_MAX, summary)
+        require(exposure <= EXPOSURE_MAX, summary)
         status = dict(
             line.split(":\t", 1)
             for line in machine.run("cat", f"/proc/{pid}/status").splitlines()
             if ":\t" in line
         )
         for key, wanted in (("NoNewPrivs", "1"), ("Seccomp", "2"), ("CapBnd", "0" * 16)):
-            _require(status[key] == wanted, f"{key} of the node is {status[key]}, not {wanted}")
+            require(status[key] == wanted, f"{key} of the node is {status[key]}, not {wanted}")
         uid = status["Uid"].split()[0]
-        _require(uid != "0", "the node runs as root")
+        require(uid != "0", "the node runs as root")
         mounts = machine.run("cat", f"/proc/{pid}/mountinfo").splitlines()
         writable = sorted(
             mount.split()[4] for mount in mounts if "rw" in mount.split()[5].split(",")
         )
         beyond = [path for path in writable if path.startswith(("/etc", "/usr", "/opt", "/home"))]
-        _require("/" not in writable and not beyond, f"the node may write to {writable}")
+        require("/" not in writable and not beyond, f"the node may write to {writable}")
         data = machine.run("stat", "-L", "-c", "%a %u", "/var/lib/raftlog/node-1").split()
-        _require(data == ["700", uid], f"mode and owner of the data: {data}")
+        require(data == ["700", uid], f"mode and owner of the data: {data}")
         return f"exposure {exposure}; user {uid}, no capabilities, read-only root, seccomp"
 
     def upgrade(self) -> str:
@@ -196,15 +193,15 @@ class Trial:
         with tempfile.NamedTemporaryFile(prefix="raftlog-pulse-") as report:
             with self._client("pulse", self.servers, report.name) as client:
                 assert client.stdout is not None
-                _require(client.stdout.readline() == load.FIRST_LINE, "nothing is acknowledged")
+                require(client.stdout.readline() == load.FIRST_LINE, "nothing is acknowledged")
                 done = self.deploy("--upgrade", release="next")
                 time.sleep(PULSE_AFTER_S)
-                _require(client.poll() is None, "the load ended before the upgrade did")
+                require(client.poll() is None, "the load ended before the upgrade did")
                 client.send_signal(signal.SIGTERM)
-                _require(client.wait(END_TIMEOUT_S) == 0, "the load failed")
+                require(client.wait(END_TIMEOUT_S) == 0, "the load failed")
             found = msgspec.json.decode(Path(report.name).read_bytes(), type=load.Pulse)
-        _require(done.code == 0, f"scripts/deploy ended with exit code {done.code}")
-        _require(f"{load.SINGLE_TOPIC}/0" in done.output, "the topic of one replica is not named")
+        require(done.code == 0, f"scripts/deploy ended with exit code {done.code}")
+        require(f"{load.SINGLE_TOPIC}/0" in done.output, "the topic of one replica is not named")
         text = (
             f"{done.took_s:.1f} s; {found.acknowledged} records acknowledged, {found.error_count} "
             f"errors after retries, {found.lost} lost, {found.doubled} doubled; longest time "
@@ -212,45 +209,45 @@ class Trial:
             f"{found.partition_gap_ms:.0f} ms"
         )
         is_clean = not (found.error_count or found.lost or found.doubled)
-        _require(is_clean and found.acknowledged > 0, f"{text} {found.errors}")
-        _require(found.gap_ms <= GAP_MS_MAX, text)
+        require(is_clean and found.acknowledged > 0, f"{text} {found.errors}")
+        require(found.gap_ms <= GAP_MS_MAX, text)
         versions = {command.split("/")[4] for command in self.commands()}
-        _require(len(versions) == 1 and ".post1-" in versions.pop(), f"nodes run {versions}")
+        require(len(versions) == 1 and ".post1-" in versions.pop(), f"nodes run {versions}")
         return text
 
     def broken_upgrade(self) -> str:
         """A release that does not start is taken back after the first node."""
         before = self.commands()
         done = self.deploy("--upgrade", release="broken")
-        _require(done.code == 1, f"exit code {done.code}, not 1")
-        _require("this release is broken" in done.output, "the log of the node is not shown")
-        _require(self.commands() == before, "a node runs another release than before")
+        require(done.code == 1, f"exit code {done.code}, not 1")
+        require("this release is broken" in done.output, "the log of the node is not shown")
+        require(self.commands() == before, "a node runs another release than before")
         return f"refused in {done.took_s:.1f} s, all nodes run the release before"
 
     def replace(self, megabytes: int) -> str:
         """A machine loses its whole disk; one command makes the cluster whole."""
         machine, unit = self.node(LOST)
         with self._client("fill", self.servers, "orders", str(megabytes * 1_000_000)) as client:
-            _require(client.wait(FILL_TIMEOUT_S) == 0, "the topic could not be filled")
+            require(client.wait(FILL_TIMEOUT_S) == 0, "the topic could not be filled")
         machine.run("systemctl", "kill", "--signal=KILL", unit)
         machine.run("systemctl", "disable", "--now", unit)
         machine.run("sh", "-c", "rm -rf /opt/raftlog /etc/raftlog /var/lib/*/raftlog/node-*")
         disk_rate = _write_rate(machine.data)
         with _first_growth(machine.data) as began_s:
             done = self.deploy("--replace", str(LOST), release="next")
-        _require(done.code == 0, f"exit code {done.code}")
-        _require(bool(began_s), "the disk did not grow")
+        require(done.code == 0, f"exit code {done.code}")
+        require(bool(began_s), "the disk did not grow")
         # Every replica in sync: the deployment waited for that, and for no less.
         self._require_healthy()
         copied = int(machine.run("du", "-s", "-B", "1", "/var/lib/private/raftlog").split()[0])
-        _require(copied >= megabytes * 1_000_000, f"{copied} bytes on the new disk")
+        require(copied >= megabytes * 1_000_000, f"{copied} bytes on the new disk")
         whole_s = done.time_of("all nodes are ready") - began_s[0]
         rate, rate_min = copied / 1e6 / whole_s, min(WHOLE_MB_PER_S_MIN, disk_rate / 2)
         found = (
             f"{copied / 1e6:.0f} MB copied and in sync in {whole_s:.1f} s ({rate:.0f} MB/s; the "
             f"disk alone writes {disk_rate:.0f}); the command took {done.took_s:.1f} s"
         )
-        _require(rate >= rate_min, f"{found}; {rate_min:.0f} MB/s at least")
+        require(rate >= rate_min, f"{found}; {rate_min:.0f} MB/s at least")
         return found
 
     def down(self) -> str:
@@ -259,9 +256,9 @@ class Trial:
         for number in range(1, MACHINES + 1):
             machine, unit = self.node(number)
             state = [self.property(number, name) for name in ("ActiveState", "Result")]
-            _require(state == ["inactive", "success"], f"{unit} is {state}")
+            require(state == ["inactive", "success"], f"{unit} is {state}")
             log = machine.run("journalctl", "--unit", unit, "--output", "cat", "--lines", "20")
-            _require("stopped cleanly" in log, f"the log of {unit} ends with {log[-500:]}")
+            require("stopped cleanly" in log, f"the log of {unit} ends with {log[-500:]}")
             machine.run("test", "-s", f"/var/lib/raftlog/node-{number}/directory.json")
         return f"{took_s:.1f} s, every node stopped cleanly, every data directory is there"
 
@@ -280,7 +277,7 @@ class Trial:
             timeout=END_TIMEOUT_S,
             check=False,
         )
-        _require(done.returncode == 0, f"the cluster is not healthy: {done.stdout}{done.stderr}")
+        require(done.returncode == 0, f"the cluster is not healthy: {done.stdout}{done.stderr}")
 
     @contextmanager
     def _client(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -311,22 +308,22 @@ def main(megabytes: int) -> None:
             build_s = time.monotonic() - started_s
             releases.build_next(wheels / "next", wheels / "this")
             releases.build_broken(wheels / "broken", wheels / "this")
-            _print(f"three releases built in {time.monotonic() - started_s:.1f} s")
+            say(f"three releases built in {time.monotonic() - started_s:.1f} s")
             with lab() as made:
                 made.boot(MACHINES)
-                _print(f"{MACHINES} machines booted after {time.monotonic() - started_s:.1f} s")
+                say(f"{MACHINES} machines booted after {time.monotonic() - started_s:.1f} s")
                 is_ok = _run(Trial(made, wheels, build_s), megabytes)
         except (LabError, FleetError) as error:
-            _print(f"the trial cannot run: {error}")
+            say(f"the trial cannot run: {error}")
             sys.exit(1)
-    _print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    _print(f"{'all steps hold' if is_ok else 'FAILED'}; {time.monotonic() - started_s:.0f} s")
+    say(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    say(f"{'all steps hold' if is_ok else 'FAILED'}; {time.monotonic() - started_s:.0f} s")
     sys.exit(0 if is_ok else 1)
 
 
 def _run(trial: Trial, megabytes: int) -> bool:
-    """Run the steps; whether all hold. A step after a failed one would prove nothing."""
-    steps: tuple[tuple[str, Callable[[], str]], ...] = (
+    """Run all steps; whether they hold."""
+    steps: Steps = (
         ("deploy on three machines from nothing", trial.from_nothing),
         ("deploy again", trial.again),
         ("the unit's sandbox", trial.sandbox),
@@ -336,22 +333,7 @@ def _run(trial: Trial, megabytes: int) -> bool:
         ("start again", trial.up_again),
         ("replace a lost disk", lambda: trial.replace(megabytes)),
     )
-    for title, step in steps:
-        _print(f"== {title}")
-        started_s = time.monotonic()
-        try:
-            verdict = step()
-        except (StepError, LabError, subprocess.TimeoutExpired) as error:
-            _print(f"   FAILED after {time.monotonic() - started_s:.1f} s: {error}")
-            trial.print_logs()
-            return False
-        _print(f"   ok, {time.monotonic() - started_s:.1f} s: {verdict}")
-    return True
-
-
-def _require(is_so: bool, otherwise: str) -> None:
-    if not is_so:
-        raise StepError(otherwise)
+    return run_steps(steps, trial.print_logs)
 
 
 def _write_rate(directory: Path) -> float:
@@ -389,10 +371,6 @@ def _first_growth(directory: Path) -> Iterator[list[float]]:
     finally:
         ended.set()
         thread.join()
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

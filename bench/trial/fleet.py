@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ import click
 
 from bench.trial import releases
 from bench.trial.lab import Lab, LabError, Machine, lab
+from bench.trial.steps import Steps, require, run_steps, say
 from raftlog.fleet.errors import FleetError
 
 ROOT: Final = Path(__file__).parents[2]
@@ -31,10 +32,6 @@ QUICK_S_MAX: Final = 30.0
 """A run without a step reads, and changes nothing."""
 CLUSTER: Final = "bills"
 DATA: Final = "/var/lib/raftlog"
-
-
-class StepError(Exception):
-    """A claim that does not hold; `str()` has the observations."""
 
 
 @dataclass(slots=True)
@@ -75,8 +72,8 @@ class Trial:
         )
         if arguments[0] != "status":
             for line in done.stdout.splitlines():
-                _print(f"      {line}")
-        _require(done.returncode == code, f"exit code {done.returncode}, not {code}")
+                say(f"      {line}")
+        require(done.returncode == code, f"exit code {done.returncode}, not {code}")
         return done.stdout
 
     def pids(self, numbers: Sequence[int]) -> list[str]:
@@ -92,7 +89,7 @@ class Trial:
         """`status` agrees, with exactly these nodes. Raises StepError."""
         document: Any = json.loads(self.fleet("status", "--format", "json"))
         found = [node["node_id"] for node in document["clusters"][0]["nodes"]]
-        _require(document["as_written"] and found == list(node_ids), f"{document}")
+        require(document["as_written"] and found == list(node_ids), f"{document}")
 
     # Steps: each returns its verdict in words, or raises.
 
@@ -107,10 +104,10 @@ class Trial:
     def again(self) -> str:
         """A second run has nothing to do."""
         before, started_s = self.pids((1, 2, 3)), time.monotonic()
-        _require("after 0 steps" in self.fleet("apply"), "a second run took steps")
+        require("after 0 steps" in self.fleet("apply"), "a second run took steps")
         took_s = time.monotonic() - started_s
-        _require(self.pids((1, 2, 3)) == before, "a node was restarted")
-        _require(took_s <= QUICK_S_MAX, f"{took_s:.1f} s, of {QUICK_S_MAX:.0f}")
+        require(self.pids((1, 2, 3)) == before, "a node was restarted")
+        require(took_s <= QUICK_S_MAX, f"{took_s:.1f} s, of {QUICK_S_MAX:.0f}")
         return f"{took_s:.1f} s, no node restarted"
 
     def upgrade(self) -> str:
@@ -119,9 +116,9 @@ class Trial:
         self.write((1, 2, 3), "next", 'settings = { log.level = "warning" }\n')
         self.fleet("apply")
         self.require_as_written((1, 2, 3))
-        _require(not set(before) & set(self.pids((1, 2, 3))), "a node was not restarted")
+        require(not set(before) & set(self.pids((1, 2, 3))), "a node was not restarted")
         command = self.machine(1).run("cat", f"/proc/{self.pids((1,))[0]}/cmdline")
-        _require(".post1-" in command, f"node 1 runs {command!r}")
+        require(".post1-" in command, f"node 1 runs {command!r}")
         return "three nodes restarted, each with the new release"
 
     def lost_disk(self) -> str:
@@ -132,7 +129,7 @@ class Trial:
         machine.run("systemctl", "stop", unit)
         machine.run("sh", "-c", f"rm -rf /var/lib/private/raftlog/{CLUSTER}-3/*")
         said = self.fleet("apply", code=1)
-        _require("data directory is empty" in said, "the lost disk is not named")
+        require("data directory is empty" in said, "the lost disk is not named")
         self.fleet("apply", "--replace", f"{CLUSTER}/3")
         self.require_as_written((1, 2, 3))
         return "named at first, then replaced"
@@ -144,17 +141,17 @@ class Trial:
         self.require_as_written((1, 3, 4))
         left = self.machine(2)
         left.run("test", "-s", f"{DATA}/{CLUSTER}-2/directory.json")
-        _require(not left.run("ls", "/etc/raftlog").count(".toml"), "the settings are still there")
+        require(not left.run("ls", "/etc/raftlog").count(".toml"), "the settings are still there")
         return "node 2 is gone, its data directory is kept, node 4 has its vote"
 
     def pruned(self) -> str:
         """A cluster that left the file stops on request, and keeps its data."""
         self.file.write_text("")
         self.fleet("apply")
-        _require(all(self.pids((1, 3, 4))), "the cluster was stopped without a request")
+        require(all(self.pids((1, 3, 4))), "the cluster was stopped without a request")
         self.fleet("apply", "--prune")
         for number in (1, 3, 4):
-            _require(self.pids((number,)) == ["0"], f"node {number} runs")
+            require(self.pids((number,)) == ["0"], f"node {number} runs")
             self.machine(number).run("test", "-s", f"{DATA}/{CLUSTER}-{number}/directory.json")
         return "stopped, every data directory is there"
 
@@ -170,21 +167,21 @@ def main() -> None:
         try:
             releases.build(work / "this")
             releases.build_next(work / "next", work / "this")
-            _print(f"two releases built in {time.monotonic() - started_s:.1f} s")
+            say(f"two releases built in {time.monotonic() - started_s:.1f} s")
             with lab() as made:
                 made.boot(MACHINES)
-                _print(f"{MACHINES} machines booted after {time.monotonic() - started_s:.1f} s")
+                say(f"{MACHINES} machines booted after {time.monotonic() - started_s:.1f} s")
                 is_ok = _run(Trial(made, work))
         except (LabError, FleetError) as error:
-            _print(f"the trial cannot run: {error}")
+            say(f"the trial cannot run: {error}")
             sys.exit(1)
-    _print(f"{'all steps hold' if is_ok else 'FAILED'}; {time.monotonic() - started_s:.0f} s")
+    say(f"{'all steps hold' if is_ok else 'FAILED'}; {time.monotonic() - started_s:.0f} s")
     sys.exit(0 if is_ok else 1)
 
 
 def _run(trial: Trial) -> bool:
-    """Run the steps; whether all hold. A step after a failed one would prove nothing."""
-    steps: tuple[tuple[str, Callable[[], str]], ...] = (
+    """Run all steps; whether they hold."""
+    steps: Steps = (
         ("apply on three machines from nothing", trial.from_nothing),
         ("apply again", trial.again),
         ("another release and other settings", trial.upgrade),
@@ -192,25 +189,7 @@ def _run(trial: Trial) -> bool:
         ("a host for another", trial.moved),
         ("out of the file", trial.pruned),
     )
-    for title, step in steps:
-        _print(f"== {title}")
-        started_s = time.monotonic()
-        try:
-            verdict = step()
-        except (StepError, LabError, subprocess.TimeoutExpired) as error:
-            _print(f"   FAILED after {time.monotonic() - started_s:.1f} s: {error}")
-            return False
-        _print(f"   ok, {time.monotonic() - started_s:.1f} s: {verdict}")
-    return True
-
-
-def _require(is_so: bool, otherwise: str) -> None:
-    if not is_so:
-        raise StepError(otherwise)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
+    return run_steps(steps)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from raftlog.gateway.forwarding import Context, answer, filled, passed_on
 from raftlog.gateway.group_reads import GroupRead
 from raftlog.gateway.links import Reply
 from raftlog.gateway.service import Gateway
-from raftlog.http.request import Request, integer_parameter, own_url
+from raftlog.http.request import Request, own_url
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Handler, Route
 from raftlog.record.errors import (
@@ -31,19 +31,14 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.rest.consumer_shapes import ENTRIES_MAX, Created, PositionOffset, Positions
-from raftlog.rest.instance_reads import ReadBounds
-from raftlog.rest.v2 import (
-    MAX_BYTES_DEFAULT,
-    MAX_RECORDS_DEFAULT,
-    V2_MEDIA_TYPE,
-    isolation_parameter,
-)
+from raftlog.rest.v2 import V2_MEDIA_TYPE
 from raftlog.rest.v2_consumers import (
     accepted_media_types,
     instance_of,
     partitions_decoder,
     places_of,
     positions_decoder,
+    read_bounds,
     required_body,
     time_ms_of,
 )
@@ -124,13 +119,7 @@ def seek_to(route: Route, target: NamedOffset) -> Handler:
 async def read_records(request: Request, context: Context) -> web.StreamResponse:
     """GET …/records: records from the positions on; waits for the first."""
     instance_of(request)
-    timeout_ms = integer_parameter(request, "timeout", -1)
-    bounds = ReadBounds(
-        timeout_s=None if timeout_ms < 0 else timeout_ms / 1000,
-        bytes_max=integer_parameter(request, "max_bytes", MAX_BYTES_DEFAULT, minimum=1),
-        records_max=min(MAX_RECORDS_DEFAULT, context.limits.records_per_request_max),
-        isolation=isolation_parameter(request),
-    )
+    bounds = read_bounds(request, context.limits)
     read = GroupRead(request, context, accepted_media_types(request), bounds)
     body, content_type = await read.run()
     return bytes_response(body, content_type)

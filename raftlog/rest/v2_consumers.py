@@ -29,6 +29,7 @@ from raftlog.http.responses import (
     negotiate,
 )
 from raftlog.http.routing import Handler, QueryParameter, Route
+from raftlog.http.settings import ServerLimits
 from raftlog.record.errors import (
     BAD_REQUEST,
     COORDINATOR_LOADING,
@@ -274,16 +275,21 @@ def _seek_to(target: NamedOffset) -> Handler:
 async def read_records(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET …/records: records from the positions on; waits for the first."""
     instance_of(request)
-    timeout_ms = integer_parameter(request, "timeout", -1)
-    bounds = ReadBounds(
-        timeout_s=None if timeout_ms < 0 else timeout_ms / 1000,
-        bytes_max=integer_parameter(request, "max_bytes", MAX_BYTES_DEFAULT, minimum=1),
-        records_max=min(MAX_RECORDS_DEFAULT, context.limits.records_per_request_max),
-        isolation=isolation_parameter(request),
-    )
+    bounds = read_bounds(request, context.limits)
     read = InstanceRead(request, context, accepted_media_types(request), bounds)
     body, content_type = await read.run()
     return bytes_response(body, content_type)
+
+
+def read_bounds(request: Request, limits: ServerLimits) -> ReadBounds:
+    """The bounds of a read, by the query and the limits. Raises LogError BAD_REQUEST."""
+    timeout_ms = integer_parameter(request, "timeout", -1)
+    return ReadBounds(
+        timeout_s=None if timeout_ms < 0 else timeout_ms / 1000,
+        bytes_max=integer_parameter(request, "max_bytes", MAX_BYTES_DEFAULT, minimum=1),
+        records_max=min(MAX_RECORDS_DEFAULT, limits.records_per_request_max),
+        isolation=isolation_parameter(request),
+    )
 
 
 def accepted_media_types(request: Request) -> dict[str, str]:
