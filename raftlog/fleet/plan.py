@@ -135,8 +135,10 @@ def _bring_up(
     if stopped:
         yield StartNodes(cluster=name, node_ids=tuple(node.node_id for node in stopped))
     if not state.is_led:
-        late = tuple(node.node_id for node in needed if not node.is_ready)
-        yield AwaitReady(cluster=name, node_ids=late or tuple(n.node_id for n in needed))
+        # Not for a node that may have lost its disk: a leader comes without it, or not at all.
+        awaited = [node for node in needed if node.is_running or node.has_data]
+        late = [node for node in awaited if not node.is_ready]
+        yield AwaitReady(cluster=name, node_ids=tuple(n.node_id for n in late or awaited))
 
 
 def _require_data(spec: ClusterSpec, state: ClusterState, stopped: Sequence[NodeState]) -> None:

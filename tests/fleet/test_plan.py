@@ -177,6 +177,13 @@ def test_without_a_leader_nodes_with_data_are_started_first() -> None:
     assert planned(spec(), state, lost=[3]) == ["+ c: start nodes 1, 2"]
 
 
+def test_without_a_leader_no_node_with_a_lost_disk_is_waited_for() -> None:
+    state = changed(running(is_led=False), 3, is_running=False, is_ready=False, has_data=False)
+    late = changed(state, 2, is_ready=False)
+    assert planned(spec(), late) == ["~ c: wait until ready: node 2"]
+    assert planned(spec(), state) == ["~ c: wait until ready: nodes 1, 2"]
+
+
 def test_node_that_never_was_a_member_may_be_empty() -> None:
     state = changed(
         running(4), 4, is_running=False, is_ready=False, has_data=False, is_registered=False
