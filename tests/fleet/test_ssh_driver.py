@@ -22,6 +22,7 @@ from raftlog.fleet.reconciler import open_fleet
 from tests.fleet.fake_hosts import SSH
 from tests.integration.waiting import wait_for
 
+ROOT = Path(__file__).parents[2]
 FAKE = Path(__file__).with_name("fake_hosts.py")
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
@@ -96,7 +97,9 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setenv("HOSTS_ROOT", str(found.root))
     monkeypatch.setenv("PATH", f"{found.root / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("RAFTLOG_TEST_PYTHON", sys.executable)
-    monkeypatch.setenv("RAFTLOG_TEST_PATH", os.pathsep.join(path for path in sys.path if path))
+    # The nodes' interpreter has another name, so it does not find what is installed as editable.
+    paths = [str(ROOT), str(ROOT / "client"), *filter(None, sys.path)]
+    monkeypatch.setenv("RAFTLOG_TEST_PATH", os.pathsep.join(paths))
     monkeypatch.delenv("RAFTLOG_SSH_OPTIONS", raising=False)
     yield found
     for pid in found.pids():
