@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from raftlog.cli.gateway import gateway
+from raftlog.cli.main import cli
 from raftlog.cluster.process import SERVE
 from raftlog.gateway.process import GatewaySettings
 from raftlog.http.settings import ServerSettings
@@ -32,7 +32,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         "logs.example",
     ]
     result = CliRunner().invoke(
-        gateway, words, env={"RAFTLOG_GATEWAY_ALLOWED_ORIGINS": "https://a.example"}
+        cli, ["gateway", *words], env={"RAFTLOG_GATEWAY_ALLOWED_ORIGINS": "https://a.example"}
     )
     assert result.exit_code == 0, result.output
     assert seen == [
@@ -62,7 +62,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_options_are_mistakes_of_the_command_line(words: str) -> None:
-    assert CliRunner().invoke(gateway, words.split()).exit_code == 2
+    assert CliRunner().invoke(cli, ["gateway", *words.split()]).exit_code == 2
 
 
 def test_a_port_in_use_ends_the_process_with_a_message() -> None:
