@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -21,6 +21,8 @@ from raftlog.api.cluster import ClusterInfo, NodeInfo, QuorumInfo
 from raftlog.api.common import ErrorBody
 from raftlog.cluster.errors import ClusterError
 from raftlog.record.errors import ILLEGAL_STATE
+
+T = TypeVar("T")
 
 CHANGE_TIMEOUT_S: Final = 30.0
 DEAD_TIMEOUT_S: Final = 10.0
@@ -190,18 +192,7 @@ class Probes:
 
     async def quorum(self, address: str) -> QuorumInfo | None:
         """The quorum as the node sees it; None without an answer."""
-        try:
-            async with self._session.get(f"http://{address}/v1/quorum") as response:
-                body = await response.content.read(ANSWER_BYTES_MAX)
-            return msgspec.json.decode(body, type=QuorumInfo)
-        except (
-            aiohttp.ClientError,
-            TimeoutError,
-            OSError,
-            msgspec.DecodeError,
-            UnicodeDecodeError,
-        ):
-            return None
+        return await self._read(address, "/v1/quorum", QuorumInfo)
 
     async def controller(self, *addresses: str) -> int | None:
         """The node with the highest term that claims to be the active controller."""
@@ -213,10 +204,15 @@ class Probes:
 
     async def version(self, address: str) -> str | None:
         """The version of the software that runs there; None without an answer."""
+        found = await self._read(address, "/v1/cluster", ClusterInfo)
+        return None if found is None else found.version
+
+    async def _read(self, address: str, path: str, kind: type[T]) -> T | None:
+        """One node's answer; None without one that is understood."""
         try:
-            async with self._session.get(f"http://{address}/v1/cluster") as response:
+            async with self._session.get(f"http://{address}{path}") as response:
                 body = await response.content.read(ANSWER_BYTES_MAX)
-            return msgspec.json.decode(body, type=ClusterInfo).version
+            return msgspec.json.decode(body, type=kind)
         except (
             aiohttp.ClientError,
             TimeoutError,
