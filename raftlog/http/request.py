@@ -1,8 +1,9 @@
 """The two arguments of every handler: the request, and the server's context.
 
 aiohttp's own `match_info` needs its Application, and `query` builds a multidict through yarl on
-every request: measurable at tens of thousands of requests a second (DESIGN.md). So `Request` reads
-path and query itself. Parameters come as numbers, choices and names; each failure is a typed error.
+every request, measurable at tens of thousands of requests a second (docs/decisions/http-server.md).
+So `Request` reads path and query itself. Parameters come as numbers, choices and names; each
+failure is a typed error.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Answer(web.StreamResponse):
     """A whole answer, sent in one write if it is small, else in slices.
 
     In place of web.Response: its multidict, defaults and serialiser cost a quarter of a small
-    request (DESIGN.md).
+    request (docs/decisions/http-server.md).
     """
 
     def __init__(

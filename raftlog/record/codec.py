@@ -271,7 +271,8 @@ def decode(
 
     Control batches (transaction markers) give none, unless `include_control`. Offsets and
     timestamps follow `batch.header`, so a header stamped since then counts. Takes memory of up to
-    about forty times `decompressed_bytes_max`, if all records are tiny (DESIGN.md).
+    about forty times `decompressed_bytes_max`, if all records are tiny: see
+    docs/decisions/record-codec.md.
 
     Raises LogError: RECORD_TOO_LARGE over the bound, MALFORMED_BATCH for anything but a sound
     batch, CORRUPT_BATCH for a wrong CRC if `check_crc`.
