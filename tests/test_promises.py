@@ -1,4 +1,4 @@
-"""The published promises, one test each, kept by whole nodes in the simulated world.
+"""The promises of docs/promises.md, one test each, kept by whole nodes in the simulated world.
 
 Every test can fail: it names a planted bug (tests/simulation/data/planted_bugs.py) that makes it
 fail, and `test_every_promise_can_be_broken` plants that bug. The rows of

@@ -1,4 +1,4 @@
-"""The programs of docs/recipes.md, and one of the README, run against a real node."""
+"""The programs of docs/recipes.md and of pages beside it, run against a real node."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ async def test_exactly_once_into_a_database(node: LoneNode) -> None:
     assert dict(db.execute("SELECT account, balance FROM balances")) == {"ada": 4, "bob": 7}
 
 
-async def test_the_tour_s_copy_goes_on_and_copies_each_record_once(node: LoneNode) -> None:
-    source = source_of("copy_trips", node.address, "README.md")
+async def test_an_exactly_once_copy_resumes_and_copies_each_record_once(node: LoneNode) -> None:
+    source = source_of("copy_trips", node.address, "docs/delivery-modes.md")
     values = [b"%d" % number for number in range(400)]
     async with Producer(bootstrap_servers=node.address) as producer:
         for part in (values[:300], values[300:]):
@@ -177,8 +177,8 @@ def test_the_votes_of_a_replicated_state_count_once(node: LoneNode) -> None:
         assert done.stdout == "ada has 1\n{'ada': 1}\n"
 
 
-def test_the_tour_s_store_survives_a_kill(node: LoneNode) -> None:
-    source = source_of("store", node.address, "README.md")
+def test_the_example_store_survives_a_kill(node: LoneNode) -> None:
+    source = source_of("store", node.address, "docs/replicated-state.md")
     for number, port in enumerate(free_ports("127.0.0.1", 3), 1):
         source = source.replace(f"localhost:900{number}", f"localhost:{port}")
         source = f"port{number}={port}\n{source}"

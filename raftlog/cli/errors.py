@@ -1,6 +1,6 @@
 """Errors of commands: a message, the next step, and an exit code.
 
-Exit codes are a promise to scripts; the table is in `ExitCode` and in the README.
+Exit codes are a promise to scripts. `ExitCode` and docs/reference/command-line.md list them.
 """
 
 from __future__ import annotations

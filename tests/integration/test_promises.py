@@ -1,4 +1,7 @@
-"""The README's promises, kept by real processes. (Power cuts: tests/simulation/test_node.py.)"""
+"""The promises of docs/promises.md, kept by real processes.
+
+Power cuts are in tests/simulation/test_node.py.
+"""
 
 from __future__ import annotations
 
