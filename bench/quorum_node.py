@@ -30,8 +30,7 @@ import psutil
 
 from bench.node import console_of
 from raftlog.cli.main import cli
-from raftlog.metadata.admin_plans import PARTITIONS_PER_TOPIC_MAX
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import (
     AllocateProducerIds,
     CreateTopic,
@@ -39,6 +38,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
+from raftlog.metadata.decisions.admin_plans import PARTITIONS_PER_TOPIC_MAX
 from raftlog.node import process as node_module
 from raftlog.node.process import Node
 from raftlog.raft import Applied, RaftMember

@@ -22,7 +22,7 @@ import uvloop
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.storage.log import Log
+from raftlog.storage.log.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world.real_disk import FileSystemDisk

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from raftlog.cli.output import write_table
+from raftlog.cli.common.output import write_table
 
 Totals: TypeAlias = dict[str, tuple[int, int, int]]
 """Carrier → flights, departures with a known delay, and the sum of those delays in minutes."""

@@ -20,7 +20,7 @@ import orjson
 from demo_flights import data_directory, flights
 from demo_topic import records_of
 
-from raftlog.cli.output import write_table
+from raftlog.cli.common.output import write_table
 
 LATENESS = timedelta(hours=1)  # as in raftlog_spark.examples.windowed_delays
 NEW_YORK = ZoneInfo("America/New_York")

@@ -29,10 +29,10 @@ from raftlog.cli.serve import ServeSettings
 from raftlog.cli.settings import descriptions, settings_of
 from raftlog.http.app import described_routes
 from raftlog.http.openapi import describe
-from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE
-from raftlog.metadata.config_values import ConfigEntry
-from raftlog.metadata.configs import CONFIG_TABLE
-from raftlog.metadata.kafka_configs import INERT_CONFIG_TABLE
+from raftlog.metadata.configs.broker import BROKER_CONFIG_TABLE
+from raftlog.metadata.configs.kafka import INERT_CONFIG_TABLE
+from raftlog.metadata.configs.topic import CONFIG_TABLE
+from raftlog.metadata.configs.values import ConfigEntry
 from raftlog.record.errors import ERROR_TABLE
 from raftlog.rest.routes import ROUTES
 

@@ -16,7 +16,7 @@ import pytest
 
 from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import NO_LEADER, NOT_ENOUGH_REPLICAS, LogError
-from raftlog.replication.leader_role import LeaderRole
+from raftlog.replication.leader.role import LeaderRole
 from raftlog.replication.partition import Acks, Partition
 from tests.simulation.data.clients import ask, encode
 from tests.simulation.data.consumers import Consumer

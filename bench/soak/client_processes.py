@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from raftlog.coordinator import group_kind, transaction_kind
-from raftlog.coordinator.transaction_messages import shard_key
+from raftlog.coordinator.groups import kind as group_kind
+from raftlog.coordinator.transactions import kind as transaction_kind
+from raftlog.coordinator.transactions.messages import shard_key
 from raftlog.record.coordinators import partition_of
 
 COORDINATOR_PARTITIONS: Final = 16

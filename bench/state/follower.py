@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import uvloop
 from raftlog_replicated import At, Replicated, Role, StructCodec
-from raftlog_replicated.topics import Layout
+from raftlog_replicated.logs.topics import Layout
 
 from bench.soak.orders import order_from_stdin
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from raftlog_replicated import Replicated, Role
 from raftlog_replicated.examples.kv import CODEC, KeyValues, Put
-from raftlog_replicated.topics import Layout
+from raftlog_replicated.logs.topics import Layout
 
 from bench.node import data_directory
 from bench.replication.cluster import Cluster, Options, run_workload, running_cluster

@@ -38,10 +38,9 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     TransactionAbortableError,
 )
-from raftlog_client.group_lease import GroupLease, LeaseListener
-from raftlog_client.producer import Producer
-from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
-from raftlog_client.record_encoder import (
+from raftlog_client.groups.lease import GroupLease, LeaseListener
+from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
+from raftlog_client.produce.record_encoder import (
     Partitioner,
     bytes_deserializer,
     bytes_serializer,
@@ -51,7 +50,8 @@ from raftlog_client.record_encoder import (
     string_deserializer,
     string_serializer,
 )
-from raftlog_client.transactions import Transaction
+from raftlog_client.producer import Producer
+from raftlog_client.transactions.transactions import Transaction
 from raftlog_client.types import (
     BrokerInfo,
     ClusterInfo,

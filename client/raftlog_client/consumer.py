@@ -10,18 +10,18 @@ from typing import Final, Generic, Literal
 
 from raftlog.api.groups import GROUP_ID_PATTERN
 from raftlog.api.records import Isolation
-from raftlog_client.assignment import Assignment
 from raftlog_client.errors import ClientClosedError, IllegalStateError, RaftlogClientError
-from raftlog_client.fetch_protocol import FetchConnectionPool
-from raftlog_client.fetch_requests import FetchSettings
-from raftlog_client.fetcher import Fetcher
-from raftlog_client.group_consumer import ConsumerGroup, GroupSettings
+from raftlog_client.fetch.assignment import Assignment
+from raftlog_client.fetch.fetcher import Fetcher
+from raftlog_client.fetch.protocol import FetchConnectionPool
+from raftlog_client.fetch.record_buffer import RecordBuffer
+from raftlog_client.fetch.record_decoder import RecordDecoder
+from raftlog_client.fetch.requests import FetchSettings
+from raftlog_client.fetch.subscription import OffsetReset, PartitionState, Subscription
+from raftlog_client.groups.consumer import ConsumerGroup, GroupSettings
+from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import offsets_for_times, partition_offsets
-from raftlog_client.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
-from raftlog_client.record_buffer import RecordBuffer
-from raftlog_client.record_decoder import RecordDecoder
-from raftlog_client.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import K, OffsetAndTimestamp, Record, TopicPartition, V
 

@@ -13,8 +13,6 @@ from typing_extensions import TypeVar
 from raftlog.api.transactions import TRANSACTION_TIMEOUT_MS_DEFAULT, TRANSACTIONAL_ID_PATTERN
 from raftlog.record.compression import Compression
 from raftlog.record.errors import LogError
-from raftlog_client.accumulator import FUTURE_BYTES, Accumulator, TopicQueues
-from raftlog_client.bulk_send import BulkSend
 from raftlog_client.errors import (
     ClientClosedError,
     DeliveryTimeoutError,
@@ -22,19 +20,21 @@ from raftlog_client.errors import (
     RaftlogClientError,
     server_error,
 )
-from raftlog_client.fencing import Fencing
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
-from raftlog_client.raw_batch import RawBatchBuilder
-from raftlog_client.record_encoder import (
+from raftlog_client.produce.accumulator import FUTURE_BYTES, Accumulator, TopicQueues
+from raftlog_client.produce.bulk_send import BulkSend
+from raftlog_client.produce.raw_batch import RawBatchBuilder
+from raftlog_client.produce.record_encoder import (
     Partitioner,
     RecordEncoder,
     murmur2_partitioner,
     whole_timestamp_ms,
 )
-from raftlog_client.sender import Sender
-from raftlog_client.stalls import LOOK_INTERVAL_S, StallReporter
-from raftlog_client.transaction_state import State
-from raftlog_client.transactions import Transaction, Transactions
+from raftlog_client.produce.sender import Sender
+from raftlog_client.produce.stalls import LOOK_INTERVAL_S, StallReporter
+from raftlog_client.transactions.fencing import Fencing
+from raftlog_client.transactions.state import State
+from raftlog_client.transactions.transactions import Transaction, Transactions
 from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import Headers, RecordMetadata, SendSummary
 

@@ -18,13 +18,13 @@ from typing import Final, Generic
 
 import msgspec
 
-from raftlog_replicated.entries import DIGEST_EVERY, Commands, Digest, Entry, Fence
 from raftlog_replicated.errors import (
     ApplyError,
     DivergedError,
     SnapshotError,
     TooManyRequestsError,
 )
+from raftlog_replicated.logs.entries import DIGEST_EVERY, Commands, Digest, Entry, Fence
 from raftlog_replicated.requests import Kept, Requests
 from raftlog_replicated.types import At, Codec, Command, Digesting, Position, Result, StateMachine
 

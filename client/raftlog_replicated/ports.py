@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from raftlog_client import LeaseListener
 
-from raftlog_replicated.snapshots import Manifest
+from raftlog_replicated.snapshots.snapshots import Manifest
 
 
 class LogRecord(NamedTuple):

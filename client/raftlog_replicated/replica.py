@@ -24,7 +24,6 @@ from typing import Any, Final, Generic, Self, TypeVar, cast
 from raftlog_client import RaftlogClientError
 
 from raftlog_replicated.applier import Applier
-from raftlog_replicated.entries import Commands, Digest, Entry, Fence, decode_entry, encode_entry
 from raftlog_replicated.errors import (
     BehindError,
     DivergedError,
@@ -34,11 +33,19 @@ from raftlog_replicated.errors import (
     ReplicatedError,
     UnknownEntryError,
 )
-from raftlog_replicated.pipeline import Pipeline
+from raftlog_replicated.logs.entries import (
+    Commands,
+    Digest,
+    Entry,
+    Fence,
+    decode_entry,
+    encode_entry,
+)
+from raftlog_replicated.logs.pipeline import Pipeline
 from raftlog_replicated.ports import LogRecord, LogTrimmedError, StateLog, Writer
 from raftlog_replicated.reads import Progress, SharedQuestions, TooManyWaitError
 from raftlog_replicated.requests import REQUEST_ID_CHARACTERS_MAX
-from raftlog_replicated.snapshotter import Snapshotter
+from raftlog_replicated.snapshots.snapshotter import Snapshotter
 from raftlog_replicated.types import (
     EVENTUAL,
     Applied,

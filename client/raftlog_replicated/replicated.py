@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from raftlog_replicated.per_replica_log import PerReplicaLog
+from raftlog_replicated.logs.per_replica_log import PerReplicaLog
+from raftlog_replicated.logs.shared_log import SharedLog
+from raftlog_replicated.logs.topics import Layout, StateTopics
 from raftlog_replicated.replica import Machine, Replica
-from raftlog_replicated.shared_log import SharedLog
-from raftlog_replicated.topics import Layout, StateTopics
 from raftlog_replicated.types import Codec, Command, Host, Result
 
 LEASE_MS: Final = 1_500

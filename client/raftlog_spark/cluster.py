@@ -11,13 +11,14 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from raftlog_client import Producer, Transaction, sinks
+from raftlog_client import Producer, Transaction
 from raftlog_client.errors import RaftlogClientError, ServerError, TopicNotFoundError
-from raftlog_client.fetch_protocol import FetchConnectionPool
-from raftlog_client.group_offsets import commit_for_group
+from raftlog_client.fetch.protocol import FetchConnectionPool
+from raftlog_client.fetch.range_reader import RangeChunk, RangeReader
+from raftlog_client.groups.offsets import commit_for_group
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import bounds_of_topics, offsets_of_times
-from raftlog_client.range_reader import RangeChunk, RangeReader
+from raftlog_client.transactions import sinks
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
 

@@ -28,14 +28,15 @@ from raftlog.broker.authorize import (
 )
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.node import NodeServices
-from raftlog.metadata import admin_plans, configs
-from raftlog.metadata.apply import apply
-from raftlog.metadata.broker_configs import describe_broker_configs, operator_settings
+from raftlog.metadata.apply.apply import apply
 from raftlog.metadata.commands import Assignments
-from raftlog.metadata.configs import ConfigDescription
-from raftlog.metadata.decommission import evacuation_progress
+from raftlog.metadata.configs import topic as configs
+from raftlog.metadata.configs.broker import describe_broker_configs, operator_settings
+from raftlog.metadata.configs.topic import ConfigDescription
+from raftlog.metadata.decisions import admin_plans
+from raftlog.metadata.decisions.decommission import evacuation_progress
+from raftlog.metadata.decisions.reassignment import Move
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from raftlog.metadata.reassignment import Move
 from raftlog.raft import PeerStatus, QuorumStatus
 from raftlog.raft.voters import NODE_ID_MAX, VoterSet, few_voters_warning
 from raftlog.record.errors import LogError

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from raftlog.broker.authorize import Authorize, Operation, Principal, group_resource
 from raftlog.broker.groups import GroupService
 from raftlog.broker.node import NodeServices
-from raftlog.coordinator.classic_messages import (
+from raftlog.coordinator.groups.classic.messages import (
     ClassicHeartbeat,
     Joined,
     JoinGroup,
@@ -27,8 +27,8 @@ from raftlog.coordinator.classic_messages import (
     Synced,
     SyncGroup,
 )
-from raftlog.coordinator.group_kind import HELD_S_MAX
-from raftlog.coordinator.group_messages import Done
+from raftlog.coordinator.groups.kind import HELD_S_MAX
+from raftlog.coordinator.groups.messages import Done
 
 __all__ = [
     "ClassicGroupService",

@@ -22,10 +22,11 @@ from raftlog.broker.fetch import FetchService, PartitionHandle
 from raftlog.broker.groups import CALL_S, GroupService
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import NamedOffset, OffsetService, PartitionBounds
-from raftlog.coordinator.assignors import Pair, assignment_of, pairs
-from raftlog.coordinator.consumer_instances import no_assignment
-from raftlog.coordinator.group_messages import GroupResponse, OffsetOutcomes
-from raftlog.coordinator.instance_messages import (
+from raftlog.coordinator.groups.assignors import Pair, assignment_of, pairs
+from raftlog.coordinator.groups.messages import GroupResponse, OffsetOutcomes
+from raftlog.coordinator.groups.offset_messages import FetchedOffset, OffsetToCommit
+from raftlog.coordinator.instances.consumer_instances import no_assignment
+from raftlog.coordinator.instances.messages import (
     UNKNOWN_OFFSET,
     AssignInstance,
     BeginRead,
@@ -44,7 +45,6 @@ from raftlog.coordinator.instance_messages import (
     SeekInstance,
     SubscribeInstance,
 )
-from raftlog.coordinator.offset_messages import FetchedOffset, OffsetToCommit
 from raftlog.record.errors import (
     ERROR_TABLE,
     UNKNOWN_PARTITION,

@@ -13,9 +13,10 @@ from raftlog.broker.authorize import (
     transactional_id_resource,
 )
 from raftlog.broker.node import NodeServices
-from raftlog.coordinator import group_kind, transaction_kind
-from raftlog.coordinator.group_checks import check_group_id
-from raftlog.coordinator.transaction_messages import shard_key
+from raftlog.coordinator.groups import kind as group_kind
+from raftlog.coordinator.groups.checks import check_group_id
+from raftlog.coordinator.transactions import kind as transaction_kind
+from raftlog.coordinator.transactions.messages import shard_key
 from raftlog.metadata.image import BrokerImage
 
 

@@ -26,11 +26,10 @@ from raftlog.broker.closing import Closing
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import FoundRecord, OffsetService
 from raftlog.broker.offsets import PartitionBounds as RoutedBounds
-from raftlog.coordinator.classic_messages import DescribedGroup
-from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.group_checks import check_group_id
-from raftlog.coordinator.group_kind import NAME, TOPIC, decode_response, encode_request
-from raftlog.coordinator.group_messages import (
+from raftlog.coordinator.groups.checks import check_group_id
+from raftlog.coordinator.groups.classic.messages import DescribedGroup
+from raftlog.coordinator.groups.kind import NAME, TOPIC, decode_response, encode_request
+from raftlog.coordinator.groups.messages import (
     JOIN_EPOCH,
     ConsumerGroupDescription,
     ConsumerHeartbeatRequest,
@@ -50,7 +49,7 @@ from raftlog.coordinator.group_messages import (
     classic_description,
     state_words,
 )
-from raftlog.coordinator.offset_messages import (
+from raftlog.coordinator.groups.offset_messages import (
     OFFSETS_MAX,
     ByDuration,
     CommitOffsets,
@@ -71,8 +70,9 @@ from raftlog.coordinator.offset_messages import (
     TopicPartition,
     ToTimestamp,
 )
-from raftlog.coordinator.offset_reset import lookup_time_ms, offsets_to_commit, plan_reset
-from raftlog.coordinator.records import TopicPartitions
+from raftlog.coordinator.groups.offset_reset import lookup_time_ms, offsets_to_commit, plan_reset
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.shard.records import TopicPartitions
 from raftlog.metadata.image import TopicImage
 from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import (

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from raftlog.coordinator.service import Coordinators
-from raftlog.coordinator.status import CoordinatorStatus
-from raftlog.metadata.apply import ApplyResult
+from raftlog.coordinator.shard.service import Coordinators
+from raftlog.coordinator.shard.status import CoordinatorStatus
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.raft import RaftMember
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY, LogError
 from raftlog.record.types import BrokerId

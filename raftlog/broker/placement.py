@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, TypeAlias
 from raftlog.broker.authorize import CLUSTER, Authorize, Operation, Principal
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.node import NodeServices
-from raftlog.metadata.elections import PartitionKey
+from raftlog.metadata.decisions.elections import PartitionKey
+from raftlog.metadata.decisions.reassignment import Move, plan_reassignment
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
-from raftlog.metadata.reassignment import Move, plan_reassignment
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import PartitionId
 

@@ -39,7 +39,7 @@ from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, Sma
 from raftlog.broker.limits import BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
-from raftlog.metadata.configs import TopicConfig
+from raftlog.metadata.configs.topic import TopicConfig
 from raftlog.metadata.image import BrokerImage, TopicImage
 from raftlog.record.batch import RecordBatch, has_more_batches, split_batches
 from raftlog.record.codec import BatchBuilder, Headers, RecordTuple
@@ -59,7 +59,7 @@ from raftlog.record.types import (
     ProducerId,
     TopicId,
 )
-from raftlog.replication.arrival_order import ArrivalOrder, Place
+from raftlog.replication.leader.arrival_order import ArrivalOrder, Place
 from raftlog.replication.partition import Acks
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.transaction_hooks import append_at_leader

@@ -22,10 +22,9 @@ from raftlog.broker.authorize import (
     transactional_id_resource,
 )
 from raftlog.broker.node import NodeServices
-from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.transaction import VERSION_1, VERSION_2
-from raftlog.coordinator.transaction_kind import NAME, TOPIC, decode_response, encode_request
-from raftlog.coordinator.transaction_messages import (
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.transactions.kind import NAME, TOPIC, decode_response, encode_request
+from raftlog.coordinator.transactions.messages import (
     NO_EPOCH,
     AbortTransaction,
     AddPartitions,
@@ -49,12 +48,13 @@ from raftlog.coordinator.transaction_messages import (
     shard_key,
     sink_shard_key,
 )
+from raftlog.coordinator.transactions.transaction import VERSION_1, VERSION_2
 from raftlog.metadata.image import TopicImage
 from raftlog.record.control import Marker
 from raftlog.record.coordinators import OFFSETS_TOPIC, partition_of
 from raftlog.record.errors import LogError
 from raftlog.record.types import NO_PRODUCER_ID, BrokerId, PartitionId
-from raftlog.storage.producer_state import ProducerDescription
+from raftlog.storage.producers.state import ProducerDescription
 
 __all__ = [
     "VERSION_1",

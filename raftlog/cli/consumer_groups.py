@@ -8,13 +8,13 @@ import click
 import msgspec
 from raftlog_client import Admin, TopicPartition
 
-from raftlog.cli import output
-from raftlog.cli.cluster_moves import place_of
-from raftlog.cli.errors import ExitCode
-from raftlog.cli.names import group_argument
-from raftlog.cli.offsets import EARLIEST, LATEST, Anchor, Position, position_option
-from raftlog.cli.options import format_option, servers_option
-from raftlog.cli.session import run
+from raftlog.cli.cluster.moves import place_of
+from raftlog.cli.common import output
+from raftlog.cli.common.errors import ExitCode
+from raftlog.cli.common.names import group_argument
+from raftlog.cli.common.offsets import EARLIEST, LATEST, Anchor, Position, position_option
+from raftlog.cli.common.options import format_option, servers_option
+from raftlog.cli.common.session import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

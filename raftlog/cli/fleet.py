@@ -11,9 +11,9 @@ import click
 import msgspec
 from raftlog_client import ConnectionLostError
 
-from raftlog.cli import output
-from raftlog.cli.errors import CommandError, ExitCode
-from raftlog.cli.options import format_option
+from raftlog.cli.common import output
+from raftlog.cli.common.errors import CommandError, ExitCode
+from raftlog.cli.common.options import format_option
 from raftlog.fleet import steps
 from raftlog.fleet.errors import FleetError, SpecError, UnreachableError
 from raftlog.fleet.plan import kept_nodes

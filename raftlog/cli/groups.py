@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(rows)
 
 
-_ADMIN = "raftlog.cli.topic_admin"
+_ADMIN = "raftlog.cli.topic.admin"
 
 topic = LazyGroup(
     "topic",
@@ -84,10 +84,12 @@ topic = LazyGroup(
         "create": Lazy(_ADMIN, "create", "Create topics."),
         "list": Lazy(_ADMIN, "list_topics", "List topics."),
         "describe": Lazy(
-            "raftlog.cli.topic_describe", "describe", "Show a topic's partitions and settings."
+            "raftlog.cli.topic.describe", "describe", "Show a topic's partitions and settings."
         ),
-        "produce": Lazy("raftlog.cli.produce", "produce", "Write records from stdin or files."),
-        "consume": Lazy("raftlog.cli.consume", "consume", "Print records."),
+        "produce": Lazy(
+            "raftlog.cli.topic.produce", "produce", "Write records from stdin or files."
+        ),
+        "consume": Lazy("raftlog.cli.topic.consume", "consume", "Print records."),
         "alter-config": Lazy(_ADMIN, "alter_config", "Change a topic's settings."),
         "add-partitions": Lazy(_ADMIN, "add_partitions", "Give a topic more partitions."),
         "trim-prefix": Lazy(_ADMIN, "trim_prefix", "Delete the oldest records of a topic."),
@@ -124,7 +126,7 @@ txn = LazyGroup(
     help="Show transactions and the partitions that they hold back; abort one.",
 )
 
-_BENCH = "raftlog.cli.bench"
+_BENCH = "raftlog.cli.bench.commands"
 
 bench = LazyGroup(
     "bench",
@@ -142,9 +144,9 @@ bench = LazyGroup(
     """,
 )
 
-_INFO = "raftlog.cli.cluster_info"
-_LOCAL = "raftlog.cli.cluster_local"
-_MOVES = "raftlog.cli.cluster_moves"
+_INFO = "raftlog.cli.cluster.info"
+_LOCAL = "raftlog.cli.cluster.local"
+_MOVES = "raftlog.cli.cluster.moves"
 
 cluster = LazyGroup(
     "cluster",
@@ -168,7 +170,7 @@ cluster = LazyGroup(
     help="Show a cluster, run one on this machine, change its leaders, replicas and settings.",
 )
 
-_CONFIG = "raftlog.cli.cluster_config"
+_CONFIG = "raftlog.cli.cluster.config"
 
 cluster_config = LazyGroup(
     "config",

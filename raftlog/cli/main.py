@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from raftlog import __version__
-from raftlog.cli.errors import CommandError, ExitCode, from_log_error, from_os_error
+from raftlog.cli.common.errors import CommandError, ExitCode, from_log_error, from_os_error
 from raftlog.cli.groups import Lazy, LazyGroup
 from raftlog.record.errors import LogError
 

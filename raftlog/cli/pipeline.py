@@ -13,9 +13,9 @@ from pathlib import Path
 
 import click
 
-from raftlog.cli.errors import CommandError, ExitCode
+from raftlog.cli.common.errors import CommandError, ExitCode
+from raftlog.cli.common.options import config_pairs, servers_option
 from raftlog.cli.groups import Lazy, LazyGroup
-from raftlog.cli.options import config_pairs, servers_option
 
 
 def _names(

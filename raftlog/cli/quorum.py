@@ -9,11 +9,11 @@ import click
 import msgspec
 from raftlog_client import QuorumInfo
 
-from raftlog.cli import output
-from raftlog.cli.errors import CommandError
+from raftlog.cli.common import output
+from raftlog.cli.common.errors import CommandError
+from raftlog.cli.common.options import format_option, servers_option
+from raftlog.cli.common.session import run, unready_too
 from raftlog.cli.groups import Lazy, LazyGroup
-from raftlog.cli.options import format_option, servers_option
-from raftlog.cli.session import run, unready_too
 from raftlog.record.errors import LogError
 
 if TYPE_CHECKING:

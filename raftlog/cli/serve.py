@@ -17,9 +17,9 @@ import click
 import msgspec
 import orjson
 
-from raftlog.cli import output
-from raftlog.cli.errors import CommandError, ExitCode
-from raftlog.cli.options import iso_time
+from raftlog.cli.common import output
+from raftlog.cli.common.errors import CommandError, ExitCode
+from raftlog.cli.common.options import iso_time
 from raftlog.cli.settings import (
     Given,
     Setting,

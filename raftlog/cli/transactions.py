@@ -10,10 +10,10 @@ import click
 import msgspec
 from raftlog_client import Admin, ServerError, TopicNotFoundError, TopicPartition
 
-from raftlog.cli import output
-from raftlog.cli.names import transactional_id_argument
-from raftlog.cli.options import format_option, iso_time, servers_option
-from raftlog.cli.session import run
+from raftlog.cli.common import output
+from raftlog.cli.common.names import transactional_id_argument
+from raftlog.cli.common.options import format_option, iso_time, servers_option
+from raftlog.cli.common.session import run
 from raftlog.record.errors import UNKNOWN_TRANSACTION
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import platform
 import click
 
 from raftlog import __version__
-from raftlog.cli import output
-from raftlog.cli.options import format_option
+from raftlog.cli.common import output
+from raftlog.cli.common.options import format_option
 
 
 @click.command()

@@ -32,19 +32,23 @@ from raftlog.controller.messages import (
 )
 from raftlog.controller.partition_work import PartitionWork
 from raftlog.controller.sessions import Action, DeadBrokers, Decision, Sessions
-from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.apply_partitions import PartitionsChanged
-from raftlog.metadata.broker_configs import SESSION_TIMEOUT, lease_bound_change
+from raftlog.metadata.apply.apply import ApplyResult
+from raftlog.metadata.apply.partitions import PartitionsChanged
 from raftlog.metadata.commands import (
     AlterClusterSettings,
     Command,
     FenceBroker,
     encode_command,
 )
+from raftlog.metadata.configs.broker import SESSION_TIMEOUT, lease_bound_change
+from raftlog.metadata.decisions.elections import plan_elections
+from raftlog.metadata.decisions.liveness import (
+    plan_controlled_shutdown,
+    plan_fencing,
+    plan_unfencing,
+)
 from raftlog.metadata.delta import MetadataDelta
-from raftlog.metadata.elections import plan_elections
 from raftlog.metadata.image import BrokerImage, MetadataImage
-from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, plan_unfencing
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, ConnectionEvent, RaftMember, Refused, Unknown
 from raftlog.record.types import BrokerId

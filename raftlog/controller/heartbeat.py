@@ -24,7 +24,7 @@ from raftlog.controller.messages import (
     encode_message,
 )
 from raftlog.controller.sessions import Lease
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Clock, Randomness, Wakeup

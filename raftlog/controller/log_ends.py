@@ -22,8 +22,8 @@ from raftlog.controller.messages import (
     LogEndsRequest,
     encode_message,
 )
-from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.elections import (
+from raftlog.metadata.apply.apply import ApplyResult
+from raftlog.metadata.decisions.elections import (
     LogEnd,
     LogEnds,
     PartitionKey,

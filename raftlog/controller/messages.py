@@ -16,7 +16,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
+from raftlog.metadata.configs.broker import SESSION_TIMEOUT_S_DEFAULT
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
 
 HEARTBEAT_S: Final = 0.3

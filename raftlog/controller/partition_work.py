@@ -13,12 +13,11 @@ from functools import partial
 from itertools import islice
 from typing import Final, TypeAlias
 
-from raftlog.metadata.broker_configs import REBALANCE_DELAY, rebalance_delay_s
 from raftlog.metadata.commands import ChangePartitions
-from raftlog.metadata.configs import UNCLEAN_ELECTION
-from raftlog.metadata.decommission import plan_evacuation
-from raftlog.metadata.delta import MetadataDelta, TopicChange
-from raftlog.metadata.elections import (
+from raftlog.metadata.configs.broker import REBALANCE_DELAY, rebalance_delay_s
+from raftlog.metadata.configs.topic import UNCLEAN_ELECTION
+from raftlog.metadata.decisions.decommission import plan_evacuation
+from raftlog.metadata.decisions.elections import (
     PLANNED_CHANGES_MAX,
     PartitionKey,
     brokers_in_maintenance,
@@ -27,8 +26,9 @@ from raftlog.metadata.elections import (
     plan_relief,
     undecided_elections,
 )
+from raftlog.metadata.decisions.reassignment import plan_completions
+from raftlog.metadata.delta import MetadataDelta, TopicChange
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
-from raftlog.metadata.reassignment import plan_completions
 from raftlog.record.types import BrokerId
 
 PREFERRED_CHECK_S_MAX: Final = 10.0

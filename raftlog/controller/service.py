@@ -23,9 +23,9 @@ from raftlog.controller.messages import (
     decode_message,
     encode_message,
 )
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
+from raftlog.metadata.decisions.elections import LogEnd, LogEnds, PartitionKey
 from raftlog.metadata.delta import MetadataDelta
-from raftlog.metadata.elections import LogEnd, LogEnds, PartitionKey
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import ConnectionEvent, RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId

@@ -43,7 +43,7 @@ from enum import Enum, auto
 from typing import Final
 
 from raftlog.controller.messages import HEARTBEAT_S, HeartbeatAnswer, answered_timeout_s
-from raftlog.metadata.broker_configs import lease_bound_s, session_timeout_s
+from raftlog.metadata.configs.broker import lease_bound_s, session_timeout_s
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId
 

@@ -18,7 +18,7 @@ from raftlog_client import (
     TopicPartition,
 )
 
-from raftlog.fleet.driver import Tell
+from raftlog.fleet.drivers.driver import Tell
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.partitions import partition_states
 from raftlog.fleet.safety import PartitionState, may_stop

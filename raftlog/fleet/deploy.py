@@ -26,11 +26,11 @@ from raftlog.fleet.deploy_plan import (
     plan,
     plan_replacement,
 )
+from raftlog.fleet.drivers.ssh_host import SECRET_PATH, NodeStatus, SshHost
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.partitions import partition_states
 from raftlog.fleet.release import Release
 from raftlog.fleet.safety import PartitionState, Verdict, may_stop
-from raftlog.fleet.ssh_host import SECRET_PATH, NodeStatus, SshHost
 
 SECRET_BYTES: Final = 32
 POLL_S: Final = 0.25

@@ -18,7 +18,7 @@ from raftlog_client import (
 
 from raftlog.cluster.manifest import host_port
 from raftlog.cluster.membership import NO_ANSWER, Probes, admin_of
-from raftlog.fleet.driver import Driver, Machines
+from raftlog.fleet.drivers.driver import Driver, Machines
 from raftlog.fleet.partitions import out_of_sync, partition_states
 from raftlog.fleet.safety import PartitionState
 from raftlog.fleet.spec import ClusterSpec, TopicSpec

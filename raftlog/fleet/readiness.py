@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from raftlog.cluster.membership import NO_ANSWER, Probes
-from raftlog.fleet.driver import Tell
+from raftlog.fleet.drivers.driver import Tell
 from raftlog.fleet.errors import FleetError
 
 READY_TIMEOUT_S: Final = 600.0

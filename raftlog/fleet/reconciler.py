@@ -22,14 +22,14 @@ from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.membership import admin_of, give_vote, take_vote
 from raftlog.fleet import changes, plan
 from raftlog.fleet.catalog import read_catalog, write_catalog
-from raftlog.fleet.driver import Driver, Tell
+from raftlog.fleet.drivers.driver import Driver, Tell
+from raftlog.fleet.drivers.local import LocalDriver
+from raftlog.fleet.drivers.ssh import SshDriver, with_release
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.files import FleetFiles
-from raftlog.fleet.local_driver import LocalDriver
 from raftlog.fleet.observe import observe
 from raftlog.fleet.readiness import await_ready
 from raftlog.fleet.spec import ClusterSpec, FleetSpec, TopicSpec, load
-from raftlog.fleet.ssh_driver import SshDriver, with_release
 from raftlog.fleet.state import ClusterState, NodeState
 from raftlog.fleet.steps import (
     AlterTopic,

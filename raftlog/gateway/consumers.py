@@ -30,9 +30,8 @@ from raftlog.record.errors import (
     INVALID_BODY,
     LogError,
 )
-from raftlog.rest.consumer_shapes import ENTRIES_MAX, Created, PositionOffset, Positions
-from raftlog.rest.v2 import V2_MEDIA_TYPE
-from raftlog.rest.v2_consumers import (
+from raftlog.rest.v2.consumer_shapes import ENTRIES_MAX, Created, PositionOffset, Positions
+from raftlog.rest.v2.consumers import (
     accepted_media_types,
     instance_of,
     partitions_decoder,
@@ -42,6 +41,7 @@ from raftlog.rest.v2_consumers import (
     required_body,
     time_ms_of,
 )
+from raftlog.rest.v2.topics import V2_MEDIA_TYPE
 
 T = TypeVar("T")
 Place = tuple[str, int]

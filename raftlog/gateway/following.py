@@ -40,7 +40,7 @@ from raftlog.record.errors import (
     UNKNOWN_TOPIC,
     LogError,
 )
-from raftlog.rest.v2 import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER, TopicAnswer
+from raftlog.rest.v2.topics import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER, TopicAnswer
 
 POLL_S: Final = 1.0
 """Longest time without news of the catalog: an answer each second proves the home cluster alive."""

@@ -20,7 +20,7 @@ from raftlog.http.request import Request, ServerContext, integer_parameter
 from raftlog.http.responses import bytes_response, json_response, negotiate
 from raftlog.http.routing import Handler, Route
 from raftlog.record.errors import NOT_READY, LogError
-from raftlog.rest.v2 import (
+from raftlog.rest.v2.topics import (
     HIGH_WATERMARK_HEADER,
     LOG_START_HEADER,
     NEXT_OFFSET_HEADER,

@@ -1,6 +1,6 @@
 """One read of a consumer instance: records of its partitions, each from the cluster of its log.
 
-As a node reads for its own instances (raftlog/rest/instance_reads.py): the home cluster says where
+As a node reads for its own instances (rest/v2/instance_reads.py): the home cluster says where
 to begin, and learns the new positions before anything is answered; records of partitions lost to
 another member meanwhile are left out. Partitions are read in waves, each with its share of
 the remaining bytes: at most one record of each exceeds the share, and the answer is cut exactly.
@@ -36,9 +36,9 @@ from raftlog.record.errors import (
     UNSUPPORTED_FORMAT,
     LogError,
 )
-from raftlog.rest.instance_reads import HOLD_S, PARTITION_S, RENEWAL_S, RETRY_S, ReadBounds
-from raftlog.rest.v2 import ISOLATIONS, NEXT_OFFSET_HEADER, OffsetsAnswer
-from raftlog.rest.v2_consumers import RECORDS_OFFERED
+from raftlog.rest.v2.consumers import RECORDS_OFFERED
+from raftlog.rest.v2.instance_reads import HOLD_S, PARTITION_S, RENEWAL_S, RETRY_S, ReadBounds
+from raftlog.rest.v2.topics import ISOLATIONS, NEXT_OFFSET_HEADER, OffsetsAnswer
 
 PARTS_AT_ONCE: Final = 8
 """Partitions of one wave."""

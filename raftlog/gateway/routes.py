@@ -23,7 +23,8 @@ from raftlog.http.request import Request
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Handler, Route
 from raftlog.record.errors import NOT_READY, LogError
-from raftlog.rest import v2, v2_consumers
+from raftlog.rest.v2 import consumers as v2_consumers
+from raftlog.rest.v2 import topics as v2
 
 _INSTANCE: Final = "/consumers/{group}/instances/{instance}"
 LEFT_OUT: Final = ("GET /brokers",)

@@ -32,7 +32,7 @@ from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.world import Clock
 
 if TYPE_CHECKING:
-    from raftlog.coordinator.status import CoordinatorStatus
+    from raftlog.coordinator.shard.status import CoordinatorStatus
     from raftlog.replication.manager import ReplicationStatus
 
 UNROUTED = "none"

@@ -204,7 +204,7 @@ class AlterIsr(_BrokerCommand, frozen=True, tag="alter_isr"):
     partition_epoch: PartitionEpoch
     isr: tuple[tuple[BrokerId, BrokerEpoch], ...]
     min_isr_default: _Count
-    """min.insync.replicas, unless set by topic or cluster: see configs.py."""
+    """min.insync.replicas, unless set by topic or cluster: see configs/topic.py."""
 
 
 class PartitionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,7 +2,7 @@
 
 Rows (`TopicImage`, `PartitionImage`, `BrokerImage`) are immutable: a change replaces the row and
 shares its unchanged parts. The tables of rows are changed in place, and only by
-`raftlog.metadata.apply`, which never awaits. So a row stays consistent for as long as a reader
+`metadata/apply/apply.py`, which never awaits. So a row stays consistent for as long as a reader
 keeps it; a reader with an await between two rows, and without tolerance for a command applied in
 between, takes a `copy()` first.
 

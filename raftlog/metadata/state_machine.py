@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
-from raftlog.metadata.apply import ApplyResult, apply
-from raftlog.metadata.apply_cluster import CLUSTER_SETTINGS_MAX
+from raftlog.metadata.apply.apply import ApplyResult, apply
+from raftlog.metadata.apply.cluster import CLUSTER_SETTINGS_MAX
 from raftlog.metadata.commands import decode_command
 from raftlog.metadata.delta import MetadataDelta, difference, share_rows
 from raftlog.metadata.image import (

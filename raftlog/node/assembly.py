@@ -16,18 +16,18 @@ from typing import Final
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
 from raftlog.controller.service import ControllerService
-from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.group_kind import VerifyTransaction, group_kind
-from raftlog.coordinator.group_settings import GroupSettings
-from raftlog.coordinator.markers import MarkerWriter
-from raftlog.coordinator.service import AnyKind, Coordinators
-from raftlog.coordinator.status import CoordinatorWatch
-from raftlog.coordinator.transaction import TransactionSettings
-from raftlog.coordinator.transaction_kind import transaction_kind
-from raftlog.coordinator.verification import LeaderTransactions
-from raftlog.metadata.apply import ApplyResult
+from raftlog.coordinator.groups.kind import VerifyTransaction, group_kind
+from raftlog.coordinator.groups.settings import GroupSettings
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.shard.service import AnyKind, Coordinators
+from raftlog.coordinator.shard.status import CoordinatorWatch
+from raftlog.coordinator.transactions.kind import transaction_kind
+from raftlog.coordinator.transactions.markers import MarkerWriter
+from raftlog.coordinator.transactions.transaction import TransactionSettings
+from raftlog.coordinator.transactions.verification import LeaderTransactions
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
-from raftlog.metadata.elections import NO_LOG_END, LogEnd, PartitionKey
+from raftlog.metadata.decisions.elections import NO_LOG_END, LogEnd, PartitionKey
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.node.directory import (
     METADATA_DIRECTORY,
@@ -49,9 +49,9 @@ from raftlog.raft.voters import bootstrap_id, parse_voters
 from raftlog.record.errors import DISK_FULL, LogError, counted
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.first_sync import FirstSync, named
+from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica import TopicSettings
-from raftlog.replication.verification import VerificationGuard
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogState
 from raftlog.world import Clock, Disk, Network, Randomness

@@ -18,9 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from raftlog.node.settings import NodeSettings
-from raftlog.raft.store import JOURNAL_NAME, SNAPSHOT_NAME
+from raftlog.raft.log.store import JOURNAL_NAME, SNAPSHOT_NAME
 from raftlog.record.errors import when_directory_is_lost
-from raftlog.storage.quarantine import REPLICAS
+from raftlog.storage.repair.quarantine import REPLICAS
 from raftlog.world import Disk, DiskFullError, Randomness, read_small_file
 
 logger = logging.getLogger(__name__)

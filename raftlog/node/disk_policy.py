@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from raftlog.controller.service import ControllerService
-from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.broker_configs import (
+from raftlog.metadata.apply.apply import ApplyResult
+from raftlog.metadata.configs.broker import (
     DISK_RESERVE,
     SCRUB_RATE,
     disk_reserve_bytes,

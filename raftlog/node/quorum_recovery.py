@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from raftlog.node.directory import METADATA_DIRECTORY, IdentityError, last_address, load_state
 from raftlog.node.settings import split_address
-from raftlog.raft.journal import VoteRecord
-from raftlog.raft.log import RaftLog, voters_command
-from raftlog.raft.store import QuorumStore
+from raftlog.raft.log.journal import VoteRecord
+from raftlog.raft.log.log import RaftLog, voters_command
+from raftlog.raft.log.store import QuorumStore
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet
 from raftlog.world import Disk
 

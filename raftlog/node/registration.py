@@ -15,18 +15,22 @@ from typing import Any, Final, NoReturn, TypeVar
 from raftlog import __version__
 from raftlog.controller.messages import RefusalReason
 from raftlog.controller.service import ControllerService
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import ClusterCreated, RegisterBroker
+from raftlog.metadata.decisions.liveness import (
+    brokers_without_kafka_addresses,
+    registration_command,
+)
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage
-from raftlog.metadata.liveness import brokers_without_kafka_addresses, registration_command
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.node.directory import Identity
 from raftlog.node.settings import split_address
 from raftlog.node.start import Begin, Join, Restart, Start
 from raftlog.peer.hello import is_passing
-from raftlog.raft import RaftMember, joining
-from raftlog.raft.hello import QuorumHello
+from raftlog.raft import RaftMember
+from raftlog.raft.peers import joining
+from raftlog.raft.peers.hello import QuorumHello
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet
 from raftlog.record.errors import (
     DISK_FULL,

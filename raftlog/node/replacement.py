@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.raft import RaftMember
 from raftlog.record.errors import LogError
 from raftlog.world import Clock, Disk

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
-from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.broker_configs import replica_lag_max_s
-from raftlog.metadata.configs import throttled_rate
+from raftlog.metadata.apply.apply import ApplyResult
+from raftlog.metadata.configs.broker import replica_lag_max_s
+from raftlog.metadata.configs.topic import throttled_rate
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -19,13 +19,13 @@ from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata, CollectLogEnds
-from raftlog.replication.follower_streams import FollowerStreams
-from raftlog.replication.isr import IsrKeeper
-from raftlog.replication.leader_streams import LeaderStreams
+from raftlog.replication.leader.isr import IsrKeeper
 from raftlog.replication.manager import ReplicaManager, ReplicationStatus, count_led
 from raftlog.replication.partition import Host
 from raftlog.replication.repair import Repairs
 from raftlog.replication.replica import TopicSettings
+from raftlog.replication.streams.follower_streams import FollowerStreams
+from raftlog.replication.streams.leader_streams import LeaderStreams
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.router import PartitionRouter

@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from raftlog.raft.journal import LogEntry
 from raftlog.raft.kernel import PySyncObjKernel
-from raftlog.raft.log import RaftLog
+from raftlog.raft.log.journal import LogEntry
+from raftlog.raft.log.log import RaftLog
 from raftlog.raft.messages import (
     APPEND_BYTES_MAX,
     ENTRIES_PER_APPEND_MAX,

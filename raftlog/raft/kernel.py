@@ -27,8 +27,8 @@ from typing import Any, Final, NoReturn
 
 from pysyncobj.node import Node
 
-from raftlog.raft.journal import LogEntry
-from raftlog.raft.log import RaftLog
+from raftlog.raft.log.journal import LogEntry
+from raftlog.raft.log.log import RaftLog
 from raftlog.raft.messages import Append, AppendAnswer, RequestVote
 from raftlog.raft.rules import Timing
 from raftlog.world import Clock, Randomness

@@ -18,8 +18,6 @@ from typing import Any, Final, Generic
 
 from raftlog.peer.tasks import TaskGroup
 from raftlog.raft.core import RaftCore
-from raftlog.raft.hello import QuorumHello
-from raftlog.raft.identity import KnownPeers
 from raftlog.raft.interface import (
     DISK_RESERVE_BYTES,
     Applied,
@@ -33,10 +31,10 @@ from raftlog.raft.interface import (
     Refused,
     StateMachine,
 )
-from raftlog.raft.journal_writer import JournalWriter
-from raftlog.raft.keep_alive import KeepAlive
 from raftlog.raft.kernel import PickleForbiddenError
-from raftlog.raft.log import REGULAR, RaftLog
+from raftlog.raft.log.journal_writer import JournalWriter
+from raftlog.raft.log.log import REGULAR, RaftLog
+from raftlog.raft.log.store import QuorumStore
 from raftlog.raft.membership import VoterChanges
 from raftlog.raft.messages import (
     CONTROL_BYTES_MAX,
@@ -54,12 +52,14 @@ from raftlog.raft.messages import (
     encode_message,
 )
 from raftlog.raft.outbox import Outbox
-from raftlog.raft.peers import Peers
-from raftlog.raft.proposal_router import ProposalRouter
-from raftlog.raft.proposals import raise_unless_applied
-from raftlog.raft.snapshots import SnapshotManager
+from raftlog.raft.peers.hello import QuorumHello
+from raftlog.raft.peers.identity import KnownPeers
+from raftlog.raft.peers.keep_alive import KeepAlive
+from raftlog.raft.peers.peers import Peers
+from raftlog.raft.proposals.proposals import raise_unless_applied
+from raftlog.raft.proposals.router import ProposalRouter
+from raftlog.raft.snapshots.snapshots import SnapshotManager
 from raftlog.raft.status import member_status, peer_statuses
-from raftlog.raft.store import QuorumStore
 from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import (
     BODY_TOO_LARGE,

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.hello import QuorumHello
-from raftlog.raft.log import VOTERS
+from raftlog.raft.log.log import VOTERS
+from raftlog.raft.peers.hello import QuorumHello
 from raftlog.raft.voters import Voter, VoterSet, encode_voters, parse_voters
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogError
 from raftlog.world import Clock

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from raftlog.raft.log import RaftLog
+from raftlog.raft.log.log import RaftLog
 from raftlog.raft.messages import Append, Message
 
 HELD_MAX: Final = 100_000

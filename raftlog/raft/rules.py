@@ -13,7 +13,7 @@ here: a message may have been under way for long, in a stopped process's buffers
 answer is sent after its append. So a leader's lease counts from when the newest append left that
 the voter has answered, not from when the answer came (Ongaro 2014, section 6.4.1, does the same
 with its rounds of heartbeats). The number of that append proves the same without a clock: reads
-wait for it (read_index.py).
+wait for it (proposals/read_index.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from raftlog.raft.log import ENTRY_KINDS, RaftLog
+from raftlog.raft.log.log import ENTRY_KINDS, RaftLog
 from raftlog.raft.messages import Append, AppendAnswer
 from raftlog.raft.voters import VoterSet
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raftlog.raft.core import RaftCore
 from raftlog.raft.interface import PeerStatus, QuorumStatus, Role, SyncTimes
-from raftlog.raft.keep_alive import KeepAlive
-from raftlog.raft.peers import Peers
-from raftlog.raft.store import QuorumStore
+from raftlog.raft.log.store import QuorumStore
+from raftlog.raft.peers.keep_alive import KeepAlive
+from raftlog.raft.peers.peers import Peers
 
 
 def peer_statuses(core: RaftCore, peers: Peers, keep_alive: KeepAlive) -> dict[int, PeerStatus]:

@@ -1,7 +1,7 @@
 """Metadata changes: plan, propose, wait until the change has taken effect on this node.
 
-Each call plans a command by the pure decisions of `raftlog.metadata.admin_plans`, proposes it to
-the quorum, and returns when this node acts by the result.
+Each call plans a command by the pure decisions of `metadata/decisions/admin_plans.py`, proposes it
+to the quorum, and returns when this node acts by the result.
 
 `Operations` holds the operators' requests about leaders, replicas and brokers. Longer work (copying
 records to other brokers, moving leaders away) has begun on return, and the active controller
@@ -24,11 +24,10 @@ from collections.abc import (
 from contextlib import suppress
 from typing import Final, TypeAlias, TypeVar
 
-from raftlog.metadata import admin_plans, decommission, elections, liveness, reassignment
-from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.apply_cluster import ClusterSettings
-from raftlog.metadata.apply_partitions import PartitionsChanged
-from raftlog.metadata.apply_rules import Reason
+from raftlog.metadata.apply.apply import ApplyResult
+from raftlog.metadata.apply.cluster import ClusterSettings
+from raftlog.metadata.apply.partitions import PartitionsChanged
+from raftlog.metadata.apply.rules import Reason
 from raftlog.metadata.commands import (
     AllocateProducerIds,
     Assignments,
@@ -36,9 +35,10 @@ from raftlog.metadata.commands import (
     DeleteTopic,
     encode_command,
 )
-from raftlog.metadata.elections import LogEnds, PartitionKey
+from raftlog.metadata.decisions import admin_plans, decommission, elections, liveness, reassignment
+from raftlog.metadata.decisions.elections import LogEnds, PartitionKey
+from raftlog.metadata.decisions.liveness import plan_replica_failures
 from raftlog.metadata.image import MetadataImage, TopicImage
-from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, RaftMember, Refused, Unknown
 from raftlog.record.errors import NOT_READY, RETRIABLE, LogError

@@ -20,9 +20,9 @@ from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, PartitionId, TopicId
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica import TopicSettings
-from raftlog.storage.log import Log
+from raftlog.storage.log.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.storage.quarantine import replica_name
+from raftlog.storage.repair.quarantine import replica_name
 from raftlog.storage.types import LogConfig
 from raftlog.world import DiskError
 

@@ -29,11 +29,11 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
-from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.lifecycle import ReplicaLifecycle
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.replication.replica import TopicSettings
-from raftlog.storage.log import Log
+from raftlog.replication.streams.follower_streams import FollowerStreams
+from raftlog.storage.log.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogConfig, LogState
 

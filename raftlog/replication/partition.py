@@ -51,10 +51,11 @@ from raftlog.record.types import (
     ProducerId,
     TopicId,
 )
-from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition, Outrun
-from raftlog.replication.follower_role import FollowerRole
-from raftlog.replication.leader_role import Feed, LeaderRole
-from raftlog.replication.possible_loss import LossGate
+from raftlog.replication.follower.divergence import BelowStart, Diverging, FetchPosition, Outrun
+from raftlog.replication.follower.possible_loss import LossGate
+from raftlog.replication.follower.role import FollowerRole
+from raftlog.replication.leader.role import Feed, LeaderRole
+from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.replication.replica import (
     Acks,
     Fetched,
@@ -64,11 +65,10 @@ from raftlog.replication.replica import (
     Replica,
     not_led_here,
 )
-from raftlog.replication.verification import VerificationGuard
 from raftlog.replication.waiters import ReadWaiters
 from raftlog.storage.leader_epochs import EpochEndOffset
-from raftlog.storage.log import Log
-from raftlog.storage.producer_state import ProducerDescription
+from raftlog.storage.log.log import Log
+from raftlog.storage.producers.state import ProducerDescription
 from raftlog.storage.types import AppendResult, ReadResult
 
 __all__ = [

@@ -33,8 +33,8 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from raftlog.metadata.decisions.liveness import may_retire_replica
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
-from raftlog.metadata.liveness import may_retire_replica
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import (
     DISK_FULL,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from raftlog.metadata.apply_cluster import PRODUCER_ID_MAX
-from raftlog.metadata.configs import TopicConfig, validate_defaults
+from raftlog.metadata.apply.cluster import PRODUCER_ID_MAX
+from raftlog.metadata.configs.topic import TopicConfig, validate_defaults
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import AbortedTransaction, BrokerId, Offset, PartitionId, TopicId
 from raftlog.replication.waiters import CommittedBytes, ReadWaiters
-from raftlog.storage.log import Log
+from raftlog.storage.log.log import Log
 from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import Clock
 

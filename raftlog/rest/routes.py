@@ -15,26 +15,24 @@ from aiohttp import web
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.routing import Route
 from raftlog.record.errors import NOT_FOUND, LogError, quoted
-from raftlog.rest import (
-    v1_admin,
-    v1_batches,
-    v1_cluster,
-    v1_groups,
-    v1_instances,
-    v1_offsets,
-    v1_partitions,
-    v1_quorum,
-    v1_settings,
-    v1_tail,
-    v1_transactions,
-    v2,
-    v2_consumers,
-    v3_admin,
-    v3_configs,
-    v3_groups,
-    v3_partitions,
-    v3_produce,
-)
+from raftlog.rest.v1 import admin as v1_admin
+from raftlog.rest.v1 import batches as v1_batches
+from raftlog.rest.v1 import cluster as v1_cluster
+from raftlog.rest.v1 import groups as v1_groups
+from raftlog.rest.v1 import instances as v1_instances
+from raftlog.rest.v1 import offsets as v1_offsets
+from raftlog.rest.v1 import partitions as v1_partitions
+from raftlog.rest.v1 import quorum as v1_quorum
+from raftlog.rest.v1 import settings as v1_settings
+from raftlog.rest.v1 import tail as v1_tail
+from raftlog.rest.v1 import transactions as v1_transactions
+from raftlog.rest.v2 import consumers as v2_consumers
+from raftlog.rest.v2 import topics as v2
+from raftlog.rest.v3 import admin as v3_admin
+from raftlog.rest.v3 import configs as v3_configs
+from raftlog.rest.v3 import groups as v3_groups
+from raftlog.rest.v3 import partitions as v3_partitions
+from raftlog.rest.v3 import produce as v3_produce
 
 THIS_CLUSTER: Final = "-"
 """A cluster id that any node takes for its own."""

@@ -27,7 +27,7 @@ from raftlog.record.errors import (
     outcome_unknown_error,
 )
 from raftlog.record.types import AbortedTransaction, Buffer, Offset, ProducerId
-from raftlog.storage.producer_state import ProducerDescription
+from raftlog.storage.producers.state import ProducerDescription
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"

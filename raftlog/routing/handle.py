@@ -39,8 +39,8 @@ from raftlog.record.types import (
     ProducerId,
     TopicId,
 )
-from raftlog.replication.arrival_order import Place
-from raftlog.replication.leader_role import SEQUENCE_ERRORS
+from raftlog.replication.leader.arrival_order import Place
+from raftlog.replication.leader.role import SEQUENCE_ERRORS
 from raftlog.replication.partition import Acks, Fetched, Isolation, Partition
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
@@ -66,7 +66,7 @@ from raftlog.routing.forwarding_messages import (
     split_aborted,
 )
 from raftlog.routing.transaction_hooks import append_at_leader
-from raftlog.storage.producer_state import ProducerDescription
+from raftlog.storage.producers.state import ProducerDescription
 from raftlog.storage.types import AppendResult
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.arrival_order import ArrivalOrder
+from raftlog.replication.leader.arrival_order import ArrivalOrder
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Isolation, Partition, not_led_here
 from raftlog.routing.forwarding_messages import (

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
 
-from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogShared
-from raftlog.storage.quarantine import REPLICAS
+from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.log import Log
+from raftlog.storage.repair.quarantine import REPLICAS
 from raftlog.storage.types import LogConfig
 from raftlog.world import DiskError
 

@@ -28,11 +28,11 @@ from typing import Final
 
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import PartitionId, TopicId
-from raftlog.storage.checkpoint_file import CheckpointFile
-from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogShared
-from raftlog.storage.retention import RetentionClock
-from raftlog.storage.scrub import Scrubber
+from raftlog.storage.checkpoints.checkpoint_file import CheckpointFile
+from raftlog.storage.compaction.retention import RetentionClock
+from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.log import Log
+from raftlog.storage.repair.scrub import Scrubber
 from raftlog.storage.types import LogState, StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
 

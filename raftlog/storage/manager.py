@@ -21,7 +21,7 @@ import msgspec
 
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import Offset, PartitionId, TopicId
-from raftlog.storage.checkpoint_file import (
+from raftlog.storage.checkpoints.checkpoint_file import (
     CheckpointFile,
     LastRun,
     forget_missing,
@@ -29,19 +29,19 @@ from raftlog.storage.checkpoint_file import (
     read_last_run,
     take_marker_away,
 )
-from raftlog.storage.checkpoints import (
+from raftlog.storage.checkpoints.checkpoints import (
     NodeCheckpoint,
     ReplicaCheckpoint,
     StartKind,
     start_kind,
 )
-from raftlog.storage.derived_state import clear_damage_mark
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.group_open import GroupOpener, OpenRequest
-from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogCore, LogShared, disk_full
+from raftlog.storage.log.core import LogCore, LogShared, disk_full
+from raftlog.storage.log.derived_state import clear_damage_mark
+from raftlog.storage.log.log import Log
 from raftlog.storage.maintenance import Maintenance
-from raftlog.storage.quarantine import (
+from raftlog.storage.repair.quarantine import (
     DAMAGED,
     DAMAGED_KEPT_MAX,
     DELETED,

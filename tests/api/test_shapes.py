@@ -11,7 +11,7 @@ import pytest
 
 import raftlog.api
 from raftlog.api import common
-from raftlog.metadata.apply import BROKERS_MAX
+from raftlog.metadata.apply.apply import BROKERS_MAX
 from raftlog.raft.voters import NODE_ID_MAX
 
 MODULES = [

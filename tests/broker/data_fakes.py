@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raftlog.coordinator.status import CoordinatorStatus
+from raftlog.coordinator.shard.status import CoordinatorStatus
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.batch import RecordBatch, stamped
 from raftlog.record.codec import BatchBuilder, Record, decode
@@ -28,12 +28,12 @@ from raftlog.record.types import (
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
-from raftlog.storage.appending import NO_TRANSACTIONS, Terms
-from raftlog.storage.compaction_rewrite import refuse_keyless
+from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.log import Log
-from raftlog.storage.log_core import Listeners
-from raftlog.storage.producer_state import ProducerStates
+from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
+from raftlog.storage.log.core import Listeners
+from raftlog.storage.log.log import Log
+from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata

@@ -11,9 +11,9 @@ from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource, 
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.produce import ProduceOptions, StoredRecord
 from raftlog.broker.service import Broker
-from raftlog.coordinator.group_kind import group_kind
-from raftlog.coordinator.group_settings import GroupSettings
-from raftlog.coordinator.service import AnyKind, Coordinators
+from raftlog.coordinator.groups.kind import group_kind
+from raftlog.coordinator.groups.settings import GroupSettings
+from raftlog.coordinator.shard.service import AnyKind, Coordinators
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import FORBIDDEN, LogError

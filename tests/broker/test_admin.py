@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raftlog.broker.admin import AdminService
-from raftlog.metadata.reassignment import Move
+from raftlog.metadata.decisions.reassignment import Move
 from raftlog.record.errors import FORBIDDEN, INVALID_BODY, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import BrokerId, Offset
 from tests.broker.harness import ALICE, CLUSTER, TOPIC, BrokerHarness, Operation

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raftlog.broker.placement import PlacementService
-from raftlog.metadata.reassignment import Move
+from raftlog.metadata.decisions.reassignment import Move
 from raftlog.record.errors import (
     FORBIDDEN,
     ILLEGAL_STATE,

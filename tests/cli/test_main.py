@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raftlog import __version__
-from raftlog.cli.errors import CommandError, ExitCode, from_log_error, from_os_error
+from raftlog.cli.common.errors import CommandError, ExitCode, from_log_error, from_os_error
 from raftlog.cli.groups import Lazy
 from raftlog.cli.main import RootGroup, cli
 from raftlog.record.errors import (
@@ -108,8 +108,8 @@ def test_unknown_command_is_wrong_usage() -> None:
     [
         ("raftlog.cli.main", ("asyncio", "aiohttp", "rich", "raftlog_client")),
         ("raftlog.cli.serve", ("rich", "raftlog_client")),
-        ("raftlog.cli.consume", ("rich", "raftlog.node", "raftlog.http")),
-        ("raftlog.cli.produce", ("rich", "raftlog.node", "raftlog.http")),
+        ("raftlog.cli.topic.consume", ("rich", "raftlog.node", "raftlog.http")),
+        ("raftlog.cli.topic.produce", ("rich", "raftlog.node", "raftlog.http")),
         ("raftlog.cli.quorum", ("rich", "raftlog.node", "raftlog.http")),
     ],
 )

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from raftlog.cli.errors import ExitCode
+from raftlog.cli.common.errors import ExitCode
 from raftlog.cli.main import cli
 from raftlog.http.app import Server
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.node.directory import METADATA_DIRECTORY, claim, load_state
 from raftlog.node.settings import NodeSettings
-from raftlog.raft.store import QuorumStore
+from raftlog.raft.log.store import QuorumStore
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import BrokerId
 from raftlog.world.randomness import SystemRandomness
@@ -228,7 +228,7 @@ def test_health_without_quorum_names_it_and_exits_with_1(run: Run, node: FakeNod
 def test_node_that_waits_for_a_quorum_can_be_asked_why(
     run: Run, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftlog.cli.session.UNREADY_PATIENCE_S", 0.2)
+    monkeypatch.setattr("raftlog.cli.common.session.UNREADY_PATIENCE_S", 0.2)
     node.not_ready = "The node waits for a quorum."
     node.quorum.lose_majority()
     assert "no leader" in run("quorum", "describe").stdout

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from raftlog_client import Consumer, OffsetOutOfRangeError, TopicPartition, replica_selector
+from raftlog_client import Consumer, OffsetOutOfRangeError, TopicPartition
+from raftlog_client.fetch import replica_selector
 
 from raftlog.record.errors import (
     NO_LEADER,

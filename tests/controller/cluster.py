@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from raftlog.controller import ControllerService, RefusalReason
-from raftlog.metadata.admin_plans import plan_cluster_settings
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import (
     Command,
     CreateTopic,
@@ -22,7 +21,8 @@ from raftlog.metadata.commands import (
     decode_command,
     encode_command,
 )
-from raftlog.metadata.elections import NO_LOG_END, LogEnd
+from raftlog.metadata.decisions.admin_plans import plan_cluster_settings
+from raftlog.metadata.decisions.elections import NO_LOG_END, LogEnd
 from raftlog.metadata.image import MetadataImage, PartitionImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import (

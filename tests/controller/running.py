@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from raftlog.controller.messages import HEARTBEAT_S
-from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
+from raftlog.metadata.configs.broker import SESSION_TIMEOUT_S_DEFAULT
 from tests.controller.cluster import Cluster
 
 SESSION_S = SESSION_TIMEOUT_S_DEFAULT

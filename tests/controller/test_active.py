@@ -16,7 +16,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
-from raftlog.metadata.elections import PLANNED_CHANGES_MAX
+from raftlog.metadata.decisions.elections import PLANNED_CHANGES_MAX
 from raftlog.raft import ConnectionEvent
 from raftlog.record.types import BrokerId
 from tests.controller.clock import settle

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from raftlog.controller.heartbeat import RETRY_S
 from raftlog.controller.messages import HEARTBEAT_S, HeartbeatAnswer, granted_timeout_ms
 from raftlog.controller.sessions import HEARTBEATS_IN_FLIGHT_MAX, LEASE_SHARE, Lease
-from raftlog.metadata.broker_configs import (
+from raftlog.metadata.configs.broker import (
     BROKER_CONFIG_TABLE,
     SESSION_TIMEOUT,
     SESSION_TIMEOUT_S_DEFAULT,

@@ -9,7 +9,7 @@ import pytest
 from raftlog.controller import log_ends, partition_work
 from raftlog.controller.log_ends import ANSWER_S
 from raftlog.metadata.commands import AlterClusterSettings, ChangePartitions, encode_command
-from raftlog.metadata.elections import LogEnd, PartitionKey
+from raftlog.metadata.decisions.elections import LogEnd, PartitionKey
 from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.record.errors import OVERLOADED, LogError
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId

@@ -6,8 +6,6 @@ import pytest
 
 from raftlog.controller import partition_work
 from raftlog.controller.partition_work import PartitionWork
-from raftlog.metadata.admin_plans import plan_cluster_settings
-from raftlog.metadata.broker_configs import REBALANCE_DELAY
 from raftlog.metadata.commands import (
     AlterBroker,
     AlterClusterSettings,
@@ -18,11 +16,13 @@ from raftlog.metadata.commands import (
     PartitionChange,
     encode_command,
 )
+from raftlog.metadata.configs.broker import REBALANCE_DELAY
+from raftlog.metadata.decisions.admin_plans import plan_cluster_settings
+from raftlog.metadata.decisions.elections import LogEnd, plan_elections
+from raftlog.metadata.decisions.liveness import plan_replica_failures
+from raftlog.metadata.decisions.reassignment import plan_reassignment
 from raftlog.metadata.delta import MetadataDelta
-from raftlog.metadata.elections import LogEnd, plan_elections
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
-from raftlog.metadata.liveness import plan_replica_failures
-from raftlog.metadata.reassignment import plan_reassignment
 from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId
 from tests.controller.clock import settle
 from tests.controller.cluster import Cluster
@@ -292,7 +292,7 @@ async def test_broker_in_maintenance_is_relieved_when_another_joins() -> None:
 async def test_decommissioned_broker_is_emptied_step_by_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("raftlog.metadata.decommission.MOVES_AT_ONCE_MAX", 1)
+    monkeypatch.setattr("raftlog.metadata.decisions.decommission.MOVES_AT_ONCE_MAX", 1)
     async with running() as cluster:
         cluster.create_topic(1, (2, 1))
         cluster.create_topic(2, (2, 1))

@@ -15,18 +15,18 @@ from raftlog.controller.sessions import (
     Decision,
     Sessions,
 )
-from raftlog.metadata.apply import apply
-from raftlog.metadata.broker_configs import (
-    SESSION_TIMEOUT,
-    SESSION_TIMEOUT_S_DEFAULT,
-    lease_bound_change,
-)
+from raftlog.metadata.apply.apply import apply
 from raftlog.metadata.commands import (
     AlterClusterSettings,
     FenceBroker,
     RegisterBroker,
     UnfenceBroker,
     UnregisterBroker,
+)
+from raftlog.metadata.configs.broker import (
+    SESSION_TIMEOUT,
+    SESSION_TIMEOUT_S_DEFAULT,
+    lease_bound_change,
 )
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId

@@ -9,7 +9,7 @@ import pytest
 from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.controller.partition_work import PREFERRED_CHECK_S_MAX
 from raftlog.metadata.commands import encode_command
-from raftlog.metadata.decommission import plan_decommission
+from raftlog.metadata.decisions.decommission import plan_decommission
 from raftlog.metadata.image import NO_EPOCH
 from raftlog.record.types import BrokerId
 from tests.controller.clock import settle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from raftlog.coordinator.classic_group import ClassicGroup
-from raftlog.coordinator.classic_messages import (
+from raftlog.coordinator.groups.classic.group import ClassicGroup
+from raftlog.coordinator.groups.classic.messages import (
     ClassicHeartbeat,
     Held,
     Joined,
@@ -19,18 +19,18 @@ from raftlog.coordinator.classic_messages import (
     Synced,
     SyncGroup,
 )
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
-from raftlog.coordinator.group_messages import (
+from raftlog.coordinator.groups.messages import (
     ConsumerHeartbeatRequest,
     Done,
     GroupRequest,
     GroupResponse,
 )
-from raftlog.coordinator.group_settings import GroupSettings, MemberTimer, Shared
-from raftlog.coordinator.group_shard import GroupShard
-from raftlog.coordinator.offset_messages import CommitOffsets, Committer
-from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
-from raftlog.coordinator.records import GroupMetadataKey, GroupMetadataValue
+from raftlog.coordinator.groups.offset_messages import CommitOffsets, Committer
+from raftlog.coordinator.groups.settings import GroupSettings, MemberTimer, Shared
+from raftlog.coordinator.groups.shard import GroupShard
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer
+from raftlog.coordinator.shard.record_codec import decode_offsets_record, encode_record
+from raftlog.coordinator.shard.records import GroupMetadataKey, GroupMetadataValue
 from raftlog.record.errors import ErrorEntry, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.coordinator.images import image_of

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from raftlog.coordinator.assignors import Assignment, Pair, assignment_of, pairs
-from raftlog.coordinator.classic_messages import Held
-from raftlog.coordinator.consumer_group import ConsumerGroup
-from raftlog.coordinator.decision import CoordinatorRecord, Decision
-from raftlog.coordinator.group_messages import (
+from raftlog.coordinator.groups.assignors import Assignment, Pair, assignment_of, pairs
+from raftlog.coordinator.groups.classic.messages import Held
+from raftlog.coordinator.groups.consumer_group import ConsumerGroup
+from raftlog.coordinator.groups.messages import (
     JOIN_EPOCH,
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
     GroupRequest,
     GroupResponse,
 )
-from raftlog.coordinator.group_settings import GroupSettings, MemberTimer
-from raftlog.coordinator.group_shard import GroupShard
-from raftlog.coordinator.record_codec import decode_offsets_record, encode_record
-from raftlog.coordinator.records import Key
+from raftlog.coordinator.groups.settings import GroupSettings, MemberTimer
+from raftlog.coordinator.groups.shard import GroupShard
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision
+from raftlog.coordinator.shard.record_codec import decode_offsets_record, encode_record
+from raftlog.coordinator.shard.records import Key
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import TRANSACTION_NOT_VERIFIED, UNKNOWN_MEMBER, LogError
 from tests.coordinator.images import image_of

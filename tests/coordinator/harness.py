@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.load import load_shard
-from raftlog.coordinator.shard import Shard
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.shard.load import load_shard
+from raftlog.coordinator.shard.shard import Shard
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.batch import RecordBatch, iterate_batches, sealed
 from raftlog.record.codec import BatchBuilder, decode

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer, Timers
-from raftlog.coordinator.records import OffsetCommitKey, OffsetCommitValue
-from raftlog.coordinator.shard import Kind, Moment, Shard
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer, Timers
+from raftlog.coordinator.shard.records import OffsetCommitKey, OffsetCommitValue
+from raftlog.coordinator.shard.shard import Kind, Moment, Shard
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 

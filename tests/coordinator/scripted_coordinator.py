@@ -7,8 +7,8 @@ from collections import deque
 
 import msgspec
 
-from raftlog.coordinator.service import AnyShard
-from raftlog.coordinator.transaction_messages import (
+from raftlog.coordinator.shard.service import AnyShard
+from raftlog.coordinator.transactions.messages import (
     Failure,
     Request,
     Verified,

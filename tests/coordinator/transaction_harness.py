@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from raftlog.coordinator.decision import CoordinatorRecord, Decision, Producer
-from raftlog.coordinator.record_codec import decode_transaction_record, encode_record
-from raftlog.coordinator.transaction import (
-    ProducerIdRequiredError,
-    State,
-    Transaction,
-    TransactionSettings,
-)
-from raftlog.coordinator.transaction_messages import (
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer
+from raftlog.coordinator.shard.record_codec import decode_transaction_record, encode_record
+from raftlog.coordinator.transactions.messages import (
     Ended,
     EndTransaction,
     Failure,
@@ -26,7 +20,13 @@ from raftlog.coordinator.transaction_messages import (
     Verified,
     VerifyOrAdd,
 )
-from raftlog.coordinator.transaction_shard import TransactionShard
+from raftlog.coordinator.transactions.shard import TransactionShard
+from raftlog.coordinator.transactions.transaction import (
+    ProducerIdRequiredError,
+    State,
+    Transaction,
+    TransactionSettings,
+)
 from raftlog.record.errors import ErrorEntry, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 

@@ -6,20 +6,19 @@ import asyncio
 from collections import deque
 from typing import Any, TypeVar
 
-from raftlog.coordinator import transaction_messages as messages
-from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.load import load_shard
-from raftlog.coordinator.markers import MarkerWriter
-from raftlog.coordinator.shard import Shard
-from raftlog.coordinator.transaction import VERSION_2, TransactionSettings
-from raftlog.coordinator.transaction_kind import (
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.shard.load import load_shard
+from raftlog.coordinator.shard.shard import Shard
+from raftlog.coordinator.transactions import messages
+from raftlog.coordinator.transactions.kind import (
     TOPIC,
     TransactionCoordinator,
     decode_response,
     encode_request,
     transaction_kind,
 )
-from raftlog.coordinator.transaction_messages import (
+from raftlog.coordinator.transactions.markers import MarkerWriter
+from raftlog.coordinator.transactions.messages import (
     EndTransaction,
     Initialized,
     InitProducer,
@@ -28,6 +27,7 @@ from raftlog.coordinator.transaction_messages import (
     Verification,
     VerifyOrAdd,
 )
+from raftlog.coordinator.transactions.transaction import VERSION_2, TransactionSettings
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.control import Marker
 from raftlog.record.errors import UNKNOWN_TOPIC, LogError

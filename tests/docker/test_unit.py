@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.cli.errors import ExitCode
+from raftlog.cli.common.errors import ExitCode
 from raftlog.cli.serve import serve
-from raftlog.fleet import ssh_host
+from raftlog.fleet.drivers import ssh_host
 
 UNIT = Path(__file__).parents[2] / "docker/systemd/raftlog@.service"
 EXPOSURE_MAX = 20

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.fleet import ssh_host
+from raftlog.fleet.drivers import ssh_host
 
 FAKE = Path(__file__).with_name("fake_machine.py")
 

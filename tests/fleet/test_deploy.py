@@ -12,9 +12,9 @@ from raftlog.cluster.membership import Probes
 from raftlog.cluster.process import free_ports
 from raftlog.fleet.deploy import Deployment
 from raftlog.fleet.deploy_plan import Target, plan
+from raftlog.fleet.drivers.ssh_host import SECRET_PATH, SshHost
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.release import Release, read_release
-from raftlog.fleet.ssh_host import SECRET_PATH, SshHost
 from tests.fleet.wheels import copy_pip, write_wheel
 
 TIMEOUT_S = 60.0

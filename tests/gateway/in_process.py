@@ -18,7 +18,7 @@ from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.world.time import SystemClock
 from tests.http.http_peers import RawPeer
 from tests.rest.data_fakes import DataPeer, data_node, few
-from tests.rest.test_v1_groups import group_node
+from tests.rest.v1.test_groups import group_node
 
 LOGS = {"one": 1, "six": 6}
 """Partitions of the logs; the home node has topics of these names, too, as their stubs."""

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from tests.gateway.in_process import gateway_node
-from tests.rest import test_v2_consumers, test_v2_produce, test_v2_records, test_v2_topics
+from tests.rest.v2 import test_consumers as test_v2_consumers
+from tests.rest.v2 import test_produce as test_v2_produce
+from tests.rest.v2 import test_records as test_v2_records
+from tests.rest.v2 import test_topics as test_v2_topics
 
 MODULES = (test_v2_consumers, test_v2_topics, test_v2_produce, test_v2_records)
 NODE_INSIDE = "looks into the node, or at another of its routes, through the same peer"

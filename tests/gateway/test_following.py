@@ -19,7 +19,7 @@ from raftlog.record.errors import STORAGE_FAILED, LogError
 from tests.gateway.in_process import entry, gateway_server
 from tests.http.http_peers import eventually
 from tests.rest.data_fakes import DataPeer
-from tests.rest.test_v1_groups import group_node
+from tests.rest.v1.test_groups import group_node
 
 BINARY = "application/vnd.kafka.binary.v2+json"
 

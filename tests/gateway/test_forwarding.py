@@ -14,10 +14,11 @@ from raftlog.api.instances import EndReadResponse
 from raftlog.gateway.routes import LEFT_OUT, ROUTES
 from raftlog.gateway.service import Gateway
 from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
-from raftlog.rest import v2, v2_consumers
+from raftlog.rest.v2 import consumers as v2_consumers
+from raftlog.rest.v2 import topics as v2
 from tests.gateway.in_process import entry, gateway_node, gateway_server, put
 from tests.http.http_peers import RawPeer, Reply, eventually
-from tests.rest.test_v2_consumers import Client, produce
+from tests.rest.v2.test_consumers import Client, produce
 
 V2 = "application/vnd.kafka.v2+json"
 

@@ -9,12 +9,11 @@ from typing import Any, cast
 
 from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.service import Broker
-from raftlog.coordinator.status import CoordinatorStatus
+from raftlog.coordinator.shard.status import CoordinatorStatus
 from raftlog.http.app import Ports, Server
 from raftlog.http.settings import ServerSettings
-from raftlog.metadata import admin_plans
-from raftlog.metadata.apply import apply
-from raftlog.metadata.apply_cluster import ClusterSettings
+from raftlog.metadata.apply.apply import apply
+from raftlog.metadata.apply.cluster import ClusterSettings
 from raftlog.metadata.commands import (
     KAFKA_ADDRESS_VERSION,
     Assignments,
@@ -24,9 +23,10 @@ from raftlog.metadata.commands import (
     RegisterBroker,
     UnfenceBroker,
 )
-from raftlog.metadata.elections import LogEnd, PartitionKey
+from raftlog.metadata.decisions import admin_plans
+from raftlog.metadata.decisions.elections import LogEnd, PartitionKey
+from raftlog.metadata.decisions.liveness import plan_unregistration
 from raftlog.metadata.image import BrokerImage, MetadataImage, TopicImage
-from raftlog.metadata.liveness import plan_unregistration
 from raftlog.raft import PeerStatus, QuorumStatus, Role, SyncTimes
 from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError

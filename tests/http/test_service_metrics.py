@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.core import Metric
 
-from raftlog.coordinator.status import CoordinatorStatus, GroupLag
+from raftlog.coordinator.shard.status import CoordinatorStatus, GroupLag
 from raftlog.http.metrics import LoopLag, coordinator_metrics, service_metrics
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.record.types import BrokerId

@@ -18,8 +18,8 @@ from raftlog_client.errors import FencedError, ServerError, TransactionAbortable
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode, MeasuredNode
-from raftlog.coordinator.group_kind import TOPIC as CONSUMER_OFFSETS
-from raftlog.coordinator.transaction_kind import TOPIC as TRANSACTION_STATE
+from raftlog.coordinator.groups.kind import TOPIC as CONSUMER_OFFSETS
+from raftlog.coordinator.transactions.kind import TOPIC as TRANSACTION_STATE
 from raftlog.record.coordinators import partition_of
 
 PARTITIONS = 3

@@ -14,8 +14,8 @@ import msgspec
 
 from raftlog.broker.authorize import Authorize, Operation, Principal, Resource, allow_all
 from raftlog.broker.service import Broker
-from raftlog.coordinator.transaction import TransactionSettings
-from raftlog.coordinator.transaction_kind import TransactionCoordinator, transaction_kind
+from raftlog.coordinator.transactions.kind import TransactionCoordinator, transaction_kind
+from raftlog.coordinator.transactions.transaction import TransactionSettings
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.kafka.apis import APIS, Api
 from raftlog.kafka.listener import KafkaListener

@@ -26,7 +26,7 @@ from typing import Any, Final
 import pytest
 
 from bench.attack.kafka_inputs import claimed, crowded, sized
-from raftlog.coordinator import service
+from raftlog.coordinator.shard import service
 from raftlog.kafka.apis import APIS
 from raftlog.kafka.framing import parse_head
 from raftlog.kafka.messages.api_versions import ApiVersionsRequest

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from raftlog.metadata.apply import ApplyResult, apply
-from raftlog.metadata.apply_topics import put_topic
+from raftlog.metadata.apply.apply import ApplyResult, apply
+from raftlog.metadata.apply.topics import put_topic
 from raftlog.metadata.commands import (
     KAFKA_ADDRESS_VERSION,
     AddPartitions,

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from raftlog.metadata.apply import apply
+from raftlog.metadata.apply.apply import apply
 from raftlog.metadata.commands import (
     AddPartitions,
     AlterClusterSettings,
     AlterTopicConfigs,
     DeleteTopic,
 )
+from raftlog.metadata.decisions.reassignment import plan_completions, plan_reassignment
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, difference, share_rows
 from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.reassignment import plan_completions, plan_reassignment
 from raftlog.record.types import BrokerId
 from tests.metadata.strategies import carry_out, create, ids, register
 

@@ -5,11 +5,11 @@ import tracemalloc
 
 import pytest
 
-from raftlog.metadata.admin_plans import complete
-from raftlog.metadata.apply import apply
+from raftlog.metadata.apply.apply import apply
 from raftlog.metadata.commands import Command, CreateTopic, decode_command, encode_command
+from raftlog.metadata.decisions.admin_plans import complete
+from raftlog.metadata.decisions.placement import place
 from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.placement import place
 from raftlog.metadata.snapshot import from_snapshot, snapshot_pieces
 from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import TopicId

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from raftlog.metadata import state_machine
-from raftlog.metadata.apply_topics import put_topic
+from raftlog.metadata.apply.topics import put_topic
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.state_machine import check_invariants, invariant_steps
 from raftlog.record.types import BrokerId

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog.metadata.apply import ApplyResult, apply
+from raftlog.metadata.apply.apply import ApplyResult, apply
 from raftlog.metadata.commands import Command, MetadataVersionError, encode_command
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.state_machine import MetadataStateMachine

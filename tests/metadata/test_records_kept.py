@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from raftlog.metadata.apply import apply
-from raftlog.metadata.apply_rules import Reason, has_living_member
+from raftlog.metadata.apply.apply import apply
+from raftlog.metadata.apply.rules import Reason, has_living_member
 from raftlog.metadata.commands import (
     AlterClusterSettings,
     AlterTopicConfigs,
@@ -20,7 +20,7 @@ from raftlog.metadata.commands import (
     PartitionChange,
     UnfenceBroker,
 )
-from raftlog.metadata.elections import (
+from raftlog.metadata.decisions.elections import (
     LogEnd,
     change_command,
     plan_elections,
@@ -29,19 +29,19 @@ from raftlog.metadata.elections import (
     plan_unclean_election,
     undecided_elections,
 )
-from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
-from raftlog.metadata.liveness import (
+from raftlog.metadata.decisions.liveness import (
     may_retire_replica,
     plan_controlled_shutdown,
     plan_fencing,
     plan_replica_failures,
     plan_unfencing,
 )
-from raftlog.metadata.reassignment import (
+from raftlog.metadata.decisions.reassignment import (
     plan_cancellation,
     plan_completions,
     plan_reassignment,
 )
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId

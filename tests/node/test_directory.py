@@ -23,7 +23,7 @@ from raftlog.node.directory import (
 )
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import Begin, Join, decide_start
-from raftlog.raft.store import JOURNAL_NAME, SNAPSHOT_NAME
+from raftlog.raft.log.store import JOURNAL_NAME, SNAPSHOT_NAME
 from raftlog.storage.manager import REPLICAS
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.real_disk import FileSystemDisk

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from raftlog.metadata.broker_configs import DISK_RESERVE, SCRUB_RATE
 from raftlog.metadata.commands import AlterClusterSettings, encode_command
+from raftlog.metadata.configs.broker import DISK_RESERVE, SCRUB_RATE
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.node.disk_policy import DiskWatch, WritePolicy, follow_storage_limits
 from raftlog.record.errors import DISK_FULL, NO_LEADER, LogError

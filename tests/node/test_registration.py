@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker, encode_command
 from raftlog.metadata.image import BrokerImage
 from raftlog.metadata.state_machine import MetadataStateMachine

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from raftlog.raft.hello import QuorumHello
-from raftlog.raft.identity import KnownPeers
-from raftlog.raft.peers import Peers, PeersLimits
+from raftlog.raft.peers.hello import QuorumHello
+from raftlog.raft.peers.identity import KnownPeers
+from raftlog.raft.peers.peers import Peers, PeersLimits
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet
 from tests.simulation.world import Process, World
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from raftlog.raft.interface import MemberSettings
 from raftlog.raft.messages import Message, RequestKind
-from raftlog.raft.proposal_router import ProposalRouter
+from raftlog.raft.proposals.router import ProposalRouter
 from raftlog.record.errors import LogError
 from tests.simulation.clock import ManualClock
 

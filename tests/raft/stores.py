@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.raft.journal import (
+from raftlog.raft.log.journal import (
     JournalContent,
     LogEntry,
     PendingRecord,
     VoteRecord,
 )
-from raftlog.raft.snapshot_format import SnapshotMeta, encode_snapshot
-from raftlog.raft.store import Loaded, QuorumStore
+from raftlog.raft.log.store import Loaded, QuorumStore
+from raftlog.raft.snapshots.format import SnapshotMeta, encode_snapshot
 from raftlog.raft.voters import Voter, parse_voters
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.world import Disk

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from raftlog.raft.hello import QuorumHello
 from raftlog.raft.kernel import Node
 from raftlog.raft.membership import CATCH_UP_S, LAG_ENTRIES_MAX, TRANSFER_S, VoterChanges
 from raftlog.raft.messages import TimeoutNow
+from raftlog.raft.peers.hello import QuorumHello
 from raftlog.raft.voters import NO_VOTERS, VOTERS_MAX, decode_voters
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, ErrorEntry, LogError
 from tests.simulation.quorum.core_cluster import CoreCluster

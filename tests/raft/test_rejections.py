@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from raftlog.raft.peers import REJECTIONS_MAX, Rejections
+from raftlog.raft.peers.peers import REJECTIONS_MAX, Rejections
 from raftlog.raft.voters import VoterSet
 from raftlog.world.network import RejectedError
 from tests.raft.peers_world import Member, all_connected, cluster, play, until, voter, voter_set

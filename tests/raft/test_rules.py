@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.raft.log import NO_OP, REGULAR, VOTERS
+from raftlog.raft.log.log import NO_OP, REGULAR, VOTERS
 from raftlog.raft.messages import Append, AppendAnswer
 from raftlog.raft.rules import APPENDS_MAX, Confirmations, Guards, PreVoteRounds, would_vote
 

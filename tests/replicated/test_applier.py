@@ -11,7 +11,6 @@ from raftlog_replicated import applier as applier_module
 from raftlog_replicated import requests as requests_module
 from raftlog_replicated.applier import HEADER_REQUESTS, Applier
 from raftlog_replicated.codec import StructCodec
-from raftlog_replicated.entries import Commands, Digest, Entry, Fence
 from raftlog_replicated.errors import (
     ApplyError,
     DivergedError,
@@ -19,7 +18,8 @@ from raftlog_replicated.errors import (
     TooManyRequestsError,
     UnknownEntryError,
 )
-from raftlog_replicated.snapshots import cut, join
+from raftlog_replicated.logs.entries import Commands, Digest, Entry, Fence
+from raftlog_replicated.snapshots.snapshots import cut, join
 from raftlog_replicated.types import At
 
 from tests.replicated.ledger import Add, Balance, Fail, Ledger, codec

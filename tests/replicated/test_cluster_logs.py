@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 from raftlog_client import Admin, FencedError, Producer, RaftlogClientError
 from raftlog_replicated.errors import LayoutError
-from raftlog_replicated.per_replica_log import PerReplicaLog
+from raftlog_replicated.logs.per_replica_log import PerReplicaLog
+from raftlog_replicated.logs.shared_log import SharedLog
+from raftlog_replicated.logs.topics import Layout, StateTopics
 from raftlog_replicated.ports import LogRecord, LogTrimmedError
-from raftlog_replicated.shared_log import SharedLog
-from raftlog_replicated.snapshots import Manifest
-from raftlog_replicated.topics import Layout, StateTopics
+from raftlog_replicated.snapshots.snapshots import Manifest
 
 TIMEOUT_S = 20.0
 Open = Callable[..., "Opened"]

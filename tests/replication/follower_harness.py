@@ -10,9 +10,8 @@ import msgspec
 from raftlog.metadata.image import BrokerImage
 from raftlog.peer.hello import encode_hello
 from raftlog.record.types import BrokerEpoch, BrokerId, Offset, PartitionId
-from raftlog.replication.follower_streams import FollowerStreams
-from raftlog.replication.replica_fetcher import FollowState
-from raftlog.replication.stream_protocol import (
+from raftlog.replication.streams.follower_streams import FollowerStreams
+from raftlog.replication.streams.protocol import (
     FromFollower,
     FromLeader,
     Ping,
@@ -22,7 +21,8 @@ from raftlog.replication.stream_protocol import (
     encode,
     encode_data,
 )
-from raftlog.replication.stream_settings import StreamSettings
+from raftlog.replication.streams.replica_fetcher import FollowState
+from raftlog.replication.streams.settings import StreamSettings
 from raftlog.world.network import Acceptor, Opened, Receiver, RejectedError
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, TopicId
-from raftlog.replication.stream_protocol import (
+from raftlog.replication.streams.protocol import (
     Data,
     FromFollower,
     FromLeader,
@@ -17,9 +17,9 @@ from raftlog.replication.stream_protocol import (
     encode,
     is_data,
 )
-from raftlog.replication.stream_session import StreamSession
-from raftlog.replication.stream_settings import StreamSettings, Throttle
-from raftlog.storage.compaction_plan import NO_HORIZON
+from raftlog.replication.streams.session import StreamSession
+from raftlog.replication.streams.settings import StreamSettings, Throttle
+from raftlog.storage.compaction.plan import NO_HORIZON
 from raftlog.world.time import SystemClock
 from tests.replication.streams_world import TOPIC_ID, FakePartition, row
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import (
     ChangePartitions,
     Command,
@@ -22,8 +22,8 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
+from raftlog.metadata.decisions.liveness import plan_replica_failures
 from raftlog.metadata.image import BrokerImage, PartitionImage
-from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId

@@ -20,7 +20,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.divergence import Diverging, Outrun
+from raftlog.replication.follower.divergence import Diverging, Outrun
 from raftlog.replication.partition import Host, Partition
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig

@@ -24,13 +24,13 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.divergence import NO_EPOCH, BelowStart, Diverging, FetchPosition
-from raftlog.replication.follower_streams import FollowerStreams
-from raftlog.replication.leader_role import Feed
-from raftlog.replication.leader_streams import LeaderStreams
-from raftlog.replication.replica_fetcher import FollowState
-from raftlog.replication.stream_settings import StreamSettings
-from raftlog.storage.compaction_plan import NO_HORIZON, DeletionHorizon
+from raftlog.replication.follower.divergence import NO_EPOCH, BelowStart, Diverging, FetchPosition
+from raftlog.replication.leader.role import Feed
+from raftlog.replication.streams.follower_streams import FollowerStreams
+from raftlog.replication.streams.leader_streams import LeaderStreams
+from raftlog.replication.streams.replica_fetcher import FollowState
+from raftlog.replication.streams.settings import StreamSettings
+from raftlog.storage.compaction.plan import NO_HORIZON, DeletionHorizon
 from raftlog.storage.types import ReadResult
 from tests.simulation.world import Process, World
 

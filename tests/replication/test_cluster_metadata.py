@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import (
     Command,
     CreateTopic,
@@ -18,7 +18,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
-from raftlog.metadata.elections import LogEnds, PartitionKey
+from raftlog.metadata.decisions.elections import LogEnds, PartitionKey
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, Outcome, RaftMember, Refused, Unknown
 from raftlog.raft.voters import Voter, VoterSet
@@ -34,10 +34,10 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import cluster_metadata
 from raftlog.replication.cluster_metadata import ClusterMetadata
-from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Host
 from raftlog.replication.replica import TopicSettings
+from raftlog.replication.streams.follower_streams import FollowerStreams
 from raftlog.storage.manager import LogManager
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock

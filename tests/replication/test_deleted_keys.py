@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from raftlog.record.errors import ILLEGAL_STATE, NOT_READY, LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, Offset
-from raftlog.replication.divergence import Outrun, is_outrun
-from raftlog.replication.leader_state import LeaderState
+from raftlog.replication.follower.divergence import Outrun, is_outrun
+from raftlog.replication.leader.state import LeaderState
 from raftlog.replication.partition import Acks
-from raftlog.storage.compaction_plan import NO_HORIZON, CompactionHistory, DeletionHorizon
+from raftlog.storage.compaction.plan import NO_HORIZON, CompactionHistory, DeletionHorizon
 from raftlog.storage.leader_epochs import LeaderEpochs
 from tests.replication.pair import (
     BROKER_EPOCH,

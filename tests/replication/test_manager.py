@@ -13,11 +13,11 @@ from raftlog.metadata.commands import AlterClusterSettings, AlterTopicConfigs
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId
-from raftlog.replication.divergence import Diverging
+from raftlog.replication.follower.divergence import Diverging
 from raftlog.replication.manager import PARTITIONS_PER_TURN_MAX
 from raftlog.replication.partition import Acks, Partition
-from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
-from raftlog.storage.log_core import LogCore
+from raftlog.storage.checkpoints.checkpoint_file import CHECKPOINT_NAME
+from raftlog.storage.log.core import LogCore
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
 from tests.replication.pair import one

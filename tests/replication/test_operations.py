@@ -10,8 +10,7 @@ from typing import cast
 
 import pytest
 
-from raftlog.metadata import reassignment
-from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import (
     AlterIsr,
     AlterTopicConfigs,
@@ -24,10 +23,11 @@ from raftlog.metadata.commands import (
     decode_command,
     encode_command,
 )
-from raftlog.metadata.elections import LogEnd, LogEnds, PartitionKey
+from raftlog.metadata.decisions import reassignment
+from raftlog.metadata.decisions.elections import LogEnd, LogEnds, PartitionKey
+from raftlog.metadata.decisions.liveness import plan_replica_failures
+from raftlog.metadata.decisions.reassignment import Move
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
-from raftlog.metadata.liveness import plan_replica_failures
-from raftlog.metadata.reassignment import Move
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, Outcome, RaftMember, Refused, Unknown
 from raftlog.record.errors import (

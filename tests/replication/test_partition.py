@@ -34,9 +34,9 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
-from raftlog.storage.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.log_core import Listeners
+from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
+from raftlog.storage.log.core import Listeners
 from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 

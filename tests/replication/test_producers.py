@@ -18,7 +18,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
-from raftlog.storage.compaction_plan import NO_HORIZON
+from raftlog.storage.compaction.plan import NO_HORIZON
 from raftlog.storage.types import AppendResult
 from tests.replication.pair import Node, catch_up, nodes, restart, row, send
 from tests.storage.logs import batch

@@ -22,7 +22,7 @@ from raftlog.replication.repair import (
     SEARCHES_MAX,
     ReplicaKey,
 )
-from raftlog.storage.derived_state import MARKS_NAME
+from raftlog.storage.log.derived_state import MARKS_NAME
 from raftlog.storage.types import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id

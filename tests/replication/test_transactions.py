@@ -23,9 +23,9 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import parse_header
 from raftlog.record.types import AbortedTransaction, Offset, ProducerEpoch, ProducerId
-from raftlog.replication import verification
+from raftlog.replication.leader import verification
+from raftlog.replication.leader.verification import VerificationGuard, Verifications
 from raftlog.replication.partition import Acks, Fetched, Isolation, Origin, wait_for_data
-from raftlog.replication.verification import VerificationGuard, Verifications
 from raftlog.storage.types import AppendResult
 from tests.replication.pair import (
     HandFeed,

@@ -14,7 +14,7 @@ import msgspec
 from raftlog.record.batch import split_batches
 from raftlog.record.errors import NO_LEADER, RETRIABLE, LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionEpoch
-from raftlog.rest.v2 import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER
+from raftlog.rest.v2.topics import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.world.network import Acceptor, Opened, Receiver, RefusedError
@@ -22,10 +22,9 @@ from raftlog.world.time import SystemClock
 from tests.broker.data_fakes import DataNode, contents, waiting_readers
 from tests.http.fakes import FakeMetadata
 from tests.http.http_peers import Reply, eventually
-from tests.rest.test_v1_batches import batch, fetch, frames, produce, want
-from tests.rest.test_v1_tail import SSE, tailing
-
-from .data_fakes import DataPeer, serving
+from tests.rest.data_fakes import DataPeer, serving
+from tests.rest.v1.test_batches import batch, fetch, frames, produce, want
+from tests.rest.v1.test_tail import SSE, tailing
 
 RECORDS = "/topics/t/partitions/0/records"
 

@@ -7,8 +7,7 @@ import pytest
 from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource
 from raftlog.record.errors import FORBIDDEN, UNAUTHORIZED, ErrorEntry, LogError
 from tests.broker.data_fakes import DataNode
-
-from .data_fakes import serving
+from tests.rest.data_fakes import serving
 
 
 @pytest.mark.parametrize("entry", [FORBIDDEN, UNAUTHORIZED])

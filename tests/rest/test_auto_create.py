@@ -9,8 +9,7 @@ import pytest
 from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame, encode_produce_frames
 from raftlog.record.types import PartitionId
 from tests.broker.harness import encoded
-
-from .data_fakes import data_node
+from tests.rest.data_fakes import data_node
 
 V3 = "/v3/clusters/-/topics/new/records"
 FRAMES = encode_produce_frames([ProduceFrame("new", PartitionId(0), encoded([b"a"]))])

@@ -11,8 +11,7 @@ import pytest
 from raftlog.record.frames import ProduceFrame, encode_produce_frames
 from raftlog.record.types import PartitionId
 from tests.broker.data_fakes import batch_of
-
-from .data_fakes import data_node
+from tests.rest.data_fakes import data_node
 
 COUNT = 2_000
 NONE = [{"topic": f"none-{one}", "partition": 0, "offset": 0} for one in range(COUNT)]

@@ -27,8 +27,7 @@ from raftlog.record.frames import ProduceFrame, encode_produce_frames
 from raftlog.record.types import LeaderEpoch, PartitionId
 from tests.broker.data_fakes import batch_of
 from tests.http.http_peers import Reply, eventually
-
-from .data_fakes import DataPeer, data_node
+from tests.rest.data_fakes import DataPeer, data_node
 
 STEP_S = 0.15
 MIB = 1 << 20

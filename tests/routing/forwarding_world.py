@@ -34,7 +34,7 @@ from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.leader_epochs import EpochEndOffset
-from raftlog.storage.producer_state import ProducerDescription
+from raftlog.storage.producers.state import ProducerDescription
 from raftlog.storage.types import AppendResult, LogConfig
 from tests.simulation.world import Process, World, run
 

@@ -12,7 +12,7 @@ import pytest
 
 from raftlog.controller import sessions
 from raftlog.controller.messages import HEARTBEAT_S
-from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
+from raftlog.metadata.configs.broker import SESSION_TIMEOUT_S_DEFAULT
 from raftlog.record.errors import NO_LEADER, LogError
 from raftlog.replication.partition import Acks
 from tests.simulation.clock import SimulatedClock

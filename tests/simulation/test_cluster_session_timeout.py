@@ -10,7 +10,7 @@ import contextlib
 
 import pytest
 
-from raftlog.metadata.broker_configs import LEASE_BOUND, SESSION_TIMEOUT
+from raftlog.metadata.configs.broker import LEASE_BOUND, SESSION_TIMEOUT
 from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks

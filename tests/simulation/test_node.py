@@ -152,7 +152,7 @@ async def _unless_dead(work: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture
 def losses() -> Iterator[LossReports]:
-    logger, handler = logging.getLogger("raftlog.storage.opening"), LossReports()
+    logger, handler = logging.getLogger("raftlog.storage.log.opening"), LossReports()
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from raftlog_client.range_reader import RangeChunk
+from raftlog_client.fetch.range_reader import RangeChunk
 from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
 from raftlog_spark.errors import (
     OffsetOutOfRange,

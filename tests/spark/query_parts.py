@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from raftlog_client.range_reader import RangeChunk
+from raftlog_client.fetch.range_reader import RangeChunk
 from raftlog_client.transport import NodeAddress, Transport
 
 from raftlog.record.batch import iterate_batches

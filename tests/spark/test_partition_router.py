@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_client.record_encoder import murmur2_partitioner
+from raftlog_client.produce.record_encoder import murmur2_partitioner
 from raftlog_spark.errors import TopicGone
 from raftlog_spark.sink.partition_router import TURNS, Destination, Router, RowError, partition_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from raftlog_client.record_encoder import murmur2_partitioner
+from raftlog_client.produce.record_encoder import murmur2_partitioner
 
 from bench.node import LoneNode
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_client.record_encoder import murmur2_partitioner
+from raftlog_client.produce.record_encoder import murmur2_partitioner
 from raftlog_spark.errors import RaftlogSparkError, SinkRefused, TopicGone, WriteFailed
 from raftlog_spark.options import SinkOptions
 from raftlog_spark.schema import SinkColumns

@@ -21,9 +21,9 @@ from raftlog.record.types import (
     ProducerId,
     TopicId,
 )
-from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogShared
+from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.log import Log
 from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk

@@ -10,10 +10,10 @@ import pytest
 
 from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import Offset, PartitionId, TopicId
-from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
-from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
+from raftlog.storage.checkpoints.checkpoint_file import CHECKPOINT_NAME
+from raftlog.storage.checkpoints.checkpoints import NodeCheckpoint, decode_checkpoint
 from raftlog.storage.group_open import GROUP_MAX, WORKERS_MAX
-from raftlog.storage.log import Log
+from raftlog.storage.log.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError

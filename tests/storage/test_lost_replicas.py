@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from raftlog.record.types import PartitionId
-from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, UNREADABLE_NAME
+from raftlog.storage.checkpoints.checkpoint_file import CHECKPOINT_NAME, UNREADABLE_NAME
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import DiskFullError

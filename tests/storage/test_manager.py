@@ -8,13 +8,17 @@ import pytest
 
 from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import Offset, PartitionId, TopicId
-from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREADABLE_NAME
-from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
-from raftlog.storage.compaction_rewrite import CompactionPass
-from raftlog.storage.log import Log
+from raftlog.storage.checkpoints.checkpoint_file import (
+    CHECKPOINT_NAME,
+    STARTED_NAME,
+    UNREADABLE_NAME,
+)
+from raftlog.storage.checkpoints.checkpoints import NodeCheckpoint, decode_checkpoint
+from raftlog.storage.compaction.rewrite import CompactionPass
+from raftlog.storage.log.log import Log
+from raftlog.storage.log.reader import LogReader
 from raftlog.storage.manager import LogManager
-from raftlog.storage.reader import LogReader
-from raftlog.storage.scan import scan
+from raftlog.storage.segments.scan import scan
 from raftlog.storage.types import FlushMode, LogConfig, LogState, ReadResult, StorageSettings
 from raftlog.world import DiskError, DiskFullError
 from raftlog.world.real_disk import FileSystemDisk
@@ -59,7 +63,7 @@ async def test_logs_are_found_again_after_a_clean_stop_without_a_scan(
     await manager.close()
     assert node.checkpoint().clean_shutdown
     node.disk.crash(power=True)
-    monkeypatch.setattr("raftlog.storage.opening.scan", None)
+    monkeypatch.setattr("raftlog.storage.log.opening.scan", None)
     manager, log = await node.start_with_log()
     assert await read_all(log) == [b"a"]
     assert log.high_watermark == 1
@@ -535,7 +539,7 @@ async def test_the_snapshot_that_the_checkpoint_file_names_stays(
     node.disk.crash(power=True)
     scanned: list[int] = []
     monkeypatch.setattr(
-        "raftlog.storage.opening.scan",
+        "raftlog.storage.log.opening.scan",
         lambda file, position, *rest: scanned.append(position) or scan(file, position, *rest),
     )
     manager, log = await node.start_with_log()
@@ -558,7 +562,7 @@ async def test_maintenance_goes_on_until_all_of_a_log_is_compacted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "raftlog.storage.compaction_run.CompactionPass", partial(CompactionPass, keys_max=5)
+        "raftlog.storage.compaction.run.CompactionPass", partial(CompactionPass, keys_max=5)
     )
     node = Node()
     manager, log = await node.start_with_log(

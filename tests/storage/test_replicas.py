@@ -22,7 +22,7 @@ from raftlog.record.codec import decode
 from raftlog.record.control import parse_marker
 from raftlog.record.errors import LogError
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
-from raftlog.storage.log import Log
+from raftlog.storage.log.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import DiskError

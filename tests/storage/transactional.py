@@ -16,8 +16,8 @@ from raftlog.record.types import (
     ProducerEpoch,
     ProducerId,
 )
-from raftlog.storage.appending import Terms
-from raftlog.storage.log import Log
+from raftlog.storage.log.appending import Terms
+from raftlog.storage.log.log import Log
 from tests.storage.logs import BATCH_BYTES_MAX, EPOCH
 
 VERIFIED = Terms(may_begin=lambda _producer_id, _epoch: True)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Self
 
 from raftlog_client import Producer, Transaction
 from raftlog_client.errors import RaftlogClientError, SerializationError
-from raftlog_client.raw_batch import RawBatchBuilder
+from raftlog_client.produce.raw_batch import RawBatchBuilder
 
 from raftlog_spark.background import Background
 from raftlog_spark.errors import RaftlogSparkError, spark_error, write_failure

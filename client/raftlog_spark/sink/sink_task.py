@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from raftlog_client.sinks import sink_transactional_id
+from raftlog_client.transactions.sinks import sink_transactional_id
 
 from raftlog_spark.cluster import Cluster
 from raftlog_spark.codec.encode import encode

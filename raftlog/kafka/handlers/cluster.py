@@ -66,8 +66,8 @@ from raftlog.kafka.messages.list_partition_reassignments import (
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
 )
+from raftlog.metadata.decisions.reassignment import Move, target_of
 from raftlog.metadata.image import PartitionImage, TopicImage
-from raftlog.metadata.reassignment import Move, target_of
 from raftlog.record.errors import (
     BAD_REQUEST,
     ILLEGAL_STATE,

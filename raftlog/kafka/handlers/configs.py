@@ -49,9 +49,9 @@ from raftlog.kafka.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
-from raftlog.metadata.broker_configs import find_cluster_setting
-from raftlog.metadata.config_values import ConfigEntry, ConfigType
-from raftlog.metadata.configs import ConfigDescription, ConfigSource, find_entry
+from raftlog.metadata.configs.broker import find_cluster_setting
+from raftlog.metadata.configs.topic import ConfigDescription, ConfigSource, find_entry
+from raftlog.metadata.configs.values import ConfigEntry, ConfigType
 from raftlog.record.errors import BAD_REQUEST, INVALID_CONFIG, LogError
 from raftlog.record.types import BrokerId
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_replicated.examples import table as table_module
 from raftlog_replicated.examples.table import CHUNK_BYTES, Table
-from raftlog_replicated.pipeline import COMMAND_BYTES_MAX
-from raftlog_replicated.snapshots import CHUNK_BYTES_MAX, cut
+from raftlog_replicated.logs.pipeline import COMMAND_BYTES_MAX
+from raftlog_replicated.snapshots.snapshots import CHUNK_BYTES_MAX, cut
 
 KEYS: Final = st.sampled_from(["", "a", "b", "ab", "ä", "c" * 300])
 CHANGES: Final = st.lists(st.tuples(KEYS, st.none() | st.text(max_size=3)), max_size=30)

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from unittest import mock
 
-from raftlog.coordinator import service
-from raftlog.coordinator.load import replay as replay_log
-from raftlog.coordinator.service import AnyShard
-from raftlog.coordinator.shard import Shard
+from raftlog.coordinator.shard import service
+from raftlog.coordinator.shard.load import replay as replay_log
+from raftlog.coordinator.shard.service import AnyShard
+from raftlog.coordinator.shard.shard import Shard
 from raftlog.node import assembly
 from raftlog.node.assembly import NodeCore
 from raftlog.record.batch import iterate_batches

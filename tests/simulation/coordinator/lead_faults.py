@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from raftlog.coordinator.service import AnyShard
+from raftlog.coordinator.shard.service import AnyShard
 from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import DISK_FULL, RETRIABLE, LogError
 from tests.simulation.life import NodeDiedError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
-from raftlog.coordinator.shard import Shard
+from raftlog.coordinator.shard.shard import Shard
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks, Partition
 

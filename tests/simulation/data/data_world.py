@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from raftlog.metadata.commands import ChangePartitions, Command, CreateTopic
-from raftlog.metadata.configs import min_isr_default
+from raftlog.metadata.configs.topic import min_isr_default
+from raftlog.metadata.decisions.reassignment import plan_reassignment
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage, TopicImage
-from raftlog.metadata.reassignment import plan_reassignment
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import propose

@@ -17,12 +17,12 @@ from typing import Final
 from unittest import mock
 
 from raftlog.metadata.commands import AlterClusterSettings
-from raftlog.metadata.configs import THROTTLED_RATE
+from raftlog.metadata.configs.topic import THROTTLED_RATE
 from raftlog.raft.interface import MemberSettings
-from raftlog.replication import leader_role
+from raftlog.replication.leader import role as leader_role
 from raftlog.replication.partition import Acks
 from raftlog.storage import manager
-from raftlog.storage.producer_state import PRODUCERS_MAX, ProducerStates
+from raftlog.storage.producers.state import PRODUCERS_MAX, ProducerStates
 from raftlog.storage.types import StorageSettings
 from tests.simulation import runner
 from tests.simulation.data import ingredients

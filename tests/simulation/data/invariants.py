@@ -47,17 +47,17 @@ from unittest import mock
 
 from raftlog.controller.active import ActiveController
 from raftlog.controller.messages import Heartbeat, HeartbeatAnswer
-from raftlog.metadata.broker_configs import session_timeout_s
+from raftlog.metadata.configs.broker import session_timeout_s
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.node.assembly import NodeCore
 from raftlog.record.types import PartitionId, TopicId
-from raftlog.replication.leader_state import LeaderState
+from raftlog.replication.leader.state import LeaderState
 from raftlog.replication.partition import Partition
-from raftlog.replication.replica_fetcher import ReplicaFetcher
-from raftlog.storage.checkpoints import ReplicaCheckpoint
-from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogCore
-from raftlog.storage.log_operations import LogOperations
+from raftlog.replication.streams.replica_fetcher import ReplicaFetcher
+from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint
+from raftlog.storage.log.core import LogCore
+from raftlog.storage.log.log import Log
+from raftlog.storage.log.operations import LogOperations
 from raftlog.storage.types import LogState
 from tests.simulation.data.replicas import UNKNOWN, Batch, Key, Replica
 from tests.simulation.life import Life

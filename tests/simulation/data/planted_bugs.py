@@ -21,25 +21,29 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from raftlog.metadata import apply, apply_cluster, apply_partitions
+from raftlog.metadata.apply import apply
+from raftlog.metadata.apply import cluster as apply_cluster
+from raftlog.metadata.apply import partitions as apply_partitions
 from raftlog.metadata.commands import AlterIsr
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.types import TopicId
-from raftlog.replication import divergence
-from raftlog.replication.divergence import BelowStart, Diverging
-from raftlog.replication.leader_role import LeaderRole
-from raftlog.replication.leader_state import LeaderState
-from raftlog.replication.leader_streams import LeaderStreams
+from raftlog.replication.follower import divergence
+from raftlog.replication.follower.divergence import BelowStart, Diverging
+from raftlog.replication.follower.possible_loss import LossGate
+from raftlog.replication.leader.role import LeaderRole
+from raftlog.replication.leader.state import LeaderState
 from raftlog.replication.lifecycle import ReplicaLifecycle
 from raftlog.replication.partition import Partition
-from raftlog.replication.possible_loss import LossGate
 from raftlog.replication.replica import Fetched, Replica
-from raftlog.storage import log_operations, opening, producer_state
-from raftlog.storage.compaction_rewrite import CompactionPass
-from raftlog.storage.log_core import LogCore
+from raftlog.replication.streams.leader_streams import LeaderStreams
+from raftlog.storage.compaction.rewrite import CompactionPass
+from raftlog.storage.log import opening
+from raftlog.storage.log import operations as log_operations
+from raftlog.storage.log.core import LogCore
 from raftlog.storage.manager import LogManager
-from raftlog.storage.producer_entry import APPEND
-from raftlog.storage.producer_state import ProducerStates, Truncation
+from raftlog.storage.producers import state as producer_state
+from raftlog.storage.producers.entry import APPEND
+from raftlog.storage.producers.state import ProducerStates, Truncation
 from raftlog.world import Sync
 
 

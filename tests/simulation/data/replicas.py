@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from raftlog.record.errors import LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
-from raftlog.storage.log_core import LogCore
+from raftlog.storage.log.core import LogCore
 from raftlog.storage.types import FlushMode, LogState
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.disk_tree import Inode

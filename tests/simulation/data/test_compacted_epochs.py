@@ -10,7 +10,7 @@ import pytest
 
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
-from raftlog.storage.compaction_rewrite import CompactionPass
+from raftlog.storage.compaction.rewrite import CompactionPass
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 from tests.simulation.data.keyed import COMPACTED, committed_records, compacting, lead, put
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 from unittest import mock
 
-from raftlog.replication import leader_role
+from raftlog.replication.leader import role as leader_role
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 from tests.simulation.data.keyed import COMPACTED, committed_records, compacting, lead, put
 

@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 
 from raftlog.metadata.commands import AlterClusterSettings
-from raftlog.metadata.elections import Elections
+from raftlog.metadata.decisions.elections import Elections
 from raftlog.record.batch import stamped
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.replication.leader_role import LeaderRole
+from raftlog.replication.leader.role import LeaderRole
 from raftlog.replication.partition import Acks
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.data.clients import encode

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from raftlog.metadata.image import NO_LEADER_ID
-from raftlog.storage.checkpoint_file import MISSING_NAME
+from raftlog.storage.checkpoints.checkpoint_file import MISSING_NAME
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 
 T = Part("t", 0)

@@ -10,8 +10,8 @@ import pytest
 
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset
-from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
-from raftlog.storage.derived_state import EPOCHS_NAME
+from raftlog.storage.checkpoints.checkpoint_file import CHECKPOINT_NAME
+from raftlog.storage.log.derived_state import EPOCHS_NAME
 from tests.simulation.data.data_world import DataWorld, NodeDiedError, Part, simulate_data
 
 T = Part("t", 0)

@@ -26,7 +26,7 @@ from typing import Any, Final
 from unittest import mock
 from uuid import UUID
 
-from raftlog_client import group_consumer
+from raftlog_client.groups import consumer as group_consumer
 
 from raftlog.broker.authorize import ANONYMOUS
 from raftlog.broker.groups import (
@@ -38,21 +38,21 @@ from raftlog.broker.groups import (
     ToEarliest,
     ToOffset,
 )
-from raftlog.coordinator import service
-from raftlog.coordinator.consumer_group import ConsumerGroup
-from raftlog.coordinator.group_kind import TOPIC
-from raftlog.coordinator.group_settings import GroupSettings
-from raftlog.coordinator.group_shard import GroupShard
-from raftlog.coordinator.load import replay as replay_log
-from raftlog.coordinator.service import AnyShard
-from raftlog.coordinator.shard import Shard
+from raftlog.coordinator.groups.consumer_group import ConsumerGroup
+from raftlog.coordinator.groups.kind import TOPIC
+from raftlog.coordinator.groups.settings import GroupSettings
+from raftlog.coordinator.groups.shard import GroupShard
+from raftlog.coordinator.shard import service
+from raftlog.coordinator.shard.load import replay as replay_log
+from raftlog.coordinator.shard.service import AnyShard
+from raftlog.coordinator.shard.shard import Shard
 from raftlog.node import assembly
 from raftlog.node.assembly import NodeCore
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.replication.partition import Acks
-from raftlog.rest import v1_groups
+from raftlog.rest.v1 import groups as v1_groups
 from tests.simulation import runner
 from tests.simulation.coordinator.committed_log import READ_BYTES, committed_log
 from tests.simulation.coordinator.lead_faults import LeadFaults

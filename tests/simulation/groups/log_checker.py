@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from raftlog.coordinator.consumer_group import held_pairs
-from raftlog.coordinator.decision import CoordinatorRecord
-from raftlog.coordinator.records import (
+from raftlog.coordinator.groups.consumer_group import held_pairs
+from raftlog.coordinator.shard.decision import CoordinatorRecord
+from raftlog.coordinator.shard.records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,

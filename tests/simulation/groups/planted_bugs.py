@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
-from raftlog_client.group_member import GroupMember
-from raftlog_client.group_membership import GroupMembership
-from raftlog_client.group_offsets import GroupOffsets
+from raftlog_client.groups.member import GroupMember
+from raftlog_client.groups.membership import GroupMembership
+from raftlog_client.groups.offsets import GroupOffsets
 
-from raftlog.coordinator import consumer_decisions
-from raftlog.coordinator.consumer_decisions import ConsumerDecisions
-from raftlog.coordinator.consumer_group import ConsumerGroup
-from raftlog.coordinator.group_shard import GroupShard
-from raftlog.coordinator.offsets import OffsetTable
-from raftlog.coordinator.shard import Shard
+from raftlog.coordinator.groups import consumer_decisions
+from raftlog.coordinator.groups.consumer_decisions import ConsumerDecisions
+from raftlog.coordinator.groups.consumer_group import ConsumerGroup
+from raftlog.coordinator.groups.offsets import OffsetTable
+from raftlog.coordinator.groups.shard import GroupShard
+from raftlog.coordinator.shard.shard import Shard
 from tests.simulation import runner
 from tests.simulation.coordinator import planted_bugs as shell
 from tests.simulation.groups.histories import replay

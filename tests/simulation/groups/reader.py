@@ -1,4 +1,4 @@
-"""The reading part of a simulated consumer, in the place of `raftlog_client.fetcher.Fetcher`."""
+"""The reading part of a simulated consumer, in the place of the client's `Fetcher`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from raftlog_client.errors import RaftlogClientError
-from raftlog_client.record_buffer import RecordBuffer
-from raftlog_client.subscription import Chunk, PartitionState
+from raftlog_client.fetch.record_buffer import RecordBuffer
+from raftlog_client.fetch.subscription import Chunk, PartitionState
 from raftlog_client.types import TopicPartition
 
 from raftlog.node.assembly import NodeCore

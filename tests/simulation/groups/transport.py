@@ -39,7 +39,7 @@ from raftlog.record.errors import (
     UNKNOWN_TOPIC,
     LogError,
 )
-from raftlog.rest import v1_groups
+from raftlog.rest.v1 import groups as v1_groups
 from tests.simulation.groups.ledger import Heard, Ledger, Lookup, Place
 from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.node_world import NodeWorld

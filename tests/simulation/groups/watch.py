@@ -8,15 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from unittest import mock
 
-from raftlog.coordinator.classic_messages import Held
-from raftlog.coordinator.decision import Decision
-from raftlog.coordinator.group_kind import NAME
-from raftlog.coordinator.group_messages import ConsumerHeartbeatRequest, GroupRequest, GroupResponse
-from raftlog.coordinator.group_settings import GroupSettings, GroupTimer, MemberTimer, TimerKind
-from raftlog.coordinator.group_shard import GroupShard
-from raftlog.coordinator.reconciliation import MemberState
-from raftlog.coordinator.service import AnyKind
-from raftlog.coordinator.shard import Shard
+from raftlog.coordinator.groups.classic.messages import Held
+from raftlog.coordinator.groups.kind import NAME
+from raftlog.coordinator.groups.messages import (
+    ConsumerHeartbeatRequest,
+    GroupRequest,
+    GroupResponse,
+)
+from raftlog.coordinator.groups.reconciliation import MemberState
+from raftlog.coordinator.groups.settings import GroupSettings, GroupTimer, MemberTimer, TimerKind
+from raftlog.coordinator.groups.shard import GroupShard
+from raftlog.coordinator.shard.decision import Decision
+from raftlog.coordinator.shard.service import AnyKind
+from raftlog.coordinator.shard.shard import Shard
 from raftlog.metadata.image import MetadataImage
 from raftlog.node.assembly import coordinator_kinds
 from raftlog.record.errors import LogError

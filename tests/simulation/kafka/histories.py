@@ -26,8 +26,8 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from raftlog.coordinator import service
-from raftlog.coordinator.transaction_kind import TOPIC as TRANSACTIONS_TOPIC
+from raftlog.coordinator.shard import service
+from raftlog.coordinator.transactions.kind import TOPIC as TRANSACTIONS_TOPIC
 from raftlog.http.settings import ServerSettings
 from raftlog.kafka import connection, listener
 from raftlog.kafka.metrics import EndReason

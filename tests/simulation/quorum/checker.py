@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.log import RaftLog
+from raftlog.raft.log.log import RaftLog
 from raftlog.raft.messages import Message, RequestVote, Vote
 
 Entry = tuple[bytes, int, int]

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.log import REGULAR, VOTERS, RaftLog
+from raftlog.raft.log.log import REGULAR, VOTERS, RaftLog
 from raftlog.raft.messages import Message
-from raftlog.raft.snapshot_format import SnapshotMeta
+from raftlog.raft.snapshots.format import SnapshotMeta
 from raftlog.raft.voters import Voter, VoterSet, encode_voters
 from tests.simulation.quorum.checker import Checker
 from tests.simulation.quorum.core_harness import TIMING, CoreHarness

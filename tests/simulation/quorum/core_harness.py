@@ -7,12 +7,12 @@ import random
 from typing import TYPE_CHECKING
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.journal import PendingRecord
-from raftlog.raft.log import REGULAR, RaftLog
+from raftlog.raft.log.journal import PendingRecord
+from raftlog.raft.log.log import REGULAR, RaftLog
+from raftlog.raft.log.store import QuorumStore
 from raftlog.raft.messages import Message
 from raftlog.raft.outbox import Outbox
 from raftlog.raft.rules import Timing
-from raftlog.raft.store import QuorumStore
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.quorum.recording_state_machine import RecordingStateMachine
 from tests.simulation.world import SeededRandomness

@@ -14,21 +14,24 @@ from typing import Any
 
 import pytest
 
-from raftlog.raft import journal, kernel, peers, proposal_router, store
+from raftlog.raft import kernel
 from raftlog.raft.core import RaftCore
-from raftlog.raft.journal import VoteRecord
-from raftlog.raft.journal_writer import JournalWriter
-from raftlog.raft.log import BASE_COMMAND, RaftLog
+from raftlog.raft.log import journal, store
+from raftlog.raft.log.journal import VoteRecord
+from raftlog.raft.log.journal_writer import JournalWriter
+from raftlog.raft.log.log import BASE_COMMAND, RaftLog
+from raftlog.raft.log.store import SnapshotStore
 from raftlog.raft.member import RaftMember
 from raftlog.raft.membership import VoterChanges
 from raftlog.raft.messages import Append, AppendAnswer, Message, SnapshotChunk
 from raftlog.raft.outbox import Outbox
-from raftlog.raft.proposals import PendingProposals
+from raftlog.raft.peers import peers
+from raftlog.raft.proposals import router as proposal_router
+from raftlog.raft.proposals.proposals import PendingProposals
 from raftlog.raft.rules import Confirmations, Guards
-from raftlog.raft.snapshot_format import SnapshotMeta, decode_snapshot
-from raftlog.raft.snapshot_transfer import SnapshotReceiver, _Stream
-from raftlog.raft.snapshots import SnapshotManager
-from raftlog.raft.store import SnapshotStore
+from raftlog.raft.snapshots.format import SnapshotMeta, decode_snapshot
+from raftlog.raft.snapshots.snapshots import SnapshotManager
+from raftlog.raft.snapshots.transfer import SnapshotReceiver, _Stream
 from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import NO_CONTROLLER, LogError
 from raftlog.world import DiskError

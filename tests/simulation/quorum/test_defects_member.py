@@ -13,7 +13,7 @@ import pytest
 
 from raftlog.raft.interface import Applied
 from raftlog.raft.kernel import PickleForbiddenError, Scoped
-from raftlog.raft.log import NO_OP
+from raftlog.raft.log.log import NO_OP
 from raftlog.raft.messages import MessageError, decode_message
 from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.member_world import QUICK, MemberWorld

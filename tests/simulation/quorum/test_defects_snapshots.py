@@ -15,7 +15,7 @@ import pytest
 
 from raftlog.raft.interface import Applied
 from raftlog.raft.messages import Message, SnapshotChunk
-from raftlog.raft.snapshot_format import SnapshotMeta
+from raftlog.raft.snapshots.format import SnapshotMeta
 from raftlog.record.errors import LogError
 from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.member_world import SNAPSHOTS, MemberWorld

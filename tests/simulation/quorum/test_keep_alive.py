@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftlog.raft.keep_alive import KeepAlive
+from raftlog.raft.peers.keep_alive import KeepAlive
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.world import World, run
 

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from raftlog_client import ConnectionLostError, FencedError, LeaseListener
 from raftlog_replicated.ports import LeaseMember, LogRecord, LogTrimmedError
-from raftlog_replicated.snapshots import Manifest
+from raftlog_replicated.snapshots.snapshots import Manifest
 
 from tests.simulation.life import current_life
 

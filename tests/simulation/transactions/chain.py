@@ -16,7 +16,7 @@ from typing import Final
 from raftlog.broker.authorize import ANONYMOUS
 from raftlog.broker.groups import Committer, OffsetToCommit, OpenTransaction
 from raftlog.broker.service import Broker
-from raftlog.coordinator.decision import Producer
+from raftlog.coordinator.shard.decision import Producer
 from raftlog.record.errors import ERROR_TABLE, LogError
 from raftlog.record.types import Offset
 from raftlog.replication.partition import Isolation

@@ -20,7 +20,7 @@ from raftlog.broker.authorize import ANONYMOUS
 from raftlog.broker.produce import ProduceOptions, StoredRecord, content_bytes
 from raftlog.broker.service import Broker
 from raftlog.broker.transactions import Initialized
-from raftlog.coordinator.decision import Producer
+from raftlog.coordinator.shard.decision import Producer
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
     DUPLICATE_SEQUENCE,

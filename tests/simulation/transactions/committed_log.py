@@ -15,7 +15,7 @@ from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
-from raftlog.storage.log import Log
+from raftlog.storage.log.log import Log
 from tests.simulation.disk import SimulatedDisk
 
 

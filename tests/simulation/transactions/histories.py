@@ -25,15 +25,15 @@ from unittest import mock
 
 from raftlog.broker.authorize import ANONYMOUS
 from raftlog.broker.service import Broker
-from raftlog.coordinator import service
-from raftlog.coordinator.decision import Producer
-from raftlog.coordinator.group_kind import TOPIC as OFFSETS_TOPIC
-from raftlog.coordinator.group_shard import GroupShard
-from raftlog.coordinator.load import replay as replay_log
-from raftlog.coordinator.service import AnyShard
-from raftlog.coordinator.transaction_kind import TOPIC
-from raftlog.coordinator.transaction_messages import ListTransactions
-from raftlog.coordinator.transaction_shard import TransactionShard
+from raftlog.coordinator.groups.kind import TOPIC as OFFSETS_TOPIC
+from raftlog.coordinator.groups.shard import GroupShard
+from raftlog.coordinator.shard import service
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.shard.load import replay as replay_log
+from raftlog.coordinator.shard.service import AnyShard
+from raftlog.coordinator.transactions.kind import TOPIC
+from raftlog.coordinator.transactions.messages import ListTransactions
+from raftlog.coordinator.transactions.shard import TransactionShard
 from raftlog.node.assembly import NodeCore
 from raftlog.raft.interface import MemberSettings
 from raftlog.record.errors import LogError

@@ -25,19 +25,19 @@ from typing import Any, Final
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from raftlog.coordinator.record_codec import decode_transaction_record
-from raftlog.coordinator.records import TransactionLogKey, TransactionLogValue
-from raftlog.coordinator.shard import Shard
-from raftlog.coordinator.transaction import DECIDED, OPEN, State, Transaction
-from raftlog.coordinator.transaction_kind import TOPIC
-from raftlog.coordinator.transaction_messages import TopicPartition
+from raftlog.coordinator.shard.record_codec import decode_transaction_record
+from raftlog.coordinator.shard.records import TransactionLogKey, TransactionLogValue
+from raftlog.coordinator.shard.shard import Shard
+from raftlog.coordinator.transactions.kind import TOPIC
+from raftlog.coordinator.transactions.messages import TopicPartition
+from raftlog.coordinator.transactions.transaction import DECIDED, OPEN, State, Transaction
 from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import decode
 from raftlog.record.control import parse_marker
 from raftlog.record.errors import LogError
 from raftlog.replication.replica import Replica
-from raftlog.storage.log_core import LogCore
-from raftlog.storage.log_operations import LogOperations
+from raftlog.storage.log.core import LogCore
+from raftlog.storage.log.operations import LogOperations
 from tests.simulation.life import Life, current_life
 from tests.simulation.node_checker import InvariantError
 from tests.simulation.transactions.committed_log import CommittedLog, Span

@@ -15,24 +15,25 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from raftlog.broker.groups import GroupService
-from raftlog.coordinator import transaction, transaction_kind
-from raftlog.coordinator.decision import CoordinatorRecord
-from raftlog.coordinator.markers import MarkerWriter
-from raftlog.coordinator.records import TransactionLogValue
-from raftlog.coordinator.shard import Shard
-from raftlog.coordinator.transaction_messages import PendingMarkers
-from raftlog.coordinator.transaction_shard import TransactionShard
-from raftlog.coordinator.verification import LeaderTransactions
+from raftlog.coordinator.shard.decision import CoordinatorRecord
+from raftlog.coordinator.shard.records import TransactionLogValue
+from raftlog.coordinator.shard.shard import Shard
+from raftlog.coordinator.transactions import kind as transaction_kind
+from raftlog.coordinator.transactions import transaction
+from raftlog.coordinator.transactions.markers import MarkerWriter
+from raftlog.coordinator.transactions.messages import PendingMarkers
+from raftlog.coordinator.transactions.shard import TransactionShard
+from raftlog.coordinator.transactions.verification import LeaderTransactions
 from raftlog.record.control import Marker
 from raftlog.record.types import NO_PRODUCER_ID
 from raftlog.replication.partition import Isolation, Partition
-from raftlog.storage import producer_state
-from raftlog.storage.compaction_rewrite import CompactionPass
-from raftlog.storage.log_core import LogCore
-from raftlog.storage.producer_entry import judge_marker
-from raftlog.storage.producer_state import ProducerStates
-from raftlog.storage.segments import Segments
-from raftlog.storage.transactions import UnstableTransactions
+from raftlog.storage.compaction.rewrite import CompactionPass
+from raftlog.storage.log.core import LogCore
+from raftlog.storage.producers import state as producer_state
+from raftlog.storage.producers.entry import judge_marker
+from raftlog.storage.producers.state import ProducerStates
+from raftlog.storage.segments.segments import Segments
+from raftlog.storage.transactions.transactions import UnstableTransactions
 from tests.simulation.coordinator import planted_bugs as shell
 from tests.simulation.data.planted_bugs import BlindSpot
 

@@ -1,0 +1,1 @@
+"""Reads: fetch requests, record buffers, and positions of a consumer."""

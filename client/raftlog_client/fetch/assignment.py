@@ -1,0 +1,128 @@
+"""The partitions that a consumer reads: states, jumps, positions.
+
+Chosen by a subscription, by `Consumer.assign`, or by the group's coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from raftlog_client.errors import ConnectionLostError
+from raftlog_client.fetch.fetcher import Fetcher
+from raftlog_client.fetch.record_buffer import RecordBuffer
+from raftlog_client.fetch.subscription import OffsetReset, PartitionState
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.offsets import partition_offsets
+from raftlog_client.types import PartitionOffsets, TopicPartition
+
+
+class Assignment:
+    """States of the assigned partitions, in step with buffer and fetcher."""
+
+    def __init__(self, metadata: ClusterMetadata, buffer: RecordBuffer, fetcher: Fetcher) -> None:
+        self.states: dict[TopicPartition, PartitionState] = {}
+        self._metadata = metadata
+        self._buffer = buffer
+        self._fetcher = fetcher
+
+    def state(self, partition: TopicPartition) -> PartitionState:
+        """The partition's state. Raises ValueError if it is not assigned."""
+        state = self.states.get(partition)
+        if state is None:
+            raise ValueError(f"{partition[0]}-{partition[1]} is not assigned")
+        return state
+
+    def replace(
+        self,
+        partitions: Iterable[TopicPartition],
+        reset: OffsetReset,
+        *,
+        awaits_commit: bool = False,
+    ) -> None:
+        """Read these and no others: known ones keep their states.
+
+        With `awaits_commit` new ones begin at the group's committed offset.
+        """
+        wanted = dict.fromkeys(partitions)
+        self._forget([source for source in self.states if source not in wanted])
+        for source in wanted:
+            if source not in self.states:
+                state = self.states[source] = PartitionState(source, reset)
+                state.awaits_commit = awaits_commit
+        self._fetcher.assign(self.states)
+
+    def add(self, partitions: Mapping[TopicPartition, str], resets: Iterable[OffsetReset]) -> None:
+        """Read these, too, by topic id, each from the group's committed offset.
+
+        `resets`: where each begins if the group has none.
+        """
+        for (source, topic_id), reset in zip(partitions.items(), resets, strict=True):
+            state = self.states[source] = PartitionState(source, reset)
+            state.topic_id = topic_id
+            state.awaits_commit = True
+        self._fetcher.assign(self.states)
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these no more, and forget all about them."""
+        self._forget([source for source in partitions if source in self.states])
+        self._fetcher.assign(self.states)
+
+    def hold_all_but(self, readable: Collection[TopicPartition]) -> None:
+        """Hand out no record of other partitions any more, without losing the positions."""
+        for source, state in self.states.items():
+            is_revoked = source not in readable
+            if is_revoked == state.is_revoked:
+                continue
+            state.is_revoked = is_revoked
+            if is_revoked:
+                self._buffer.set_aside(state)
+            else:
+                self._buffer.refresh(state)
+                self._fetcher.want(state)
+
+    def jump(self, state: PartitionState, offset: int, *, topic_id: str | None = None) -> None:
+        """Read on from an offset; of the topic with that id, if the offset is known to be of it."""
+        self._buffer.drop(state)
+        self._fetcher.abandon(state)
+        state.jump(offset)
+        if topic_id is not None:
+            state.topic_id = topic_id
+        self._fetcher.want(state)
+
+    async def find_positions(self, partitions: Sequence[TopicPartition]) -> None:
+        """Return once these partitions have a position or an error to raise."""
+        try:
+            async with asyncio.timeout(self._metadata.request_timeout_s):
+                await self._fetcher.positions_known(partitions)
+        except TimeoutError:
+            raise ConnectionLostError(
+                "No leader answered with the partitions' offsets within request_timeout_ms.",
+                outcome_unknown=False,
+            ) from self._fetcher.position_error
+
+    async def offsets_of(
+        self, partitions: Sequence[TopicPartition]
+    ) -> list[tuple[PartitionState, PartitionOffsets]]:
+        """States and offsets of these partitions, or of all."""
+        states = [self.state(one) for one in partitions] or list(self.states.values())
+        offsets = await partition_offsets(self._metadata, [state.source for state in states])
+        return [(state, offsets[state.source]) for state in states]
+
+    def position(self, source: TopicPartition) -> int:
+        """The offset of the next record for the application; -1 if not known yet."""
+        state = self.states.get(source)
+        return -1 if state is None or state.reset is not None else self._buffer.position(state)
+
+    def processed_position(self, source: TopicPartition) -> int:
+        """The offset up to which all records are processed; -1 if not known yet."""
+        state = self.states.get(source)
+        if state is None or state.reset is not None:
+            return -1
+        return self._buffer.processed_position(state)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for source in partitions:
+            state = self.states.pop(source)
+            self._buffer.drop(state)
+            self._fetcher.abandon(state)

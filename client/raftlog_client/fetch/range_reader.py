@@ -1,0 +1,327 @@
+"""Reads one range of one partition as stored bytes, for callers with a decoder of their own.
+
+A range always gives the same: the records from `start` up to, not including, `end`, wherever the
+partition is led meanwhile. Each chunk begins at the end of the one before. The first and the last
+batch are whole, so records outside of the range may come with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from raftlog.api.records import FetchPartition, FetchRequest, Isolation
+from raftlog.record.errors import (
+    OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
+    UNKNOWN_TOPIC,
+    LogError,
+)
+from raftlog.record.frames import FetchFrame
+from raftlog.record.header import parse_header
+from raftlog.record.types import AbortedTransaction, Offset
+from raftlog_client.errors import (
+    ConnectionLostError,
+    RaftlogClientError,
+    RecordsGoneError,
+    ServerError,
+    TopicChangedError,
+    TopicNotFoundError,
+    server_error,
+)
+from raftlog_client.fetch.protocol import BufferPool, FetchConnectionPool
+from raftlog_client.metadata import UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata
+from raftlog_client.routing import SLOW_S, LeaderCalls
+from raftlog_client.transport import NodeAddress
+from raftlog_client.types import TopicPartition
+
+WAIT_MS: Final = 500
+"""How long a node waits for missing records of the range: these were committed once, so a new
+leader is about to learn so."""
+WAIT_SHARE_MAX: Final = 0.5
+"""Of the remaining time."""
+ATTEMPT_S_MIN: Final = 1.0
+"""The last attempt, too, gets the time of an answer: the caller gets its error."""
+FIRST_BUFFER_BYTES: Final = 256 * 1024
+GROWTH: Final = 4
+BUFFERS_KEPT_MAX: Final = 3
+"""The reader's caller has one, the next is there, and one is being filled."""
+
+logger = logging.getLogger("raftlog_client")
+
+
+class RangeChunk(NamedTuple):
+    """Whole batches, one after the other, as stored."""
+
+    data: memoryview
+    """May be empty: compaction leaves offsets without records."""
+    next_offset: int
+    """All records of the range below this offset have been given."""
+    aborted: Sequence[AbortedTransaction] = ()
+    """With read_committed: transactions whose records, if in `data`, are to be skipped."""
+
+
+class _Buffer:
+    """Where the data of one answer's frames is put, next to each other."""
+
+    __slots__ = ("_buffers", "_bytes_max", "_data", "_taken")
+
+    def __init__(self, buffers: BufferPool, first_bytes: int, bytes_max: int) -> None:
+        self._buffers = buffers
+        self._data = memoryview(buffers.get(first_bytes))
+        self._bytes_max = bytes_max
+        self._taken = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._taken
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data)
+
+    def allocate(self, size: int) -> memoryview:
+        """Memory for the next frame's data. Memory given before is full."""
+        end = self._taken + size
+        if end > len(self._data):
+            # Rare: a chunk after the first begins with the size of the one before. The
+            # last batch may exceed the request by any size.
+            size_bytes = max(end + end // 8, min(GROWTH * end, self._bytes_max))
+            grown = memoryview(self._buffers.get(size_bytes))
+            grown[: self._taken] = self._data[: self._taken]
+            self._data = grown
+        view = self._data[self._taken : end]
+        self._taken = end
+        return view
+
+    def first(self, size: int) -> memoryview:
+        """The first bytes, for good."""
+        return self._data[:size].toreadonly()
+
+
+class _Answer:
+    """Frames of one fetch; if the answer is cut off, its whole frames count all the same."""
+
+    def __init__(self, offset: int, buffer: _Buffer) -> None:
+        self.buffer = buffer
+        self.offset = self.next_offset = offset
+        self.size_bytes = 0
+        self.log_start_offset = -1
+        self.aborted: dict[AbortedTransaction, None] = {}
+        """Of all whole frames; one that lasts over several is in each one's list."""
+        self.error: RaftlogClientError | None = None
+
+    def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
+        """Where a frame's data shall go. Satisfies `FrameSink`."""
+        if frame.error_code or self.error is not None:
+            return memoryview(bytearray(size_bytes))
+        return self.buffer.allocate(size_bytes)
+
+    def end(self, frame: FetchFrame, data: memoryview) -> None:
+        """The frame is whole."""
+        self.log_start_offset = frame.log_start_offset
+        if frame.error_code:
+            self.error = server_error(frame.error_code, bytes(data).decode(errors="replace"))
+        elif self.error is None:
+            self.size_bytes += len(data)
+            self.aborted.update(dict.fromkeys(frame.aborted))
+            self.next_offset = max(self.next_offset, frame.next_offset)
+
+    def chunk(self) -> RangeChunk | None:
+        """The received frames as a chunk; None without progress."""
+        if self.next_offset <= self.offset:
+            return None
+        return RangeChunk(self.buffer.first(self.size_bytes), self.next_offset, tuple(self.aborted))
+
+
+class RangeReader:
+    """One range, chunk by chunk. Not for several tasks at once."""
+
+    def __init__(
+        self,
+        fetcher: FetchConnectionPool,
+        metadata: ClusterMetadata,
+        source: TopicPartition,
+        *,
+        topic_id: str,
+        start: int,
+        end: int,
+        chunk_bytes: int,
+        isolation: Isolation = "read_uncommitted",
+    ) -> None:
+        """`chunk_bytes`: about how much a chunk holds; more only if one batch alone is larger.
+
+        With read_committed, chunks name the aborted transactions in their data, and a range up
+        to an `end` beyond the last stable offset is waited for.
+        """
+        self.offset = start
+        """Start of the next chunk."""
+        self._end = end
+        self._fetcher = fetcher
+        self._metadata = metadata
+        self._leaders = LeaderCalls(metadata)
+        self._source = source
+        self._topic_id = topic_id
+        self._chunk_bytes = chunk_bytes
+        self._isolation: Isolation = isolation
+        self._buffer_bytes = min(FIRST_BUFFER_BYTES, chunk_bytes)
+        self._buffers = BufferPool(BUFFERS_KEPT_MAX)
+        self._is_stale = False
+        self._times_changed = 0
+        """Metadata answers in a row without the topic, or with another one of its name."""
+
+    async def next(self) -> RangeChunk | None:
+        """The next chunk; None at the end of the range.
+
+        Tries again for as long as the request timeout while the partition has no leader, or the
+        leader does not answer. Raises RecordsGoneError, TopicChangedError, or the last error.
+        """
+        if self.offset >= self._end:
+            return None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._metadata.request_timeout_s
+        attempt = 0
+        while True:
+            try:
+                chunk = await self._attempt(max(deadline - loop.time(), ATTEMPT_S_MIN))
+            except RaftlogClientError as error:
+                delay_s = self._metadata.backoff.delay_s(attempt)
+                if not self._may_pass(error) or loop.time() + delay_s >= deadline:
+                    raise
+                logger.info("%s-%d cannot be read: %s", *self._source, error)
+            else:
+                self.offset = chunk.next_offset
+                return chunk
+            attempt += 1
+            self._is_stale = True
+            await asyncio.sleep(delay_s)
+
+    async def _attempt(self, timeout_s: float) -> RangeChunk:
+        topic, partition = self._source
+        await self._look()
+        address = self._metadata.leader_address(topic, partition)
+        if address is None:
+            raise ConnectionLostError(
+                f"{topic}-{partition} has no leader at the moment.", outcome_unknown=False
+            )
+        answer = _Answer(self.offset, _Buffer(self._buffers, self._buffer_bytes, self._chunk_bytes))
+        error: RaftlogClientError | None = None
+        try:
+            await self._fetch(address, answer, timeout_s)
+        except RaftlogClientError as failure:
+            if isinstance(failure, ConnectionLostError):
+                self._metadata.suspect(address)
+            self._is_stale = True
+            error = failure
+        chunk = answer.chunk()
+        if chunk is not None:
+            self._check_start(chunk, answer)
+            if len(chunk.data) > self._buffer_bytes // 2:
+                self._buffer_bytes = answer.buffer.size_bytes
+            return chunk
+        error = answer.error or error
+        if error is None:
+            error = ConnectionLostError(
+                f"{address} has nothing of {topic}-{partition} from offset {self.offset} on; "
+                f"wanted is what stands before {self._end}.",
+                outcome_unknown=False,
+            )
+        is_out_of_range = isinstance(error, ServerError) and error.entry is OFFSET_OUT_OF_RANGE
+        if is_out_of_range and self.offset < answer.log_start_offset:
+            raise self._gone(answer.log_start_offset)
+        raise error
+
+    async def _look(self) -> None:
+        """Check the topic id in the metadata, after a refresh if stale."""
+        topic = self._source.topic
+        if self._is_stale or topic not in self._metadata.view.topics:
+            self._is_stale = False
+            await self._metadata.refresh((topic,))
+        known = self._metadata.view.topics.get(topic)
+        if known is not None and known.topic_id == self._topic_id:
+            self._times_changed = 0
+            return
+        found = None if known is None else known.topic_id
+        self._times_changed += 1
+        if self._times_changed >= UNKNOWN_TOPIC_ATTEMPTS:
+            what = "does not exist any more" if found is None else f"is another one now, {found}"
+            raise TopicChangedError(
+                f"Topic {topic!r} of id {self._topic_id} {what}.",
+                topic=topic,
+                topic_id=self._topic_id,
+                found_id=found,
+            )
+        # The answering node may be behind the others.
+        raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} of that id is not known.")
+
+    async def _fetch(self, address: NodeAddress, answer: _Answer, timeout_s: float) -> None:
+        """Fill the answer. A silent node is abandoned once another one leads."""
+        part = FetchPartition(
+            self._source.topic,
+            self._source.partition,
+            Offset(self.offset),
+            max_bytes=self._chunk_bytes,
+            end_offset=Offset(self._end),
+            topic_id=self._topic_id,
+        )
+        request = FetchRequest(
+            [part],
+            max_bytes=self._chunk_bytes,
+            # The node must answer before this reader stops listening.
+            max_wait_ms=int(min(WAIT_MS, timeout_s * 1000 * WAIT_SHARE_MAX)),
+            isolation=self._isolation,
+        )
+        call = self._leaders.follow(
+            address,
+            (self._source,),
+            patience_s=SLOW_S + WAIT_MS / 1000,
+            progress=lambda: answer.buffer.taken_bytes,
+        )
+        with call:
+            await self._fetcher.fetch(address, msgspec.json.encode(request), answer, timeout_s)
+
+    def _check_start(self, chunk: RangeChunk, answer: _Answer) -> None:
+        """Raise if retention deleted records of the range during the fetch: these are no gap."""
+        first = self.offset
+        if chunk.data:
+            try:
+                first = parse_header(chunk.data).base_offset
+            except LogError as error:
+                raise ConnectionLostError(
+                    f"{self._source.topic}-{self._source.partition}: what a node sent from offset "
+                    f"{self.offset} on is no record batch: {error}",
+                    outcome_unknown=False,
+                ) from error
+        elif answer.log_start_offset > self.offset:
+            raise self._gone(answer.log_start_offset)
+        if first > self.offset and answer.log_start_offset > self.offset:
+            raise self._gone(answer.log_start_offset)
+
+    def _gone(self, log_start_offset: int) -> RecordsGoneError:
+        topic, partition = self._source
+        return RecordsGoneError(
+            f"{topic}-{partition}: the records from offset {self.offset} on were deleted; the "
+            f"first that can be read has offset {log_start_offset}.",
+            topic=topic,
+            partition=partition,
+            offset=self.offset,
+            log_start_offset=log_start_offset,
+        )
+
+    def _may_pass(self, error: RaftlogClientError) -> bool:
+        """Whether another leader, or the same one a little later, may answer better."""
+        if isinstance(error, RecordsGoneError | TopicChangedError):
+            return False
+        if isinstance(error, ServerError):
+            return (
+                error.retriable
+                or error.entry.refresh_metadata
+                # A deposed leader, not aware of its successor, lacks the records committed since.
+                or error.entry is OFFSET_OUT_OF_RANGE
+                or (error.entry is STORAGE_FAILED and self._metadata.is_replicated(*self._source))
+            )
+        return error.retriable

@@ -1,0 +1,254 @@
+"""Fetched records not taken yet: decoded batch by batch, fair over the partitions.
+
+The application takes records from the present *unit*: a list of one partition's records and an
+iterator over it. The iterator itself knows the application's progress, so a record costs no
+bookkeeping; the position is computed on request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from operator import length_hint
+from typing import Any, Final
+
+from raftlog.record.errors import LogError
+from raftlog_client.errors import RaftlogClientError
+from raftlog_client.fetch.record_decoder import RecordDecoder, Unreadable, record_decoding_error
+from raftlog_client.fetch.subscription import PartitionState
+from raftlog_client.types import Record, TopicPartition
+
+UNIT_RECORDS_MIN: Final = 1_000
+"""Small batches are served several at a time, up to about this many records."""
+
+AnyRecord = Record[Any, Any]
+
+
+class Unit:
+    """Records of one partition, being taken one by one."""
+
+    __slots__ = ("iterator", "processed_count", "records", "state")
+
+    def __init__(self, state: PartitionState, records: list[AnyRecord]) -> None:
+        self.state = state
+        self.records = records
+        self.iterator: Iterator[AnyRecord] = iter(records)
+        self.processed_count = 0
+        """Records certainly processed: given out before the present call of the application."""
+
+    @property
+    def remaining(self) -> int:
+        """Records not taken yet."""
+        return length_hint(self.iterator)
+
+    @property
+    def in_process(self) -> int:
+        """Offset of the record that the application may still process; -1 if none."""
+        given_count = len(self.records) - self.remaining
+        # The application takes one record after the other.
+        return self.records[given_count - 1].offset if given_count > self.processed_count else -1
+
+
+class RecordBuffer:
+    """Fetched data of all partitions."""
+
+    def __init__(
+        self,
+        unpacker: RecordDecoder,
+        *,
+        on_taken: Callable[[PartitionState], None],
+    ) -> None:
+        self.buffered_bytes = 0
+        self._unpacker = unpacker
+        self._on_taken = on_taken
+        """Called when a partition has given data away: there may be room to fetch more."""
+        self._ready: deque[PartitionState] = deque()
+        self._unit: Unit | None = None
+        self._given: list[PartitionState] = []
+        """Partitions with a `given_from`."""
+        self._call_count = 0
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever the application takes records or asks for some."""
+        return self._call_count, 0 if self._unit is None else self._unit.remaining
+
+    def begin_call(self) -> None:
+        """The application calls again: all records given out before are processed."""
+        self._call_count += 1
+        for state in self._given:
+            state.given_from = -1
+        self._given.clear()
+        unit = self._unit
+        if unit is not None:
+            unit.processed_count = len(unit.records) - unit.remaining
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to serve."""
+        return not self._ready and (self._unit is None or not self._unit.remaining)
+
+    def refresh(self, state: PartitionState) -> None:
+        """Serve the partition, if ready: it got data, an error, or resumed."""
+        if state.has_data and not state.is_ready and not state.is_stopped:
+            state.is_ready = True
+            self._ready.append(state)
+
+    def next_unit(self) -> Unit | None:
+        """The unit to take records from; None if nothing is there. Raises a partition's error."""
+        unit = self._unit
+        if unit is not None and unit.remaining:
+            return unit
+        self._unit = None
+        while self._ready:
+            state = self._ready[0]
+            records = self._take(state)
+            if records:
+                self._unit = Unit(state, records)
+                return self._unit
+        return None
+
+    def take_many(
+        self, records_max: int | None, only: Collection[TopicPartition]
+    ) -> dict[TopicPartition, list[AnyRecord]]:
+        """Records of every ready partition: one unit of each, or up to `records_max` in all.
+
+        Raises a partition's error if there are no records; otherwise next time.
+        """
+        self._put_back_unit()
+        taken: dict[TopicPartition, list[AnyRecord]] = {}
+        room = records_max
+        for _ in range(len(self._ready)):
+            state = self._ready[0]
+            if (only and state.source not in only) or (taken and not state.has_records):
+                self._ready.rotate(-1)
+                continue
+            records = self._take(state)
+            if not records:
+                continue
+            if room is not None:
+                if len(records) > room:
+                    state.decoded = records[room:]
+                    del records[room:]
+                    self.refresh(state)
+                room -= len(records)
+            taken[state.source] = records
+            self._give(state, records[0].offset)
+            if room == 0:
+                break
+        return taken
+
+    def position(self, state: PartitionState) -> int:
+        """The application's next offset; -1 if not known yet."""
+        unit = self._unit
+        if unit is not None and unit.state is state and (remaining := unit.remaining):
+            return unit.records[-remaining].offset
+        return state.decoded[0].offset if state.decoded else state.position
+
+    def processed_position(self, state: PartitionState) -> int:
+        """The offset up to which all records are processed; -1 if not known yet."""
+        if state.given_from >= 0:
+            return state.given_from
+        unit = self._unit
+        if unit is not None and unit.state is state and (offset := unit.in_process) >= 0:
+            return offset
+        return self.position(state)
+
+    def set_aside(self, state: PartitionState) -> None:
+        """Serve nothing more of the partition for now, and lose nothing."""
+        if self._unit is not None and self._unit.state is state:
+            self._put_back_unit()
+        self._unlist(state)
+
+    def drop(self, state: PartitionState) -> None:
+        """Forget all data of the partition, the present unit's too."""
+        if self._unit is not None and self._unit.state is state:
+            # An iteration under way finds the list at its end, and asks for the next unit.
+            self._unit.records.clear()
+            self._unit = None
+        self._unlist(state)
+        self.buffered_bytes -= state.buffered_bytes
+        state.forget()
+
+    def _give(self, state: PartitionState, offset: int) -> None:
+        state.given_from = offset
+        self._given.append(state)
+
+    def _unlist(self, state: PartitionState) -> None:
+        if state.is_ready:
+            state.is_ready = False
+            self._ready.remove(state)
+
+    def _put_back_unit(self) -> None:
+        """Return the rest of the present unit to its partition, to be served first."""
+        unit, self._unit = self._unit, None
+        if unit is None:
+            return
+        if (offset := unit.in_process) >= 0:
+            self._give(unit.state, offset)
+        if rest := list(unit.iterator):
+            unit.state.decoded = rest + unit.state.decoded
+            if not unit.state.is_ready and not unit.state.is_stopped:
+                unit.state.is_ready = True
+                self._ready.appendleft(unit.state)
+
+    def _take(self, state: PartitionState) -> list[AnyRecord]:
+        """Records of the first partition in line, which goes to the end of it.
+
+        Empty if the buffered batches held none. Raises the partition's error.
+        """
+        assert self._ready[0] is state
+        self._ready.popleft()
+        state.is_ready = False
+        records, state.decoded = state.decoded, []
+        try:
+            if not records and state.chunks:
+                records = self._decode(state)
+            elif not records and state.error is not None:
+                error, state.error = state.error, None
+                raise error
+        finally:
+            self.refresh(state)
+            self._on_taken(state)
+        return records
+
+    def _decode(self, state: PartitionState) -> list[AnyRecord]:
+        """Decode batches until there are enough records, or no more data.
+
+        An error leaves the records before it to be served, and waits in `state.error`.
+        """
+        records: list[AnyRecord] = []
+        while state.chunks and len(records) < UNIT_RECORDS_MIN:
+            chunk = state.chunks[0]
+            try:
+                batch = next(chunk.batches, None)
+                if batch is None:
+                    state.chunks.popleft()
+                    state.buffered_bytes -= chunk.size_bytes
+                    self.buffered_bytes -= chunk.size_bytes
+                    state.position = max(state.position, chunk.next_offset)
+                    continue
+                if batch.header.next_offset <= state.position:
+                    continue
+                found = self._unpacker.records(batch, state.source, state.position)
+            except LogError as error:
+                self._fail(state, record_decoding_error(error, state.source, state.position))
+                break
+            except RaftlogClientError as error:
+                self._fail(state, error)
+                break
+            except Unreadable as unreadable:
+                records += unreadable.records
+                state.position = max(state.position, unreadable.offset)
+                self._fail(state, unreadable.error)
+                break
+            records = records + found if records else found
+            state.position = batch.header.next_offset
+        return records
+
+    def _fail(self, state: PartitionState, error: RaftlogClientError) -> None:
+        """Keep the error for its turn. Reading begins again where the good data ended."""
+        self.buffered_bytes -= state.buffered_bytes
+        state.forget()
+        state.fetch_offset = state.position
+        state.error = error

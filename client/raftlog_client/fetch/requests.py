@@ -1,0 +1,86 @@
+"""A consumer's fetch requests: their limits, those due at each node, and one under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from raftlog.api.records import Isolation
+from raftlog.record.frames import FetchFrame
+from raftlog_client.fetch.protocol import BufferPool
+from raftlog_client.fetch.subscription import OffsetReset, PartitionState
+from raftlog_client.routing import LeaderCall
+from raftlog_client.transport import NodeAddress
+from raftlog_client.types import TopicPartition
+
+POOLED_BYTES_MIN: Final = 64 * 1024
+"""Frames from this size on are received into pooled memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """Limits of a fetch request."""
+
+    max_bytes: int
+    partition_max_bytes: int
+    min_bytes: int
+    max_wait_ms: int
+    buffer_bytes_max: int
+    check_crcs: bool
+    reset: OffsetReset
+    isolation: Isolation
+    rack: str | None
+    """Read from replicas in this rack, where there are any."""
+
+
+@dataclass(slots=True)
+class NodeFetches:
+    """Partitions due at one node, and its requests under way."""
+
+    address: NodeAddress
+    wanted: dict[PartitionState, None] = field(default_factory=dict)
+    """In the order of becoming due: the partition served last comes last."""
+    requests: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class FetchInFlight:
+    """One request under way, and the partitions still waiting for its answer."""
+
+    states: dict[TopicPartition, tuple[PartitionState, int]]
+    """With the generation of each when the request was made."""
+    take: Callable[[PartitionState, FetchFrame], None]
+    """Called with each frame still wanted."""
+    buffers: BufferPool
+    followers: Collection[TopicPartition]
+    """Partitions that another node leads: this one follows, in the client's rack."""
+    progress: int = 0
+    """Grows with each part of the answer."""
+    call: LeaderCall = field(init=False)
+    task: asyncio.Task[None] | None = None
+
+    def leave(self, source: TopicPartition) -> None:
+        """The partition wants the answer no more."""
+        self.states.pop(source, None)
+        self.call.seen.pop(source, None)
+
+    def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
+        """Memory for a frame's data. Satisfies `FrameSink`."""
+        self.progress += 1
+        if size_bytes < POOLED_BYTES_MIN:
+            return memoryview(bytearray(size_bytes))
+        # Rounded up, so frames of about the same size share buffers.
+        size_max = -(-size_bytes // POOLED_BYTES_MIN) * POOLED_BYTES_MIN
+        buffer = self.buffers.get(size_max, 2 * size_max)
+        return memoryview(buffer)[:size_bytes]
+
+    def end(self, frame: FetchFrame, data: memoryview) -> None:
+        """The frame is whole."""
+        self.progress += 1
+        found = self.states.get(TopicPartition(frame.topic, frame.partition))
+        if found is not None:
+            state, generation = found
+            if state.generation == generation:
+                self.take(state, frame._replace(data=data.toreadonly()))

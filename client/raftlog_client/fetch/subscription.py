@@ -1,0 +1,207 @@
+"""A consumer's subscription, and the state of each assigned partition.
+
+Three offsets: `fetch_offset` is the next to fetch; `position` the next to leave the buffer; the
+application's position may be behind, by records of its present unit (fetch/record_buffer.py).
+
+A subscription is some topics by name, or all whose name matches a pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from raftlog.record.batch import iterate_batches
+from raftlog.record.isolation import readable_batches
+from raftlog.record.types import AbortedTransaction, Buffer
+from raftlog_client.errors import RaftlogClientError
+from raftlog_client.metadata import ClusterView
+from raftlog_client.types import Record, TopicPartition
+
+
+class OffsetReset(Enum):
+    """Where to begin without a position, or with one out of range."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class Chunk:
+    """Fetched batches, before decoding."""
+
+    __slots__ = ("batches", "next_offset", "size_bytes")
+
+    def __init__(
+        self,
+        data: Buffer,
+        next_offset: int,
+        *,
+        check_crc: bool,
+        aborted: Sequence[AbortedTransaction] = (),
+    ) -> None:
+        self.batches = readable_batches(iterate_batches(data, check_crc=check_crc), aborted)
+        self.next_offset = next_offset
+        """The first offset after the chunk; compaction may have left a gap before."""
+        self.size_bytes = len(data)
+
+
+class PartitionState:
+    """Positions and buffered data of one partition. Bounded by the fetcher's limits."""
+
+    __slots__ = (
+        "attempts",
+        "awaits_commit",
+        "buffered_bytes",
+        "chunks",
+        "committed",
+        "decoded",
+        "error",
+        "fetch_offset",
+        "generation",
+        "given_from",
+        "high_watermark",
+        "in_flight",
+        "is_paused",
+        "is_ready",
+        "is_replaced",
+        "is_revoked",
+        "is_waiting",
+        "is_wanted",
+        "log_start_offset",
+        "position",
+        "reset",
+        "source",
+        "topic_id",
+    )
+
+    def __init__(self, source: TopicPartition, reset: OffsetReset) -> None:
+        self.source = source
+        self.reset: OffsetReset | None = reset
+        """How the position is to be found; None once there is one."""
+        self.topic_id: str | None = None
+        """The topic with the position's records; None before the first fetch. A topic created
+        again under the name is another one."""
+        self.is_replaced = False
+        """Whether a TopicChangedError was raised since the last jump."""
+        self.position = -1
+        self.fetch_offset = -1
+        self.generation = 0
+        """Grows with every jump: data requested before a jump is dropped after."""
+        self.chunks: deque[Chunk] = deque()
+        self.buffered_bytes = 0
+        self.decoded: list[Record[Any, Any]] = []
+        """Decoded records, not handed out yet."""
+        self.error: RaftlogClientError | None = None
+        """Raised when its turn to be read comes."""
+        self.high_watermark: int | None = None
+        self.log_start_offset: int | None = None
+        self.is_paused = False
+        self.is_revoked = False
+        """Whether the group takes the partition away: it is to be committed and dropped."""
+        self.awaits_commit = False
+        """Whether the position is the group's committed offset, which is not known yet."""
+        self.committed = -1
+        """The group's committed offset, as this consumer knows it."""
+        self.given_from = -1
+        """First offset of the records that the application has, and may not have processed."""
+        self.is_ready = False
+        """Whether the partition is in the buffer's list of those to serve."""
+        self.is_wanted = False
+        """Whether the partition is in the fetcher's list of those to ask for."""
+        self.is_waiting = False
+        """Whether the partition pauses after a failure."""
+        self.in_flight: object | None = None
+        """The partition's fetch request under way."""
+        self.attempts = 0
+        """Failures in a row."""
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there are records, or an error, to serve."""
+        return self.has_records or self.error is not None
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there are records, or chunks, to serve."""
+        return bool(self.decoded or self.chunks)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing of the partition is fetched or served for now."""
+        return self.is_paused or self.is_revoked
+
+    def jump(self, offset: int) -> None:
+        """Read from `offset` on; drop data fetched before.
+
+        A jump after a TopicChangedError is one within the new topic.
+        """
+        if self.is_replaced:
+            self.topic_id = None
+            self.is_replaced = False
+        self.forget()
+        self.position = self.fetch_offset = offset
+        self.reset = None
+        self.awaits_commit = False
+        self.given_from = -1
+
+    def jump_by(self, reset: OffsetReset) -> None:
+        """Find a new position; drop data fetched before."""
+        self.forget()
+        self.topic_id = None
+        self.position = self.fetch_offset = -1
+        self.reset = reset
+
+    def forget(self) -> None:
+        """Drop buffered data and requests under way."""
+        self.generation += 1
+        self.chunks.clear()
+        self.buffered_bytes = 0
+        self.decoded = []
+        self.error = None
+
+
+class Subscription:
+    """Names or a pattern, never both. Raises ValueError for both, or a malformed pattern."""
+
+    def __init__(self, names: Sequence[str], pattern: str | re.Pattern[str] | None = None) -> None:
+        if names and pattern is not None:
+            raise ValueError("subscribe to topics or to a pattern, not to both")
+        self.names = tuple(dict.fromkeys(names))
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"malformed pattern {pattern!r}: {error}") from error
+
+    @property
+    def pattern(self) -> str | None:
+        """The pattern's text, if there is one."""
+        return None if self._pattern is None else self._pattern.pattern
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is subscribed."""
+        return bool(self.names) or self._pattern is not None
+
+    @property
+    def names_to_ask(self) -> Sequence[str] | None:
+        """The topics to refresh metadata of; None for all."""
+        return self.names if self._pattern is None else None
+
+    def topics(self, view: ClusterView) -> set[str]:
+        """The subscribed topics; with a pattern, the matches in the view."""
+        if self._pattern is None:
+            return set(self.names)
+        return {name for name in view.topics if self._pattern.fullmatch(name)}
+
+    def partitions(self, view: ClusterView) -> list[TopicPartition]:
+        """All existing partitions of the subscribed topics."""
+        return [
+            TopicPartition(name, info.partition)
+            for name in sorted(self.topics(view))
+            if name in view.topics
+            for info in view.topics[name].partitions
+        ]

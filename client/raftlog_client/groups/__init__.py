@@ -1,0 +1,1 @@
+"""Group membership of a consumer: lease, member, offsets and rebalances."""

@@ -1,0 +1,226 @@
+"""A consumer's side of its group: membership, committed offsets, the ends of both."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from raftlog.api.groups import NO_MEMBER_EPOCH
+from raftlog_client.errors import CommitFailedError, IllegalStateError
+from raftlog_client.fetch.assignment import Assignment
+from raftlog_client.fetch.fetcher import Fetcher
+from raftlog_client.fetch.record_buffer import RecordBuffer
+from raftlog_client.fetch.subscription import OffsetReset, PartitionState, Subscription
+from raftlog_client.groups.member import GroupMember, MemberSettings
+from raftlog_client.groups.membership import GroupMembership
+from raftlog_client.groups.offsets import GroupOffsets
+from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.types import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Of a consumer with a group."""
+
+    group_id: str
+    instance_id: str | None
+    client_id: str
+    assignor: str | None
+    session_timeout_ms: int
+    max_poll_interval_ms: int
+    auto_commit_interval_s: float | None
+    reset: OffsetReset
+
+
+class ConsumerGroup:
+    """One consumer's group: as a member, once it subscribes; else for committed offsets only."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        metadata: ClusterMetadata,
+        assignment: Assignment,
+        fetcher: Fetcher,
+        buffer: RecordBuffer,
+        *,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` ends the wait of a read call."""
+        self._settings = settings
+        self._metadata = metadata
+        self._assignment = assignment
+        self._fetcher = fetcher
+        self._buffer = buffer
+        self.offsets = GroupOffsets(
+            settings.group_id, metadata, assignment, fetcher, on_stale_epoch=self.report_soon
+        )
+        self._member = GroupMember(
+            MemberSettings(
+                str(uuid.uuid4()),
+                settings.instance_id,
+                settings.client_id,
+                settings.assignor,
+                settings.session_timeout_ms,
+                settings.max_poll_interval_ms,
+            )
+        )
+        self._wake = wake
+        self._membership: GroupMembership | None = None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the coordinator assigns the partitions."""
+        return self._membership is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a read call has something to do before it waits."""
+        return self._membership is not None and self._membership.is_due
+
+    def start(self) -> None:
+        """Begin automatic commits, and at the committed offsets of partitions chosen before."""
+        if self._settings.auto_commit_interval_s is not None:
+            self.offsets.start_auto_commit(self._settings.auto_commit_interval_s, wake=self._wake)
+        self.assigned()
+
+    def assigned(self) -> None:
+        """Partitions were chosen by `assign`."""
+        if self._assignment.states:
+            self.offsets.place_soon()
+
+    async def subscribe(self, subscription: Subscription, listener: RebalanceListener) -> None:
+        """Join the group, or change the member's subscription."""
+        if self._membership is None:
+            self._assignment.replace((), self._settings.reset)
+            self._membership = GroupMembership(
+                self._member,
+                self._metadata,
+                self._assignment,
+                self.offsets,
+                self._buffer,
+                max_poll_interval_s=self._settings.max_poll_interval_ms / 1000,
+                commits_itself=self._settings.auto_commit_interval_s is not None,
+                reset=self._settings.reset,
+                wake=self._wake,
+            )
+            self.offsets.member = self._member
+        view = self._metadata.view
+        self._membership.listener = listener
+        self._membership.partition_counts = {
+            name: len(view.topics[name].partitions)
+            for name in subscription.topics(view)
+            if name in view.topics
+        }
+        self._member.subscribe(subscription.names, subscription.pattern)
+        await self._membership.join()
+
+    async def leave(self, *, is_clean: bool = True) -> None:
+        """Leave the group, if a member. Raises what the listener raises."""
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            try:
+                await membership.leave(is_clean=is_clean)
+            finally:
+                self.offsets.member = None
+
+    async def close(self, *, is_clean: bool) -> None:
+        """Commit what is processed, if commits are automatic, and leave."""
+        try:
+            if self.is_member:
+                await self.leave(is_clean=is_clean)
+            elif self._settings.auto_commit_interval_s is not None:
+                if is_clean:
+                    self._buffer.begin_call()
+                await self.offsets.commit_processed()
+        finally:
+            await self.offsets.close()
+
+    async def begin_read(self) -> None:
+        """A read call begins, or goes on after a wait."""
+        self.offsets.check_auto_commit()
+        if self._membership is None:
+            if self.offsets.must_place:
+                self.offsets.place_soon()
+        elif self._membership.is_due:
+            await self._membership.poll()
+
+    def is_waiting(self, *, waits: bool) -> None:
+        """Whether a read call waits for records from now on."""
+        if self._membership is not None:
+            self._membership.is_waiting = waits
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
+    ) -> None:
+        """Commit these; None: the positions after all records given out."""
+        await self.offsets.commit(
+            self.offsets.positions() if offsets is None else with_metadata(offsets)
+        )
+
+    async def seek_to_committed(self, states: Sequence[PartitionState]) -> None:
+        """Read these from their committed offsets on, or from where the reset says."""
+        found = await self.offsets.committed([state.source for state in states])
+        self.offsets.lost_uncommitted.clear()
+        for state in states:
+            committed = found[state.source]
+            if committed is not None:
+                state.committed = committed.offset
+                self._assignment.jump(state, committed.offset, topic_id=state.topic_id)
+            else:
+                self._fetcher.restart(state, self._settings.reset)
+
+    def offsets_for_transaction(
+        self,
+    ) -> tuple[GroupMetadata, dict[TopicPartition, OffsetAndMetadata]]:
+        """Membership and positions for a producer's transaction.
+
+        Raises IllegalStateError if this consumer commits by itself, CommitFailedError once it has
+        lost a partition with records that were given out and not committed.
+        """
+        if self._settings.auto_commit_interval_s is not None:
+            raise IllegalStateError(
+                "The consumer commits by itself, so records would count as processed before the "
+                "transaction: make it with auto_commit_interval_ms=None."
+            )
+        if lost := self.offsets.lost_uncommitted:
+            names = ", ".join(f"{one.topic}-{one.partition}" for one in sorted(lost)[:5])
+            raise CommitFailedError(
+                f"The group has given {names} to other members, with records given out here and "
+                "not committed: these are read again there."
+            )
+        return self.metadata(), self.offsets.positions()
+
+    def committed_elsewhere(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """A transaction has committed these."""
+        for source, value in offsets.items():
+            self.offsets.committed_now(source, value.offset)
+
+    def metadata(self) -> GroupMetadata:
+        """The membership, as commits in a transaction name it."""
+        identity = self._member.identity()
+        if identity is None:
+            return GroupMetadata(self._settings.group_id, "", NO_MEMBER_EPOCH)
+        return GroupMetadata(self._settings.group_id, identity.member_id, identity.member_epoch)
+
+    def report_soon(self) -> None:
+        """Send a heartbeat now: the coordinator knows a newer epoch of the member."""
+        if self._membership is not None:
+            self._membership.report_soon()
+
+
+def with_metadata(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets in their one form. Raises ValueError for a negative one."""
+    found = {
+        TopicPartition(*one): offset
+        if isinstance(offset, OffsetAndMetadata)
+        else OffsetAndMetadata(offset)
+        for one, offset in offsets.items()
+    }
+    for one, value in found.items():
+        if value.offset < 0:
+            raise ValueError(f"{one.topic}-{one.partition}: no offset is {value.offset}")
+    return found

@@ -1,0 +1,1 @@
+"""Writes: batches, their accumulation, and their delivery to leaders."""

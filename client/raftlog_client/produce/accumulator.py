@@ -1,0 +1,259 @@
+"""Gathers records into batches before they are sent, within one bound for all of memory.
+
+Records are encoded straight into the open batch of their partition. A batch is closed, and leaves,
+when the next record does not fit; earlier when its linger time is over, on a flush, or when the
+buffer is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from raftlog.record.compression import Compression
+from raftlog.record.errors import UNKNOWN_PARTITION
+from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
+from raftlog_client.produce.batches import BulkListener, PendingBatch
+from raftlog_client.produce.delivery import PartitionQueue
+from raftlog_client.produce.raw_batch import RawBatchBuilder, RawBatchSend
+from raftlog_client.types import TopicDescription, TopicPartition
+
+RECORD_OVERHEAD_BYTES: Final = 24
+"""Bytes of a record in its batch besides key, value and headers: varints of usual sizes."""
+FUTURE_BYTES: Final = 200
+"""Memory of an awaited record's future, and of its place in the lists."""
+
+BULK_LINGER_S: Final = 0.005
+"""Batches of bulk work may fill at least this long: more records are coming, and no caller waits
+for a single one."""
+
+
+class TopicQueues:
+    """The partitions of one topic, and the one for records without a key."""
+
+    __slots__ = ("_turn", "name", "queues", "sticky", "times_missing", "topic_id")
+
+    def __init__(self, description: TopicDescription, *, is_idempotent: bool) -> None:
+        self.name = description.name
+        self.topic_id = description.topic_id
+        self.queues: list[PartitionQueue] = []
+        self.times_missing = 0
+        """Metadata answers in a row without the topic."""
+        self.grow(description, is_idempotent=is_idempotent)
+        self._turn = random.randrange(len(self.queues))
+        self.sticky = self.queues[self._turn]
+
+    def grow(self, description: TopicDescription, *, is_idempotent: bool) -> None:
+        """Take over new partitions, and a topic created again under the same name."""
+        for partition in range(len(self.queues), len(description.partitions)):
+            self.queues.append(
+                PartitionQueue(TopicPartition(self.name, partition), is_idempotent=is_idempotent)
+            )
+        if description.topic_id != self.topic_id:
+            self.topic_id = description.topic_id
+            for queue in self.queues:
+                queue.forget_identity()
+
+    def next_sticky(self) -> PartitionQueue:
+        """Move on to the next partition, passing over partitions in back-off."""
+        queues = self.queues
+        for _ in queues:
+            self._turn = (self._turn + 1) % len(queues)
+            queue = queues[self._turn]
+            if not queue.is_waiting:
+                break
+        self.sticky = queue
+        return queue
+
+    def queue(self, partition: int) -> PartitionQueue:
+        """A partition by number. Raises TopicNotFoundError."""
+        if 0 <= partition < len(self.queues):
+            return self.queues[partition]
+        raise TopicNotFoundError(
+            UNKNOWN_PARTITION,
+            f"Topic {self.name!r} has {len(self.queues)} partitions, no {partition}.",
+        )
+
+
+class Accumulator:
+    """All batches without an outcome yet, and their share of the buffer."""
+
+    def __init__(
+        self,
+        *,
+        compression: Compression,
+        batch_bytes_max: int,
+        buffer_bytes_max: int,
+        linger_s: float,
+        delivery_timeout_s: float,
+        on_ready: Callable[[PartitionQueue], None],
+        on_failure: Callable[[RaftlogClientError], None] | None = None,
+        is_transactional: bool = False,
+    ) -> None:
+        """`on_failure` is called when a batch is given up."""
+        self.buffered_bytes = 0
+        self.buffer_bytes_max = buffer_bytes_max
+        self.unsettled: dict[PendingBatch, PartitionQueue] = {}
+        """In the order of opening. Bounded by the buffer."""
+        self._compression = compression
+        self._batch_bytes_max = batch_bytes_max
+        self._linger_s = linger_s
+        self._delivery_timeout_s = delivery_timeout_s
+        self._on_ready = on_ready
+        self._on_failure = on_failure
+        self._is_transactional = is_transactional
+        self.waiters: deque[asyncio.Future[None]] = deque()
+        """Senders that wait for room, in order. As many as the application has tasks that send."""
+        self._closed: RaftlogClientError | None = None
+
+    def open_batch(self, queue: PartitionQueue, bulk: BulkListener | None = None) -> PendingBatch:
+        """A new open batch for the partition; the one before is closed and may leave."""
+        loop = asyncio.get_running_loop()
+        self.close_batch(queue)
+        batch = queue.open = PendingBatch(
+            queue.target,
+            compression=self._compression,
+            size_bytes_max=min(self._batch_bytes_max, queue.batch_bytes_max),
+            deadline=loop.time() + self._delivery_timeout_s,
+            bulk=bulk,
+            on_change=self._changed,
+            is_transactional=self._is_transactional,
+        )
+        self.unsettled[batch] = queue
+        linger_s = self._linger_s if bulk is None else max(self._linger_s, BULK_LINGER_S)
+        if linger_s > 0:
+            batch.linger_timer = loop.call_later(linger_s, self._linger_over, queue, batch)
+        else:
+            batch.is_due = True
+        if queue.can_be_queued:
+            self._on_ready(queue)
+        return batch
+
+    def add_encoded(self, queue: PartitionQueue, records: RawBatchBuilder) -> asyncio.Future[int]:
+        """Send a full batch; the future gives its base offset, -1 if unknown."""
+        self.close_batch(queue)
+        listener = RawBatchSend()
+        if self._is_transactional:
+            records.make_transactional()
+        batch = PendingBatch(
+            queue.target,
+            # Of its parts, if the batch is split.
+            compression=records.header.compression,
+            size_bytes_max=len(records.build()),
+            deadline=asyncio.get_running_loop().time() + self._delivery_timeout_s,
+            bulk=listener,
+            on_change=self._changed,
+            builder=records,
+            is_transactional=self._is_transactional,
+        )
+        batch.is_due = True
+        self.unsettled[batch] = queue
+        self.reserve(batch, records.size_bytes)
+        queue.sealed.append(batch)
+        if queue.can_be_queued:
+            self._on_ready(queue)
+        return listener.future
+
+    def close_batch(self, queue: PartitionQueue) -> None:
+        """Close the partition's open batch, if there is one, so that it may leave."""
+        if queue.open is not None:
+            if queue.open.linger_timer is not None:
+                queue.open.linger_timer.cancel()
+            queue.seal()
+            if queue.can_be_queued:
+                self._on_ready(queue)
+
+    def discard_empty(self, queue: PartitionQueue) -> None:
+        """Take back an open batch after the refusal of its first record."""
+        batch = queue.open
+        if batch is not None and not batch.record_count:
+            queue.open = None
+            if batch.linger_timer is not None:
+                batch.linger_timer.cancel()
+            del self.unsettled[batch]
+
+    def reserve(self, batch: PendingBatch, size_bytes: int) -> None:
+        """Charge the batch's bytes to the buffer."""
+        batch.reserved_bytes += size_bytes
+        self.buffered_bytes += size_bytes
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the next record has to wait: the buffer is full, or others wait already."""
+        return self.buffered_bytes >= self.buffer_bytes_max or bool(self.waiters)
+
+    async def wait_for_room(self) -> None:
+        """Return when the buffer has room; first come, first served.
+
+        Raises BufferFullError after the delivery timeout, ClientClosedError if the producer closes.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if not self.waiters:
+            self.hurry()
+        loop = asyncio.get_running_loop()
+        timeout_s = self._delivery_timeout_s
+        waiter = loop.create_future()
+        self.waiters.append(waiter)
+        timer = loop.call_later(timeout_s, _give_up, waiter, timeout_s)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self.waiters.remove(waiter)
+            # Runs after this sender has taken its room, so the next one sees the rest.
+            loop.call_soon(self._wake)
+
+    def hurry(self) -> None:
+        """Let every batch leave now, without lingering."""
+        for batch, queue in self.unsettled.items():
+            self._linger_over(queue, batch)
+
+    def close(self, error: RaftlogClientError) -> None:
+        """Fail all waiting senders."""
+        self._closed = error
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _linger_over(self, queue: PartitionQueue, batch: PendingBatch) -> None:
+        if not batch.is_due:
+            batch.is_due = True
+            if queue.can_be_queued:
+                self._on_ready(queue)
+
+    def _changed(self, batch: PendingBatch, parts: Sequence[PendingBatch]) -> None:
+        """A batch is settled, and its room is free; or its parts go on in its place."""
+        queue = self.unsettled.pop(batch)
+        if parts:
+            self.unsettled.update(dict.fromkeys(parts, queue))
+        else:
+            self.buffered_bytes -= batch.reserved_bytes
+            if batch.failure is not None and self._on_failure is not None:
+                self._on_failure(batch.failure)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake the first sender in line, if there is room; it leaves the line when it runs."""
+        if not self.waiters:
+            return
+        if self.buffered_bytes >= self.buffer_bytes_max:
+            # No batch may linger while a sender waits for its room.
+            self.hurry()
+        else:
+            waiter = self.waiters[0]
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _give_up(waiter: asyncio.Future[None], timeout_s: float) -> None:
+    if not waiter.done():
+        waiter.set_exception(
+            BufferFullError(
+                f"The send buffer was full for {timeout_s:.3f} s; the record was never sent.",
+                retriable=True,
+            )
+        )

@@ -1,0 +1,365 @@
+"""Order and repeats of one partition's batches: the next frame, the meaning of an answer.
+
+Decisions only, without I/O. A partition's share of a request is a frame of one or more batches,
+which a node writes whole or not at all. The rules:
+
+1. One frame of a partition is in flight at a time. Requests on different connections may overtake
+   each other, so a second one could arrive first. Nothing is lost in throughput: records gathered
+   while one frame is in flight travel in the next, and the node syncs both frames as one, too.
+2. A frame that may be written is repeated unchanged: the same batches, bytes, producer id and
+   sequences. So a node with the frame answers with its offsets instead of writing a second copy.
+3. A frame that is certainly not written gives its sequences back, and may be composed again. So
+   only the frame in flight, or with unknown outcome, has any; the sequence never has a gap.
+4. A node remembers the last five batches of a producer, so an idempotent frame has at most five.
+5. Given up is final. After a frame with unknown outcome is given up, the node's next expected
+   sequence is unknown, too: the partition takes a new identity, and begins with sequence 0.
+6. A node without the producer's state (idle for long, or displaced by many others) refuses the next
+   sequence. A frame that is certainly not written then restarts at 0, under a new identity.
+7. A frame too large for the topic is split: into batches, then each into halves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from raftlog.record.errors import (
+    DUPLICATE_SEQUENCE,
+    INVALID_PRODUCER_ID,
+    NOT_READY,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_FENCED,
+    RECORD_TOO_LARGE,
+    UNKNOWN_PRODUCER_ID,
+)
+from raftlog.record.header import BATCH_LENGTH_MAX
+from raftlog_client.errors import (
+    ConnectionLostError,
+    DeliveryTimeoutError,
+    RaftlogClientError,
+    ServerError,
+)
+from raftlog_client.produce.batches import (
+    NO_OFFSET,
+    Acknowledged,
+    PendingBatch,
+    ProducerIdentity,
+)
+from raftlog_client.types import TopicPartition
+
+BATCHES_REMEMBERED: Final = 5
+"""Batches of one producer in one partition that a node recognises."""
+BATCHES_PER_FRAME_MAX: Final = 100
+"""Batches in a frame of a producer without idempotence."""
+SEQUENCE_MASK: Final = 2**31 - 1
+"""Sequence numbers go on from 0 after 2^31 - 1."""
+
+
+class Settlement(NamedTuple):
+    """Next steps for the partition after an answer."""
+
+    must_retry: bool = False
+    must_refresh: bool = False
+
+
+class PartitionQueue:
+    """Batches of one partition without an outcome, in order."""
+
+    __slots__ = (
+        "_alone_count",
+        "_next_sequence",
+        "_repeat_count",
+        "attempts",
+        "batch_bytes_max",
+        "identity",
+        "in_flight",
+        "is_idempotent",
+        "is_queued",
+        "is_waiting",
+        "open",
+        "sealed",
+        "target",
+    )
+
+    def __init__(self, target: TopicPartition, *, is_idempotent: bool) -> None:
+        self.target = target
+        self.is_idempotent = is_idempotent
+        self.open: PendingBatch | None = None
+        """The batch for new records."""
+        self.sealed: deque[PendingBatch] = deque()
+        """Batches before their first or next attempt. Bounded by the send buffer."""
+        self.in_flight: Sequence[PendingBatch] = ()
+        self.is_queued = False
+        """Whether the sender has the partition in its list of those to send."""
+        self.is_waiting = False
+        """Whether the partition pauses before its next attempt."""
+        self.attempts = 0
+        """Failed attempts in a row."""
+        self.identity: ProducerIdentity | None = None
+        self._next_sequence = 0
+        self._repeat_count = 0
+        """Sealed batches that are a frame with unknown outcome, and are repeated unchanged."""
+        self._alone_count = 0
+        """How many of the sealed batches travel in frames of their own."""
+        self.batch_bytes_max = BATCH_LENGTH_MAX
+        """The topic's limit, as far as refusals have shown it."""
+
+    @property
+    def has_due(self) -> bool:
+        """Whether there is something to send now."""
+        return bool(self.sealed) or (self.open is not None and self.open.is_due)
+
+    @property
+    def can_be_queued(self) -> bool:
+        """Whether the sender may take the partition on."""
+        return not (self.is_queued or self.is_waiting or self.in_flight) and self.has_due
+
+    def seal(self) -> None:
+        """Close the open batch."""
+        if self.open is not None:
+            self.sealed.append(self.open)
+            self.open = None
+
+    def take(self, bytes_max: int, *, identity: ProducerIdentity | None) -> list[PendingBatch]:
+        """The batches of the next frame, stamped; at least one, and more up to `bytes_max`.
+
+        `identity` is the producer's present one, for a partition without any. The batches count as
+        in flight until `settle` gets their outcome.
+        """
+        assert not self.in_flight
+        if not self.sealed and self.open is not None and self.open.is_due:
+            self.seal()
+        if self.is_idempotent and self.identity is None:
+            assert identity is not None
+            self.identity = identity
+            self._next_sequence = 0
+        if self._repeat_count:
+            taken = [self.sealed.popleft() for _ in range(self._repeat_count)]
+        else:
+            taken = self._take_new(bytes_max)
+        self.in_flight = taken
+        return taken
+
+    def _take_new(self, bytes_max: int) -> list[PendingBatch]:
+        """Batches that are certainly not written, stamped."""
+        count_max = BATCHES_REMEMBERED if self.is_idempotent else BATCHES_PER_FRAME_MAX
+        if self._alone_count:
+            count_max = 1
+            self._alone_count -= 1
+        taken: list[PendingBatch] = []
+        size = 0
+        sequence = self._next_sequence
+        while self.sealed and len(taken) < count_max:
+            batch = self.sealed[0]
+            if taken and size + batch.size_bytes() > bytes_max:
+                break
+            if self.identity is not None:
+                batch.stamp(self.identity, sequence)
+                sequence = (sequence + batch.record_count) & SEQUENCE_MASK
+            size += len(batch.data())
+            taken.append(self.sealed.popleft())
+        return taken
+
+    def settle(self, outcome: Acknowledged | RaftlogClientError, now: float) -> Settlement:
+        """Apply the outcome of the frame in flight."""
+        batches, self.in_flight = self.in_flight, ()
+        assert batches
+        if isinstance(outcome, ServerError) and outcome.entry is DUPLICATE_SEQUENCE:
+            # Written, so long ago that the node has forgotten the offsets.
+            outcome = Acknowledged(NO_OFFSET, NO_OFFSET)
+        if isinstance(outcome, Acknowledged):
+            self._acknowledge(batches, outcome)
+            return Settlement()
+        for batch in batches:
+            batch.last_error = outcome
+            batch.outcome_unknown = batch.outcome_unknown or outcome.outcome_unknown
+        may_be_written = batches[0].outcome_unknown
+        if self._may_retry(outcome, may_be_written=may_be_written):
+            self.sealed.extendleft(reversed(batches))
+            self._repeat_count = len(batches) if may_be_written else 0
+            self.attempts += 1
+        elif not may_be_written and _is_too_large(outcome) and _can_be_parted(batches):
+            self._part(batches)
+        else:
+            self._give_up(batches, outcome)
+        if _must_begin_anew(outcome) and not may_be_written:
+            self.identity = None
+        self.expire(now)
+        return Settlement(
+            must_retry=self.attempts > 0 and bool(self.sealed), must_refresh=is_stale(outcome)
+        )
+
+    def expire(self, now: float) -> None:
+        """Give up batches past their deadline. Batches in flight get their answer first.
+
+        A frame that may be written is given up as a whole: its batches travel only together.
+        """
+        assert not self.in_flight
+        if self.open is not None and self.open.deadline <= now:
+            self.seal()
+        if not self.sealed or self.sealed[0].deadline > now:
+            return
+        if self._repeat_count:
+            doubtful = [self.sealed.popleft() for _ in range(self._repeat_count)]
+            self._give_up(doubtful, None)
+        while self.sealed and self.sealed[0].deadline <= now:
+            self._give_up([self.sealed.popleft()], None)
+
+    def fail_all(self, error: RaftlogClientError) -> None:
+        """Give up all batches not in flight."""
+        self.seal()
+        self._repeat_count = 0
+        while self.sealed:
+            batch = self.sealed.popleft()
+            batch.fail(with_known_outcome(error, batch))
+        self.identity = None
+
+    def abandon(self, error: RaftlogClientError) -> None:
+        """Give up all batches: their transaction ends. No request is under way any more."""
+        self.seal()
+        batches = [*self.in_flight, *self.sealed]
+        self.in_flight = ()
+        self.sealed.clear()
+        self.attempts = self._repeat_count = self._alone_count = 0
+        self.identity = None
+        for batch in batches:
+            batch.fail(error)
+
+    def forget_identity(self) -> None:
+        """Restart in another topic of the same name."""
+        if not self.in_flight and not self._repeat_count:
+            self.identity = None
+
+    def _acknowledge(self, batches: Sequence[PendingBatch], outcome: Acknowledged) -> None:
+        self._repeat_count = 0
+        self.attempts = 0
+        if self.is_idempotent:
+            last = batches[-1]
+            self._next_sequence = (last.base_sequence + last.record_count) & SEQUENCE_MASK
+        for batch, base_offset in zip(batches, base_offsets(batches, outcome), strict=True):
+            batch.acknowledge(base_offset, outcome.log_append_time_ms)
+
+    def _give_up(self, batches: Sequence[PendingBatch], refusal: RaftlogClientError | None) -> None:
+        """Fail batches: refused for good, or (None) because their time is over."""
+        if batches[0].outcome_unknown:
+            self.identity = None
+        self._repeat_count = 0
+        self.attempts = 0
+        for batch in batches:
+            batch.fail(timed_out(batch) if refusal is None else with_known_outcome(refusal, batch))
+
+    def _part(self, batches: Sequence[PendingBatch]) -> None:
+        """Split a frame that was too large: first into single batches, then each into halves.
+
+        New batches of the partition are kept to the size of a half from then on.
+        """
+        if len(batches) > 1:
+            parts = list(batches)
+        else:
+            parts = batches[0].split()
+            self.batch_bytes_max = min(self.batch_bytes_max, len(batches[0].data()) // 2)
+        self._alone_count = len(parts)
+        self.sealed.extendleft(reversed(parts))
+
+    def _may_retry(self, error: RaftlogClientError, *, may_be_written: bool) -> bool:
+        if may_be_written and not self.is_idempotent:
+            # No node would recognise the repeat.
+            return False
+        if isinstance(error, ServerError):
+            if error.entry in {OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID}:
+                return self.is_idempotent and not may_be_written
+            return error.retriable or error.entry.refresh_metadata
+        return error.retriable
+
+
+def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list[int]:
+    """Where each batch of an acknowledged frame begins; NO_OFFSET where unknown."""
+    counts = [batch.record_count for batch in batches]
+    if outcome.base_offset == NO_OFFSET:
+        return [NO_OFFSET] * len(batches)
+    if outcome.last_offset - outcome.base_offset + 1 == sum(counts):
+        return [outcome.base_offset + before for before in accumulate(counts[:-1], initial=0)]
+    # A crash cut the frame in two, and another producer wrote between its first part and the repeat
+    # of the rest. Only the ends are known.
+    offsets = [NO_OFFSET] * len(batches)
+    offsets[-1] = outcome.last_offset - counts[-1] + 1
+    offsets[0] = outcome.base_offset
+    return offsets
+
+
+def _must_begin_anew(error: RaftlogClientError) -> bool:
+    """Whether the node takes nothing more under the present identity."""
+    return isinstance(error, ServerError) and error.entry in {
+        INVALID_PRODUCER_ID,
+        OUT_OF_ORDER_SEQUENCE,
+        PRODUCER_FENCED,
+        UNKNOWN_PRODUCER_ID,
+    }
+
+
+def _is_too_large(error: RaftlogClientError) -> bool:
+    return isinstance(error, ServerError) and error.entry is RECORD_TOO_LARGE
+
+
+def _can_be_parted(batches: Sequence[PendingBatch]) -> bool:
+    return len(batches) > 1 or batches[0].record_count > 1
+
+
+def is_stale(error: RaftlogClientError) -> bool:
+    """Whether the error suggests another leader."""
+    if isinstance(error, ServerError):
+        # A starting or stopping node does not lead for long.
+        return error.entry.refresh_metadata or error.entry is NOT_READY
+    return isinstance(error, ConnectionLostError)
+
+
+def _name(batch: PendingBatch) -> str:
+    return f"{batch.target.topic}-{batch.target.partition}"
+
+
+def timed_out(batch: PendingBatch) -> DeliveryTimeoutError:
+    """The error of a batch given up at its deadline, with its known outcome."""
+    if batch.outcome_unknown:
+        what = "it may or may not be written"
+    elif batch.was_sent:
+        what = "it is not written"
+    else:
+        what = "it was never sent"
+    last = f" Last error: {batch.last_error}" if batch.last_error is not None else ""
+    error = DeliveryTimeoutError(
+        f"{_name(batch)}: not acknowledged within delivery_timeout_ms; {what}.{last}",
+        retriable=not batch.outcome_unknown,
+        outcome_unknown=batch.outcome_unknown,
+    )
+    error.__cause__ = batch.last_error
+    return error
+
+
+def with_known_outcome(error: RaftlogClientError, batch: PendingBatch) -> RaftlogClientError:
+    """The error, saying in words if the batch may be written: by this attempt or an earlier one."""
+    if error.outcome_unknown:
+        return _in_doubt(error, batch)
+    if not batch.outcome_unknown:
+        return error
+    unknown = DeliveryTimeoutError(
+        f"{_name(batch)}: refused ({error}), but an earlier attempt may have written it.",
+        outcome_unknown=True,
+    )
+    unknown.__cause__ = error
+    return unknown
+
+
+def _in_doubt(error: RaftlogClientError, batch: PendingBatch) -> RaftlogClientError:
+    words = f"{_name(batch)}: not acknowledged; it may or may not be written. {error}"
+    worded: RaftlogClientError
+    if isinstance(error, ServerError):
+        worded = type(error)(error.entry, words)
+    elif isinstance(error, ConnectionLostError):
+        worded = ConnectionLostError(words, outcome_unknown=True)
+    else:
+        # The client's own errors name their outcome.
+        return error
+    worded.__cause__ = error
+    return worded

@@ -1,0 +1,487 @@
+"""Transactions of a producer: begin, offsets, prepare, commit, abort. The I/O around
+transactions/state.py.
+
+A transaction begins at the cluster with its first write. Before its end all its batches are
+flushed; a batch that fails breaks the transaction. Ends are harmless to repeat, so each is
+repeated until its outcome is known, or `delivery_timeout_ms` is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from raftlog.api.groups import NO_MEMBER_EPOCH, CommitResponse
+from raftlog.api.transactions import (
+    EndRequest,
+    InitRequest,
+    TransactionOffsets,
+    TransactionProducer,
+)
+from raftlog.record.coordinators import TRANSACTIONS_TOPIC
+from raftlog.record.errors import STALE_MEMBER_EPOCH
+from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog_client.consumer import Consumer
+from raftlog_client.errors import (
+    DeliveryTimeoutError,
+    FencedError,
+    IllegalStateError,
+    RaftlogClientError,
+    ServerError,
+    TransactionAbortableError,
+    server_error,
+)
+from raftlog_client.groups.consumer import ConsumerGroup, with_metadata
+from raftlog_client.groups.offsets import offset_commits
+from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata
+from raftlog_client.metadata import COORDINATOR_PATIENCE_S, ClusterMetadata, CoordinatorKey
+from raftlog_client.produce.batches import ProducerIdentity
+from raftlog_client.produce.sender import Sender
+from raftlog_client.transactions.state import (
+    EndError,
+    State,
+    TransactionState,
+    is_not_open,
+    judge_end,
+)
+from raftlog_client.types import TopicPartition
+
+T = TypeVar("T")
+_Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]
+
+logger = logging.getLogger("raftlog_client")
+
+
+class Transactions:
+    """All transactions of one producer, one after the other."""
+
+    def __init__(
+        self,
+        transactional_id: str,
+        metadata: ClusterMetadata,
+        sender: Sender,
+        flush: Callable[[], Awaitable[Any]],
+        *,
+        timeout_ms: int,
+        keeps_prepared: bool,
+        deadline_s: float,
+    ) -> None:
+        """`flush` returns once all batches of this moment are settled."""
+        self.state = TransactionState(transactional_id)
+        self._path, self._coordinator = _route(transactional_id)
+        self._metadata = metadata
+        self._timeout_ms = timeout_ms
+        self._keeps_prepared = keeps_prepared
+        self._deadline_s = deadline_s
+        self._sender = sender
+        self._flush = flush
+        self._abandoning: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        """One change of the transaction at a time."""
+
+    async def start(self) -> None:
+        """Become the one producer of the transactional id: earlier ones are fenced, and what they
+        left open is aborted, or with `keeps_prepared` kept."""
+        request = InitRequest(self._timeout_ms, keep_prepared=self._keeps_prepared)
+        answer = await init_producer(self._metadata, self.state.transactional_id, request)
+        self.state.started(identity_of(answer), is_prepared=answer.is_prepared)
+
+    async def close(self, timeout_s: float) -> None:
+        """Abort what is open: an open transaction holds back all readers of its partitions."""
+        if self.state.state in {State.OPEN, State.BROKEN}:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.abort()
+            except (RaftlogClientError, TimeoutError) as error:
+                logger.warning(
+                    "transactional id %s: the open transaction could not be aborted, and ends "
+                    "after %d ms (transaction_timeout_ms): %r",
+                    self.state.transactional_id,
+                    self._timeout_ms,
+                    error,
+                )
+
+    def batch_failed(self, error: RaftlogClientError) -> None:
+        """A batch of the open transaction is given up: none of the others needs to be sent."""
+        if self.state.fail(error):
+            self._abandoning = asyncio.ensure_future(
+                self._sender.abandon_all(self.state.abortable())
+            )
+
+    async def begin(self) -> None:
+        """Begin. A broken transaction of before is aborted first."""
+        async with self._lock:
+            if self.state.state is State.BROKEN:
+                await self._abort()
+            self.state.begin()
+            self._sender.use_identity(self.state.identity)
+
+    async def commit(self) -> None:
+        """Flush and commit. Raises as `Transaction.commit`."""
+        async with self._ending():
+            await self._flush_all()
+            try:
+                self.state.begin_commit()
+            except TransactionAbortableError as error:
+                try:
+                    await self._abort()
+                except FencedError:
+                    raise
+                except RaftlogClientError as failure:
+                    # The next `begin` tries again.
+                    error.add_note(f"It could not be aborted yet: {failure}")
+                raise error from error.__cause__
+            if self._has_begun():
+                await self._commit()
+            else:
+                self._ended(None)
+
+    async def abort(self) -> None:
+        """Drop what is not sent, and abort. Nothing is done if no transaction is open."""
+        async with self._ending():
+            if self.state.state is not State.IDLE:
+                await self._abort()
+
+    async def prepare(self) -> None:
+        """Flush and prepare: the transaction then outlives this process."""
+        self.state.check_write()
+        async with self._ending():
+            await self._flush_all()
+            if self.state.state is State.BROKEN:
+                raise self.state.abortable()
+            if not self._has_begun():
+                raise IllegalStateError("Cannot prepare: the transaction has no writes.")
+            try:
+                await self._end("prepare")
+            except RaftlogClientError as error:
+                self.state.broken(error)
+                raise
+            self.state.prepared()
+
+    async def add_offsets(
+        self,
+        offsets: Callable[[], tuple[GroupMetadata, _Offsets]],
+        on_stale_epoch: Callable[[], None] | None,
+    ) -> _Offsets:
+        """Commit offsets of a group with the transaction. `offsets` is called for each attempt.
+
+        `on_stale_epoch`: the member has a newer epoch; after it the next attempt may have that.
+        """
+        self.state.check_write()
+        try:
+            return await self._add_offsets(offsets, on_stale_epoch)
+        except RaftlogClientError as error:
+            self.state.fail(error)
+            raise self.state.abortable() from error
+
+    # Ends
+
+    @asynccontextmanager
+    async def _ending(self) -> AsyncIterator[None]:
+        """One end at a time, and no writes meanwhile."""
+        async with self._lock:
+            self.state.is_ending = True
+            try:
+                yield
+            finally:
+                self.state.is_ending = False
+
+    async def _flush_all(self) -> None:
+        self.state.check_quiet()
+        if self.state.state in {State.OPEN, State.BROKEN}:
+            await self._flush()
+
+    def _has_begun(self) -> bool:
+        return self.state.has_begun or self._sender.has_sent
+
+    async def _commit(self) -> None:
+        try:
+            answer = await self._end("commit")
+        except DeliveryTimeoutError as error:
+            if error.outcome_unknown:
+                self.state.outcome_unknown()
+            raise
+        except ServerError as error:
+            doubt = self.state.state is State.COMMITTING
+            is_fenced = judge_end(error) is EndError.FENCED
+            if not is_fenced and not is_not_open(error):
+                raise
+            # Aborted by the coordinator, or fenced? An abort tells.
+            self.state.broken(error)
+            await self._abort(outcome_unknown=doubt)
+            raise TransactionAbortableError(
+                "The transaction was aborted by the coordinator: it lasted longer than "
+                f"transaction_timeout_ms. ({error})"
+            ) from error
+        self._ended(answer)
+
+    async def _abort(self, *, outcome_unknown: bool = False) -> None:
+        self.state.check_abort()
+        aborted = TransactionAbortableError("The transaction was aborted before this was written.")
+        if self.state.state is State.OPEN:
+            self.state.broken(aborted)
+        if self._abandoning is not None:
+            await self._abandoning
+            self._abandoning = None
+        await self._sender.abandon_all(aborted)
+        if not self._has_begun():
+            self._ended(None)
+            return
+        try:
+            answer = await self._end("abort")
+        except ServerError as error:
+            if judge_end(error) is EndError.FENCED:
+                raise self.state.fence(error, outcome_unknown=outcome_unknown) from error
+            self.state.broken(error)
+            raise
+        except RaftlogClientError as error:
+            self.state.broken(error)
+            raise
+        self._ended(answer)
+
+    def _ended(self, answer: TransactionProducer | None) -> None:
+        assert self.state.identity is not None
+        self.state.ended(self.state.identity if answer is None else identity_of(answer))
+        self._sender.use_identity(None)
+
+    async def _end(self, verb: str) -> TransactionProducer:
+        """Repeat a request until it is answered. Raises ServerError for a final refusal,
+        DeliveryTimeoutError."""
+        identity = self.state.identity
+        assert identity is not None
+        doubt = self.state.state is State.COMMITTING
+
+        def maybe_done() -> None:
+            if verb == "commit":
+                self.state.outcome_unknown()
+
+        try:
+            return await self._repeat(
+                f"{self._path}/{verb}",
+                TransactionProducer,
+                lambda: EndRequest(identity.producer_id, identity.producer_epoch),
+                maybe_done,
+            )
+        except DeliveryTimeoutError as error:
+            doubt = doubt or error.outcome_unknown
+            outcome = (
+                f"may or may not be done: call {verb}() again to know"
+                if doubt
+                else f"is not done: call {verb}() again, or abort()"
+            )
+            raise DeliveryTimeoutError(
+                f"The {verb} of the transaction {outcome}. {error}",
+                retriable=True,
+                outcome_unknown=doubt,
+            ) from error
+
+    async def _repeat(
+        self,
+        path: str,
+        kind: type[T],
+        body: Callable[[], msgspec.Struct],
+        maybe_done: Callable[[], None],
+        on_stale_epoch: Callable[[], None] | None = None,
+    ) -> T:
+        """Call nodes until one answers, or refuses for good."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._deadline_s
+        outcome_unknown = False
+        attempt = 0
+        while True:
+            patience_s = min(COORDINATOR_PATIENCE_S, max(deadline - loop.time(), 0.01))
+            try:
+                return await self._metadata.call_next(
+                    "POST",
+                    path,
+                    kind,
+                    body(),
+                    timeout_s=patience_s,
+                    coordinator=self._coordinator,
+                )
+            except asyncio.CancelledError:
+                maybe_done()
+                raise
+            except RaftlogClientError as error:
+                is_stale = isinstance(error, ServerError) and error.entry is STALE_MEMBER_EPOCH
+                if is_stale and on_stale_epoch is not None:
+                    on_stale_epoch()
+                elif judge_end(error) is not EndError.RETRY:
+                    raise
+                if error.outcome_unknown:
+                    outcome_unknown = True
+                    maybe_done()
+                delay_s = self._metadata.backoff.delay_s(attempt)
+                attempt += 1
+                if loop.time() + delay_s >= deadline:
+                    raise DeliveryTimeoutError(
+                        f"No answer of the coordinator within delivery_timeout_ms: {error}",
+                        retriable=True,
+                        outcome_unknown=outcome_unknown,
+                    ) from error
+            await asyncio.sleep(delay_s)
+
+    async def _add_offsets(
+        self,
+        offsets: Callable[[], tuple[GroupMetadata, _Offsets]],
+        on_stale_epoch: Callable[[], None] | None,
+    ) -> _Offsets:
+        identity = self.state.identity
+        assert identity is not None
+        sent: _Offsets = {}
+
+        def body() -> TransactionOffsets:
+            nonlocal sent
+            group, sent = offsets()
+            return TransactionOffsets(
+                identity.producer_id,
+                identity.producer_epoch,
+                group.group_id,
+                offset_commits(sent),
+                group.member_id,
+                group.member_epoch,
+            )
+
+        if not offsets()[1]:
+            return sent
+        self.state.has_begun = True
+        answer = await self._repeat(
+            f"{self._path}/offsets", CommitResponse, body, lambda: None, on_stale_epoch
+        )
+        for row in answer.results:
+            if row.error_code:
+                raise server_error(row.error_code, row.message)
+        return sent
+
+
+class Transaction:
+    """One transaction; an async context manager: commits at the end, aborts on an exception.
+
+    All records that the producer sends while it is open belong to it.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._committed: list[tuple[ConsumerGroup, _Offsets]] = []
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._transactions.state.state is State.PREPARED:
+            # Its end is decided elsewhere, by commit() or abort().
+            return
+        if error is None:
+            try:
+                await self.commit()
+            except RaftlogClientError:
+                if self._transactions.state.state is State.OPEN:
+                    await self._abort_quietly()
+                raise
+        else:
+            await self._abort_quietly()
+
+    async def _abort_quietly(self) -> None:
+        """Abort for the sake of another exception. Raises FencedError only."""
+        try:
+            await self.abort()
+        except FencedError:
+            raise
+        except RaftlogClientError as failure:
+            logger.warning(
+                "a transaction could not be aborted; the next one tries again: %s", failure
+            )
+
+    async def begin(self) -> None:
+        """Begin the transaction. Raises FencedError; IllegalStateError while one is open."""
+        await self._transactions.begin()
+
+    async def commit(self) -> None:
+        """Wait for all records and commit. Harmless to repeat after a DeliveryTimeoutError.
+
+        Raises TransactionAbortableError: it is aborted instead; FencedError: this producer has
+        ended; DeliveryTimeoutError, with `outcome_unknown` if it may be committed.
+        """
+        await self._transactions.commit()
+        for group, offsets in self._committed:
+            group.committed_elsewhere(offsets)
+        self._committed.clear()
+
+    async def abort(self) -> None:
+        """Abort: no reader of committed transactions sees any of it. No harm without one open.
+
+        The futures of records not sent yet raise TransactionAbortableError. Raises FencedError,
+        DeliveryTimeoutError; IllegalStateError while the outcome of a commit is unknown.
+        """
+        await self._transactions.abort()
+
+    async def prepare(self) -> None:
+        """First phase of two: the transaction now waits for `commit` or `abort`, over restarts.
+
+        See `keeps_prepared` of the producer. Raises as `commit`.
+        """
+        await self._transactions.prepare()
+
+    async def commit_offsets(
+        self,
+        offsets: Consumer[Any, Any] | Mapping[TopicPartition, int | OffsetAndMetadata],
+        group: GroupMetadata | str | None = None,
+    ) -> None:
+        """Commit a consumer's positions with the transaction, all or nothing: exactly once.
+
+        Give the consumer, for the positions after all records given out, with its
+        `auto_commit_interval_ms` None; or offsets, and the `group_metadata()` of their consumer, or
+        the id of a group without members. Raises TransactionAbortableError: the consumer has lost a
+        partition meanwhile, the member is not the group's any more, or the group has members.
+        """
+        if isinstance(offsets, Consumer):
+            source = offsets.transaction_source()
+            sent = await self._transactions.add_offsets(
+                source.offsets_for_transaction, source.report_soon
+            )
+            self._committed.append((source, sent))
+            return
+        if group is None:
+            raise ValueError("offsets need the group_metadata() of their consumer, or a group id")
+        if isinstance(group, str):
+            group = GroupMetadata(group, "", NO_MEMBER_EPOCH)
+        named, whole = group, with_metadata(offsets)
+        await self._transactions.add_offsets(lambda: (named, whole), None)
+
+
+async def init_producer(
+    metadata: ClusterMetadata, transactional_id: str, request: InitRequest
+) -> TransactionProducer:
+    """Become the one producer of the id: fences the one before. Raises RaftlogClientError."""
+    path, coordinator = _route(transactional_id)
+    return await metadata.call_any(
+        "POST",
+        f"{path}/init",
+        TransactionProducer,
+        request,
+        patience_s=COORDINATOR_PATIENCE_S,
+        coordinator=coordinator,
+    )
+
+
+def _route(transactional_id: str) -> tuple[str, CoordinatorKey]:
+    path = f"/v1/transactions/{quote(transactional_id, safe='')}"
+    return path, CoordinatorKey(TRANSACTIONS_TOPIC, transactional_id)
+
+
+def identity_of(answer: TransactionProducer) -> ProducerIdentity:
+    """The identity for the next batches."""
+    return ProducerIdentity(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))

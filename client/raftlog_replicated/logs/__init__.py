@@ -1,0 +1,1 @@
+"""Logs of commands: one shared by all replicas, or one per replica."""

@@ -1,0 +1,1 @@
+"""Snapshots of replicated state, and the topics that keep them."""

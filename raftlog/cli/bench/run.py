@@ -1,0 +1,202 @@
+"""A run of `raftlog bench`: its topic and groups, made and deleted again, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from raftlog_client import Admin, RaftlogClientError, ServerError
+
+from raftlog.cli.common import output
+from raftlog.cli.common.output import ProgressBar
+from raftlog.cli.common.session import run
+from raftlog.record.errors import UNKNOWN_GROUP
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.load import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+GROUP_DELETE_TRIES: Final = 20
+GROUP_DELETE_PAUSE_S: Final = 0.25
+_LATENCY_COLUMNS: Final = (
+    *("latency in ms", "avg", "p50", "p75", "p95", "p99", "p99.9", "p99.99", "max", "samples"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One figure: its name in JSON, its label and unit for people."""
+
+    name: str
+    label: str
+    unit: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of a run: single ones, and distributions of latencies."""
+
+    workload: str
+    parameters: dict[str, object]
+    """In OpenMessaging's words where it has them."""
+    fields: list[Field]
+    latencies: dict[str, Latencies]
+    """By OpenMessaging's prefix, such as `publishLatency`."""
+
+    def show(self, output_format: str) -> None:
+        """Write it to stdout."""
+        if output_format == "json":
+            document: dict[str, object] = {
+                "workload": self.workload,
+                "driver": f"raftlog {version('raftlog')}",
+                **self.parameters,
+                **{field.name: field.value for field in self.fields},
+            }
+            for prefix, latencies in self.latencies.items():
+                document |= latencies.as_fields(prefix)
+            output.write_json(document)
+            return
+        given = ", ".join(f"{name} {value}" for name, value in self.parameters.items())
+        click.echo(f"{self.workload}: {given}")
+        if self.fields:
+            rows = [(one.label, _number(one.value), one.unit) for one in self.fields]
+            output.write_table(("figure", "value", "unit"), rows)
+        if self.latencies:
+            click.echo()
+            output.write_table(
+                _LATENCY_COLUMNS,
+                [
+                    (
+                        _words(prefix),
+                        *(
+                            round(value, 2)
+                            for value in (one.avg, *one.percentiles.values(), one.max)
+                        ),
+                        one.count,
+                    )
+                    for prefix, one in self.latencies.items()
+                ],
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The cluster and topic of a run; without a topic one is made."""
+
+    servers: str
+    topic: str | None
+    partitions: int
+    replicas: int | None
+
+
+class Used:
+    """The topic of a run, and the groups that it makes."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.groups: list[str] = []
+        self._token = secrets.token_hex(4)
+
+    def group(self, name: str) -> str:
+        """A name for a new group, which is deleted after the run."""
+        group = f"raftlog-bench-{self._token}-{name}"
+        self.groups.append(group)
+        return group
+
+
+def measured(
+    workload: str,
+    where: Where,
+    measure: Callable[[Used, Progress], Coroutine[Any, Any, Report]],
+) -> Report:
+    """Run a workload on the given topic, or on a new one, with a progress bar."""
+
+    async def go() -> Report:
+        async with (
+            Admin(bootstrap_servers=where.servers) as admin,
+            _used(admin, where) as used,
+        ):
+            with ProgressBar(workload, total=1.0) as bar:
+                return await measure(used, bar.update)
+
+    return run(where.servers, go())
+
+
+@asynccontextmanager
+async def _used(admin: Admin, where: Where) -> AsyncIterator[Used]:
+    """The topic of a run; what the run makes is deleted after it, also after Ctrl-C."""
+    if where.topic is None:
+        name = f"raftlog-bench-{secrets.token_hex(4)}"
+        await admin.create_topic(
+            name, partitions=where.partitions, replication_factor=where.replicas
+        )
+        output.message(f"created topic {name}: {output.counted(where.partitions, 'partition')}")
+        used = Used(name, where.partitions)
+    else:
+        partitions = (await admin.describe_topic(where.topic)).partitions
+        used = Used(where.topic, len(partitions))
+    try:
+        yield used
+    finally:
+        await _finish(asyncio.ensure_future(_clean_up(admin, used, is_own=where.topic is None)))
+
+
+async def _finish(task: asyncio.Task[None]) -> None:
+    """Await a task to its end, also when this one is cancelled meanwhile."""
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
+
+
+async def _clean_up(admin: Admin, used: Used, *, is_own: bool) -> None:
+    for group in used.groups:
+        try:
+            await _delete_group(admin, group)
+        except RaftlogClientError as error:
+            output.message(f"raftlog: group {group} is left: {error}")
+    if used.groups:
+        output.message(f"deleted {output.counted(len(used.groups), 'group')}")
+    if is_own:
+        try:
+            await admin.delete_topic(used.topic)
+        except RaftlogClientError as error:
+            output.message(f"raftlog: topic {used.topic} is left: {error}")
+        else:
+            output.message(f"deleted topic {used.topic}")
+
+
+async def _delete_group(admin: Admin, group: str) -> None:
+    """Delete a group, if it was made. A member that was cut off is gone with its session."""
+    for attempt in range(GROUP_DELETE_TRIES):
+        try:
+            await admin.delete_group(group)
+        except ServerError as error:
+            if error.entry is UNKNOWN_GROUP:
+                return
+            if attempt + 1 == GROUP_DELETE_TRIES:
+                raise
+            await asyncio.sleep(GROUP_DELETE_PAUSE_S)
+        else:
+            return
+
+
+def _number(value: float) -> str:
+    digits = 0 if abs(value) >= 100 or value == int(value) else 2
+    return f"{value:,.{digits}f}"
+
+
+def _words(prefix: str) -> str:
+    """`publishDelayLatency` → `publish delay`."""
+    spaced = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in prefix)
+    return spaced.removesuffix(" latency")

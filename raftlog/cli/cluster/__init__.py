@@ -1,0 +1,1 @@
+"""The `raftlog cluster` commands."""

@@ -1,0 +1,1 @@
+"""Parts that every command shares: options, session, output and errors."""

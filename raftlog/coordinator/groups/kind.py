@@ -1,0 +1,253 @@
+"""The group coordinator as a kind of shard: topic, record codec, requests, held heartbeats."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from raftlog.coordinator.groups.checks import REBALANCE_TIMEOUT_MS_MAX
+from raftlog.coordinator.groups.classic.messages import Held, JoinGroup, SyncGroup
+from raftlog.coordinator.groups.consumer_decisions import HEARTBEATS_PER_SESSION
+from raftlog.coordinator.groups.messages import (
+    JOIN_EPOCH,
+    ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
+    DeleteGroupRequest,
+    DescribeGroupRequest,
+    Done,
+    GroupRequest,
+    GroupResponse,
+    ListGroupsRequest,
+)
+from raftlog.coordinator.groups.offset_messages import CommitOffsets, FetchOffsets
+from raftlog.coordinator.groups.settings import GroupSettings, GroupTimer
+from raftlog.coordinator.groups.shard import GroupShard
+from raftlog.coordinator.instances.messages import BeginRead, ReadPlan
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Counts, Decision, Producer
+from raftlog.coordinator.shard.record_codec import (
+    decode_offsets_record,
+    encode_record,
+    known_record,
+)
+from raftlog.coordinator.shard.shard import Kind, Moment, Shard
+from raftlog.record.coordinators import OFFSETS_TOPIC
+from raftlog.record.errors import INVALID_BODY, LogError
+from raftlog.record.types import Buffer
+from raftlog.replication.leader.verification import VerificationGuard
+from raftlog.replication.partition import Partition
+
+NAME: Final = "group"
+TOPIC: Final = OFFSETS_TOPIC
+HELD_S_MAX: Final = REBALANCE_TIMEOUT_MS_MAX / 1000
+"""Of a join or sync of a classic group: the longest rebalance timeout."""
+
+GroupCoordinator: TypeAlias = Shard[GroupShard, GroupTimer]
+VerifyTransaction: TypeAlias = Callable[
+    [Partition, str, Producer, bool], Awaitable[VerificationGuard | None]
+]
+"""Adds a partition to a producer's transaction (False: asks whether it is in there):
+`LeaderTransactions.verify`. Raises LogError."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_requests: Final[msgspec.msgpack.Decoder[GroupRequest]] = msgspec.msgpack.Decoder(GroupRequest)
+_responses: Final[msgspec.msgpack.Decoder[GroupResponse]] = msgspec.msgpack.Decoder(GroupResponse)
+
+
+def encode_request(request: GroupRequest) -> bytes:
+    """The request as bytes, for `Coordinators.call`."""
+    return _encode(request)
+
+
+def decode_response(data: Buffer) -> GroupResponse:
+    """The coordinator's response."""
+    return _responses.decode(data)
+
+
+def group_kind(settings: GroupSettings, verify: VerifyTransaction) -> Kind[GroupShard, GroupTimer]:
+    """The kind, for all shards of a node."""
+
+    counts: Counts = Counter()
+
+    def create(changed: Callable[[Hashable], None]) -> GroupShard:
+        return GroupShard(settings, changed, counts)
+
+    async def handle(shard: GroupCoordinator, data: memoryview) -> Buffer:
+        try:
+            request = _requests.decode(data)
+        except msgspec.DecodeError as error:
+            raise LogError(
+                INVALID_BODY, f"The coordinator's request is not valid: {error}"
+            ) from None
+        return _encode(await carry_out(shard, request, verify))
+
+    return Kind(
+        name=NAME,
+        topic=TOPIC,
+        create=create,
+        encode_record=encode_record,
+        decode_record=_decode_record,
+        timers=lambda state: state.timers,
+        loaded=lambda state, moment: state.loaded(moment.now_ms),
+        refused=_refused,
+        follow_settings=GroupShard.follow_settings,
+        expire=_expire,
+        handle=handle,
+        topics_changed=_topics_changed,
+        counts=counts,
+        replay_usual=lambda state, records, start: state.offsets.replay_usual(records, start),
+    )
+
+
+async def carry_out(
+    shard: GroupCoordinator, request: GroupRequest, verify: VerifyTransaction
+) -> GroupResponse:
+    """The response to a request, once its records are committed. Raises LogError."""
+    match request:
+        case DescribeGroupRequest() | ListGroupsRequest() | FetchOffsets():
+            return await shard.query(lambda state: state.read(request))
+        case ConsumerHeartbeatRequest(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
+            return await _held(shard, request)
+        case BeginRead(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
+            return await _begun(shard, request)
+        case CommitOffsets(producer=Producer() as producer):
+            # Each commit asks, not only the first (docs/decisions/transactional-offsets.md).
+            verification = await verify(
+                shard.partition, request.transactional_id, producer, request.adds
+            )
+            response = await shard.execute_in_transaction(
+                producer, verification, lambda state: _decide(shard, state, request)
+            )
+            assert not isinstance(response, Held), "commits are not held"
+            return response
+        case DeleteGroupRequest():
+            return await _delete(shard, request)
+        case _:
+            return await _execute(shard, request)
+
+
+async def _execute(shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:
+    """Decide, and wait for the commit of the records, and for the answer if the group holds it."""
+    tickets: list[int] = []
+
+    def decide(state: GroupShard) -> Decision[GroupResponse | Held]:
+        decision = _decide(shard, state, request)
+        if isinstance(decision.response, Held):
+            tickets.append(decision.response.ticket)
+        return decision
+
+    try:
+        response = await shard.execute(decide)
+        if not isinstance(response, Held):
+            return response
+        assert isinstance(request, JoinGroup | SyncGroup)
+        ticket = response.ticket
+        # The group's own deadlines end the wait, or the caller gives up.
+        await shard.wait_until(
+            (request.group_id,), lambda state: state.classic.is_answered(ticket), HELD_S_MAX
+        )
+        return await shard.execute(lambda state: Decision(state.classic.take(ticket)))
+    finally:
+        for ticket in tickets:
+            shard.state.classic.forget(ticket)
+
+
+def _decide(
+    shard: GroupCoordinator, state: GroupShard, request: GroupRequest
+) -> Decision[GroupResponse | Held]:
+    moment = shard.moment()
+    return state.decide(request, moment.image, moment.now_ms, moment.time_ms)
+
+
+async def _delete(shard: GroupCoordinator, request: DeleteGroupRequest) -> GroupResponse:
+    """Delete a group in bounded steps; no member joins it in between.
+
+    After a failure some offsets may be gone: the group is still there, to be deleted again.
+    """
+    shard.state.begin_deletion(request.group)
+    try:
+        while True:
+            done = await _execute(shard, request)
+            if not isinstance(done, Done) or done.is_complete:
+                return done
+    finally:
+        shard.state.end_deletion(request.group)
+
+
+async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> GroupResponse:
+    """Answer a heartbeat once it has news, or its time is up; the member's connection is watched.
+
+    The end of the connection cancels the request, also one that another node forwards.
+    """
+    received_ms = shard.moment().now_ms
+    try:
+        return await _held_open(shard, request)
+    except CancelledError:
+        # Or the time of the call is up: the member has sent another one by then, or is gone.
+        shard.state.disconnected(request, received_ms, shard.moment().now_ms)
+        shard.timers_changed()
+        raise
+
+
+async def _held_open(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> GroupResponse:
+    """Decide twice: the first one refuses an old epoch and begins the session again, the second one
+    gives the news.
+
+    The end of the connection ends it in between, another heartbeat of the member with the first
+    answer.
+    """
+    response = await _execute(shard, request)
+    assert isinstance(response, ConsumerHeartbeatResponse)
+    has_news = response.assignment is not None or response.member_epoch != request.member_epoch
+    if has_news or request.member_epoch <= JOIN_EPOCH:
+        return response
+    group, member = request.group, request.member_id
+    wait_ms = min(request.max_wait_ms, response.session_timeout_ms // HEARTBEATS_PER_SESSION)
+    number = shard.state.hold(group, member)
+    try:
+        await shard.wait_until(
+            (group,),
+            lambda state: state.has_news(group, member) or not state.is_held(group, member, number),
+            wait_ms / 1000,
+        )
+        is_newest = shard.state.is_held(group, member, number) and shard.state.is_newest(request)
+        return await _execute(shard, request) if is_newest else response
+    finally:
+        shard.state.release(group, member, number)
+
+
+async def _begun(shard: GroupCoordinator, request: BeginRead) -> GroupResponse:
+    """Begin the read of an instance, once it has a partition, or its time is up."""
+    plan = await _execute(shard, request)
+    assert isinstance(plan, ReadPlan)
+    group, instance = request.group, request.instance
+    if shard.state.instances.has_partitions(group, instance):
+        return plan
+    if not await shard.wait_until(
+        (group,),
+        lambda state: state.instances.has_partitions(group, instance),
+        request.max_wait_ms / 1000,
+    ):
+        return plan
+    return await _execute(shard, replace(request, is_first=False))
+
+
+def _expire(state: GroupShard, timer: GroupTimer, moment: Moment) -> Decision[object]:
+    decision = state.expire(timer, moment.image, moment.now_ms, moment.time_ms)
+    return Decision(None, decision.records)
+
+
+def _topics_changed(state: GroupShard, names: Collection[str], moment: Moment) -> None:
+    state.topics_changed(names, moment.now_ms)
+
+
+def _refused(state: GroupShard, decision: Decision[object], moment: Moment) -> None:
+    state.refused(decision.records, moment.now_ms, moment.time_ms)
+
+
+def _decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord | None:
+    return known_record(TOPIC, decode_offsets_record, key, value)

@@ -1,0 +1,190 @@
+"""Requests about committed offsets and their answers, free of any protocol.
+
+Each is one MessagePack array between nodes, as `group_messages` frames them. An `error_code` is a
+code of the error table; 0: none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.record.types import TopicId
+
+OFFSETS_MAX: Final = 10_000
+"""Partitions of one request: as many elements as a listener decodes."""
+NO_OFFSET: Final = -1
+ANY_OFFSET: Final = -2
+
+_Partition: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Fields in the order of the wire."""
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True):
+    """The same, with a tag first; `group_messages` has the tags below 20."""
+
+
+class TopicPartition(_Part, frozen=True):
+    """A partition, by the name of its topic."""
+
+    topic: str
+    partition: _Partition
+    topic_id: TopicId | None = None
+    """None: the topic of this name, whatever its id."""
+
+
+class OffsetToCommit(_Part, frozen=True):
+    """The next offset to read of one partition."""
+
+    topic: str
+    partition: _Partition
+    offset: int
+    leader_epoch: int = -1
+    """Of the last record read; -1: unknown."""
+    metadata: str = ""
+    topic_id: TopicId | None = None
+    expected: int = ANY_OFFSET
+    """The committed offset as the author knows it: commits only in its place, or again in its own.
+    So a late copy of an earlier commit never takes the offset back. NO_OFFSET: none is known;
+    ANY_OFFSET: commits whatever is there."""
+
+
+class Committer(_Part, frozen=True):
+    """The author of a commit. All defaults: not a member ("simple")."""
+
+    member_id: str = ""
+    epoch: int = -1
+    """Member epoch (consumer kind) or generation (classic kind)."""
+    instance_id: str | None = None
+
+
+class CommitOffsets(_Body, frozen=True, tag=20):
+    """Commit offsets, at once or with a transaction."""
+
+    group_id: str
+    offsets: Annotated[tuple[OffsetToCommit, ...], Meta(max_length=OFFSETS_MAX)]
+    committer: Committer = Committer()
+    producer: Producer | None = None
+    """Of the transaction; None: at once."""
+    retention_ms: int = -1
+    """Of old clients only: keep these offsets so long, whatever the group does; -1: the group's
+    retention. Excludes leader epochs and topic ids, which are then not stored."""
+    transactional_id: str = ""
+    """Of `producer`: its coordinator confirms the transaction."""
+    adds: bool = True
+    """Whether the group's partition joins the transaction by this; otherwise it must have joined
+    before (clients of version 1)."""
+
+
+class PartitionOutcome(_Part, frozen=True):
+    """Success or error of one partition."""
+
+    topic: str
+    partition: _Partition
+    error_code: int = 0
+
+
+class FetchOffsets(_Body, frozen=True, tag=21):
+    """Read committed offsets."""
+
+    group_id: str
+    partitions: Annotated[tuple[TopicPartition, ...], Meta(max_length=OFFSETS_MAX)] | None
+    """None: all partitions with a committed or pending offset."""
+    require_stable: bool = False
+    reader: Committer = Committer()
+
+
+class FetchedOffset(_Part, frozen=True):
+    """A committed offset."""
+
+    topic: str
+    partition: _Partition
+    offset: int = NO_OFFSET
+    """The next offset to read; -1: none committed."""
+    leader_epoch: int = -1
+    metadata: str = ""
+    topic_id: TopicId | None = None
+    """As committed."""
+    error_code: int = 0
+
+
+class DeleteOffsets(_Body, frozen=True, tag=22):
+    """Delete committed and pending offsets of some partitions."""
+
+    group_id: str
+    partitions: Annotated[tuple[TopicPartition, ...], Meta(max_length=OFFSETS_MAX)]
+
+
+class ToEarliest(_Body, frozen=True, tag=1):
+    """Reset to the log start offset."""
+
+
+class ToLatest(_Body, frozen=True, tag=2):
+    """Reset to the end offset."""
+
+
+class ToOffset(_Body, frozen=True, tag=3):
+    """Reset to one offset."""
+
+    offset: int
+
+
+class ToTimestamp(_Body, frozen=True, tag=4):
+    """Reset to the first record at or after a time."""
+
+    timestamp_ms: int
+
+
+class ByDuration(_Body, frozen=True, tag=5):
+    """Reset to the first record of the last `duration_ms`."""
+
+    duration_ms: int
+
+
+class ShiftBy(_Body, frozen=True, tag=6):
+    """Move the committed offset forward, or back if `count` is negative."""
+
+    count: int
+
+
+class ToOffsetsOf(_Body, frozen=True, tag=7):
+    """Reset to the committed offsets of another group."""
+
+    group_id: str
+
+
+ResetTarget: TypeAlias = (
+    ToEarliest | ToLatest | ToOffset | ToTimestamp | ByDuration | ShiftBy | ToOffsetsOf
+)
+
+
+class PartitionBounds(_Part, frozen=True):
+    """The readable offsets of one partition."""
+
+    topic: str
+    partition: _Partition
+    topic_id: TopicId
+    start_offset: int
+    end_offset: int
+    """High watermark, or last stable offset."""
+    offset_at_time: int | None = None
+    """First offset at or after the target's time; None: all records are older."""
+
+
+class ResetRow(_Part, frozen=True):
+    """The offset that a reset would set in one partition."""
+
+    topic: str
+    partition: _Partition
+    topic_id: TopicId
+    old_offset: int | None
+    new_offset: int | None
+    """None: the offset stays, since the target gives none."""
+    is_clamped: bool = False
+    """The target was outside the readable offsets."""

@@ -1,0 +1,1 @@
+"""REST consumer instances: their table, messages and decisions."""

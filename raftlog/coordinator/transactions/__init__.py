@@ -1,0 +1,1 @@
+"""Transactions: states, markers, sinks and the verification of partitions."""

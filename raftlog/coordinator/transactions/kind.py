@@ -1,0 +1,194 @@
+"""The transaction coordinator as a kind of shard: topic, record codec, requests.
+
+A refusal with records (an `init` that must abort first) is a `Failure` in the state machine's
+response: `decode_response` raises the error, once the records are committed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Counts, Decision, Event
+from raftlog.coordinator.shard.record_codec import (
+    decode_transaction_record,
+    encode_record,
+    known_record,
+)
+from raftlog.coordinator.shard.shard import Kind, Moment, Shard
+from raftlog.coordinator.transactions.messages import (
+    AddPartitions,
+    DescribeSink,
+    DescribeTransaction,
+    EndTransaction,
+    Failure,
+    InitProducer,
+    ListTransactions,
+    Request,
+    Response,
+    Verified,
+    VerifyOrAdd,
+)
+from raftlog.coordinator.transactions.shard import TimerKey, TransactionShard
+from raftlog.coordinator.transactions.transaction import (
+    ProducerIdRequiredError,
+    TransactionSettings,
+)
+from raftlog.record.coordinators import TRANSACTIONS_TOPIC
+from raftlog.record.errors import (
+    CONCURRENT_TRANSACTIONS,
+    INVALID_BODY,
+    PRODUCER_FENCED,
+    LogError,
+)
+from raftlog.record.types import Buffer, ProducerEpoch, ProducerId
+
+NAME: Final = "transaction"
+TOPIC: Final = TRANSACTIONS_TOPIC
+
+HELD_S: Final = 2.0
+"""Longest wait of an `init`, an addition or an end for the markers of the transaction before."""
+VERIFICATION_HELD_S: Final = 0.5
+"""Longest wait of a leader's questions. It asks again, with its partition's news since."""
+
+TransactionCoordinator: TypeAlias = Shard[TransactionShard, TimerKey]
+AllocateProducerId: TypeAlias = Callable[[], Awaitable[tuple[ProducerId, ProducerEpoch]]]
+"""Allocates an unused producer id. Raises LogError."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
+_responses: Final[msgspec.msgpack.Decoder[Response]] = msgspec.msgpack.Decoder(Response)
+
+
+def encode_request(request: Request) -> bytes:
+    """The request as bytes, for `Coordinators.call`."""
+    return _encode(request)
+
+
+def decode_response(data: Buffer) -> Response:
+    """The coordinator's response. Raises the LogError of a `Failure`."""
+    response = _responses.decode(data)
+    if isinstance(response, Failure):
+        raise response.error()
+    return response
+
+
+def transaction_kind(
+    allocate_producer_id: AllocateProducerId,
+    run: Callable[[TransactionCoordinator], Coroutine[Any, Any, None]],
+    settings: TransactionSettings,
+) -> Kind[TransactionShard, TimerKey]:
+    """The kind. `run` writes the markers of a loaded shard, until it ends."""
+
+    counts: Counts = Counter()
+
+    def create(changed: Callable[[Hashable], None]) -> TransactionShard:
+        return TransactionShard(settings, changed, counts)
+
+    async def handle(shard: TransactionCoordinator, data: memoryview) -> Buffer:
+        try:
+            request = _requests.decode(data)
+        except msgspec.DecodeError as error:
+            raise LogError(
+                INVALID_BODY, f"The coordinator's request is not valid: {error}"
+            ) from None
+        return _encode(await carry_out(shard, request, allocate_producer_id))
+
+    return Kind(
+        name=NAME,
+        topic=TOPIC,
+        create=create,
+        encode_record=encode_record,
+        decode_record=_decode_record,
+        timers=lambda state: state.timers,
+        loaded=lambda state, moment: state.loaded(moment.now_ms),
+        follow_settings=TransactionShard.follow_settings,
+        refused=lambda state, _, moment: state.loaded(moment.now_ms),
+        expire=_expire,
+        handle=handle,
+        run=run,
+        counts=counts,
+    )
+
+
+async def carry_out(
+    shard: TransactionCoordinator, request: Request, allocate_producer_id: AllocateProducerId
+) -> Response:
+    """The response to a request, once its records are committed. Raises LogError."""
+    if isinstance(request, ListTransactions | DescribeTransaction | DescribeSink):
+        return await shard.query(lambda state: _decide(shard, state, request, None).response)
+    if isinstance(request, VerifyOrAdd):
+        await _until_one_may_begin(shard, request)
+    if not isinstance(request, InitProducer | AddPartitions | EndTransaction):
+        return await _execute(shard, request, allocate_producer_id)
+    try:
+        response = await _execute(shard, request, allocate_producer_id)
+        if not isinstance(response, Failure):
+            return response
+        refusal = response.error()
+    except LogError as error:
+        refusal = error
+    transactional_id = request.transactional_id
+    if refusal.entry is not CONCURRENT_TRANSACTIONS or not await shard.wait_until(
+        (transactional_id,), lambda state: not state.is_ending(transactional_id), HELD_S
+    ):
+        raise refusal
+    return await _execute(shard, request, allocate_producer_id)
+
+
+async def _until_one_may_begin(shard: TransactionCoordinator, request: VerifyOrAdd) -> None:
+    """Hold questions that would all be answered CONCURRENT_TRANSACTIONS, until one would not.
+
+    So a producer's next transaction begins as soon as all markers of the one before are confirmed,
+    and no question waits for the markers of another producer. Raises LogError as `wait_until`.
+    """
+    ids = tuple({one.transactional_id: None for one in request.verifications})
+    if ids:
+        await shard.wait_until(
+            ids, lambda state: not all(map(state.is_ending, ids)), VERIFICATION_HELD_S
+        )
+
+
+async def _execute(
+    shard: TransactionCoordinator, request: Request, allocate_producer_id: AllocateProducerId
+) -> Response:
+    producer_id: ProducerId | None = None
+    while True:
+        try:
+            return await shard.execute(
+                lambda state, unused=producer_id: _decide(shard, state, request, unused)  # type: ignore[misc]
+            )
+        except ProducerIdRequiredError:
+            producer_id, _ = await allocate_producer_id()
+
+
+def _decide(
+    shard: TransactionCoordinator,
+    state: TransactionShard,
+    request: Request,
+    producer_id: ProducerId | None,
+) -> Decision[Response]:
+    moment, counts = shard.moment(), shard.kind.counts
+    try:
+        decision = state.decide(request, moment.now_ms, moment.time_ms, producer_id)
+    except LogError as error:
+        counts[Event.PRODUCER_FENCED] += error.entry is PRODUCER_FENCED
+        raise
+    if isinstance(decision.response, Verified):
+        counts[Event.PRODUCER_FENCED] += sum(
+            outcome is not None and outcome.code == PRODUCER_FENCED.code
+            for outcome in decision.response.outcomes
+        )
+    return decision
+
+
+def _expire(state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[object]:
+    decision = state.expire(key, moment.now_ms, moment.time_ms)
+    return Decision(None, decision.records)
+
+
+def _decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord:
+    return known_record(TOPIC, decode_transaction_record, key, value)

@@ -1,0 +1,201 @@
+"""Markers of decided transactions, written to every partition of each until all are committed.
+
+`run` accompanies one loaded shard of transactions. It takes each decision once the decision is
+committed, also the decisions of earlier coordinators, writes the markers through the leaders of
+their partitions, and confirms each to the shard. Nothing but the shard's end stops an attempt:
+until its marker is written, a transaction holds back readers of committed records.
+
+A marker may be written twice, by this coordinator or by two: the partition's leader knows it by
+producer, epoch and coordinator epoch (the leader epoch of the shard).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from raftlog.coordinator.shard.decision import Decision
+from raftlog.coordinator.transactions.kind import TransactionCoordinator
+from raftlog.coordinator.transactions.messages import PendingMarkers, TopicPartition
+from raftlog.coordinator.transactions.shard import DECISIONS, TransactionShard
+from raftlog.coordinator.transactions.transaction import VERSION_2
+from raftlog.record.control import Marker
+from raftlog.record.errors import (
+    COORDINATOR_FENCED,
+    NOT_COORDINATOR,
+    PRODUCER_FENCED,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    LogError,
+)
+from raftlog.routing.router import PartitionRouter
+from raftlog.world import Clock
+
+AT_ONCE_MAX: Final = 64
+"""Markers of one shard under way at once."""
+WRITE_S: Final = 10.0
+"""Timeout of one attempt."""
+PAUSE_S_MIN: Final = 0.02
+PAUSE_S_MAX: Final = 2.0
+"""Pauses between attempts for one partition; each is twice the one before."""
+LOGGED_ATTEMPT: Final = 8
+"""The attempt that is logged, with every eighth one after it: some seconds after the first."""
+IDLE_S: Final = 3_600.0
+"""Longest wait for a decision."""
+
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+
+class MarkerWriter:
+    """Writes the markers of all shards of this node."""
+
+    def __init__(self, router: PartitionRouter, clock: Clock) -> None:
+        self._router = router
+        self._clock = clock
+
+    async def run(self, shard: TransactionCoordinator) -> None:
+        """Write the markers of one shard until it ends."""
+        limit = asyncio.Semaphore(AT_ONCE_MAX)
+        taken = 0
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await self._decided(shard, taken)
+                    decisions, pending = await self._settled(
+                        shard,
+                        lambda state, after=taken: _pending(state, after),  # type: ignore[misc]
+                    )
+                    taken = decisions
+                    for markers in pending:
+                        tasks.create_task(self._end(shard, markers, limit))
+        except* LogError:
+            # The shard is over: the next one takes its decisions from the log.
+            pass
+
+    async def _end(
+        self, shard: TransactionCoordinator, markers: PendingMarkers, limit: asyncio.Semaphore
+    ) -> None:
+        """End one transaction in all its partitions. Raises LogError when the shard is over."""
+        if not markers.partitions:
+            await self._confirm(shard, markers, None)
+        async with asyncio.TaskGroup() as tasks:
+            for partition in sorted(markers.partitions):
+                tasks.create_task(self._end_in(shard, markers, partition, limit))
+
+    async def _end_in(
+        self,
+        shard: TransactionCoordinator,
+        markers: PendingMarkers,
+        partition: TopicPartition,
+        limit: asyncio.Semaphore,
+    ) -> None:
+        """End one transaction in one partition, and confirm it."""
+        pause_s = PAUSE_S_MIN
+        attempt = 0
+        while True:
+            async with limit:
+                error = await self._attempt(shard, markers, partition)
+            if error is None:
+                break
+            _require_serving(shard)
+            if error.entry is COORDINATOR_FENCED:
+                shard.end(LogError(NOT_COORDINATOR, error.message))
+                raise error
+            attempt += 1
+            if attempt % LOGGED_ATTEMPT == 0:
+                logger.warning(
+                    "%s: transaction of producer %d: no marker in %s-%d after %d attempts, "
+                    "trying again: %s",
+                    shard.partition.name,
+                    markers.producer.producer_id,
+                    *partition,
+                    attempt,
+                    error.message,
+                )
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        await self._confirm(shard, markers, partition)
+
+    async def _attempt(
+        self, shard: TransactionCoordinator, markers: PendingMarkers, partition: TopicPartition
+    ) -> LogError | None:
+        """Write one marker; return the error, None once it is committed, or not needed."""
+        marker = Marker(
+            markers.is_commit,
+            shard.role.state.row.leader_epoch,
+            is_epoch_next=markers.version >= VERSION_2,
+        )
+        try:
+            found = self._router.find(*partition)
+            await found.write_marker(*markers.producer, marker, timeout_s=WRITE_S)
+        except LogError as error:
+            if error.entry is PRODUCER_FENCED:
+                # A newer epoch, or the next transaction, has written there, which only the end of
+                # this transaction allows.
+                return None
+            if error.entry not in {UNKNOWN_TOPIC, UNKNOWN_PARTITION}:
+                return error
+            return await self._unless_gone(shard, partition, error)
+        return None
+
+    async def _unless_gone(
+        self, shard: TransactionCoordinator, partition: TopicPartition, error: LogError
+    ) -> LogError | None:
+        """None if the partition is deleted; a node behind may merely not know it yet."""
+        try:
+            await shard.partition.confirm()
+            self._router.find(*partition)
+        except LogError as again:
+            is_gone = again.entry in {UNKNOWN_TOPIC, UNKNOWN_PARTITION}
+            return None if is_gone else again
+        return error
+
+    async def _confirm(
+        self,
+        shard: TransactionCoordinator,
+        markers: PendingMarkers,
+        partition: TopicPartition | None,
+    ) -> None:
+        written = () if partition is None else (partition,)
+        await self._settled(
+            shard, lambda state: state.markers_written(markers, written, self._clock.time_ms())
+        )
+
+    async def _decided(self, shard: TransactionCoordinator, taken: int) -> None:
+        """Return once more than `taken` transactions are decided. Raises LogError as `_settled`."""
+        while True:
+            try:
+                if await shard.wait_until(
+                    (DECISIONS,), lambda state: state.decisions > taken, IDLE_S
+                ):
+                    return
+            except LogError:
+                _require_serving(shard)
+                await self._clock.sleep(PAUSE_S_MAX)
+
+    async def _settled(
+        self, shard: TransactionCoordinator, decide: Callable[[TransactionShard], Decision[R]]
+    ) -> R:
+        """Execute; again while the shard takes no decisions. Raises LogError once it is over."""
+        pause_s = PAUSE_S_MIN
+        while True:
+            try:
+                return await shard.execute(decide)
+            except LogError:
+                _require_serving(shard)
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+def _pending(state: TransactionShard, after: int) -> Decision[tuple[int, list[PendingMarkers]]]:
+    return Decision((state.decisions, state.pending_markers(after)))
+
+
+def _require_serving(shard: TransactionCoordinator) -> None:
+    """Raise LogError NOT_COORDINATOR once the shard is over."""
+    if shard.ended is not None:
+        raise LogError(NOT_COORDINATOR, shard.ended.message)

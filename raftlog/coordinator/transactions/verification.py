@@ -1,0 +1,287 @@
+"""Transactions at the leader of a partition: verification before the first batch, and markers.
+
+Before a producer and epoch write their first transactional batch to a partition, its leader has the
+coordinator add the partition to the transaction (KIP-890). The batch is appended only if the
+coordinator agrees, and no marker of the producer came in between (`begin_verification`). So no late
+batch joins a transaction that has ended, and none stays open without the coordinator's knowledge.
+
+The questions of one turn of the event loop to one shard are one request. Later batches of the
+producer wait behind its first one, in the order of the calls.
+
+A producer begins its next transaction while the markers of the one before are being written. Then
+the question waits here for the marker of this partition, which would end its guard, and at the
+coordinator for the others. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.shard.service import Coordinators
+from raftlog.coordinator.shard.shard import COMMIT_S
+from raftlog.coordinator.transactions.kind import TOPIC, decode_response, encode_request
+from raftlog.coordinator.transactions.messages import (
+    VERIFICATIONS_MAX,
+    TopicPartition,
+    Verification,
+    Verified,
+    VerifyOrAdd,
+    shard_key,
+)
+from raftlog.metadata.image import TopicImage
+from raftlog.peer.tasks import TaskGroup
+from raftlog.record.batch import RecordBatch
+from raftlog.record.control import Marker
+from raftlog.record.coordinators import partition_of
+from raftlog.record.errors import (
+    CONCURRENT_TRANSACTIONS,
+    INVALID_BODY,
+    TRANSACTION_NOT_VERIFIED,
+    LogError,
+)
+from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId, TopicId
+from raftlog.replication.cluster_metadata import ClusterMetadata
+from raftlog.replication.leader.arrival_order import ArrivalOrder
+from raftlog.replication.leader.verification import VerificationGuard
+from raftlog.replication.partition import Acks, Partition
+from raftlog.storage.types import AppendResult
+from raftlog.world import Clock
+
+ASK_S: Final = 5.0
+"""Timeout of one question."""
+CONCURRENT_S_MAX: Final = 1.0
+"""Longest wait for the end of the producer's transaction before: its markers are being written."""
+PAUSES_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05)
+"""Pauses before a question is asked again, the last one from then on. The coordinator holds a
+question; it comes back early only with one of another producer that could be answered."""
+
+_Key: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
+_Question: TypeAlias = tuple[Verification, "asyncio.Future[LogError | None]"]
+
+
+class LeaderTransactions:
+    """Appends and markers of transactions at the partitions led here: `TransactionHooks`."""
+
+    def __init__(
+        self,
+        coordinators: Coordinators,
+        metadata: ClusterMetadata,
+        clock: Clock,
+        tasks: TaskGroup,
+    ) -> None:
+        self._coordinators = coordinators
+        self._metadata = metadata
+        self._clock = clock
+        self._tasks = tasks
+        self._order: ArrivalOrder[_Key] = ArrivalOrder()
+        """Producers with a first batch that waits for the coordinator."""
+        self._questions: dict[tuple[int, bool], list[_Question]] = {}
+        """Of this turn of the event loop, by the partition of the coordinator's topic, and whether
+        they are asked again: such a question would be held, and must not hold a first one."""
+        self._markers: dict[_Key, list[asyncio.Future[None]]] = {}
+        """Questions that wait for a marker here; a few per open request."""
+
+    async def append(
+        self,
+        found: Partition,
+        batches: Sequence[RecordBatch],
+        *,
+        transactional_id: str,
+        acks: Acks,
+        timeout_s: float,
+        adds: bool = True,
+    ) -> list[AppendResult]:
+        """Append batches of one producer's transaction, as `Partition.append`.
+
+        Raises also LogError, with nothing written: TRANSACTION_NOT_VERIFIED if the coordinator does
+        not answer, and its refusals (CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, …).
+        """
+        producer = _producer(batches)
+        key = (found.topic_id, found.partition, producer.producer_id)
+        if not self._order.is_held([key]):
+            guard = found.begin_verification(*producer)
+            if guard is None:
+                return await found.append(batches, acks=acks, timeout_s=timeout_s)
+        deadline = self._clock.monotonic() + timeout_s
+        place = self._order.enter([key])
+        try:
+            await place.reached()
+            if found.begin_verification(*producer) is None:
+                guard = None
+            else:
+                guard = await self.verify(
+                    found, transactional_id, producer, deadline=deadline, adds=adds
+                )
+        finally:
+            # The producer's next append runs in a later step of the loop than this one.
+            place.leave()
+        remaining_s = max(deadline - self._clock.monotonic(), 0.0)
+        return await found.append(batches, acks=acks, timeout_s=remaining_s, verification=guard)
+
+    async def write_marker(
+        self,
+        found: Partition,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """See `Partition.write_marker`; through the shard, where the partition has one.
+
+        There the shard's own bound of a commit counts: a shorter one would end the shard.
+        """
+        try:
+            await self._write_marker(
+                found, producer_id, producer_epoch, marker, timeout_s=timeout_s
+            )
+        finally:
+            for future in self._markers.get((found.topic_id, found.partition, producer_id), ()):
+                if not future.done():
+                    future.set_result(None)
+
+    async def _write_marker(
+        self,
+        found: Partition,
+        producer_id: ProducerId,
+        producer_epoch: ProducerEpoch,
+        marker: Marker,
+        *,
+        timeout_s: float,
+    ) -> None:
+        shard = self._coordinators.shard_of(found)
+        if shard is None:
+            await found.write_marker(producer_id, producer_epoch, marker, timeout_s=timeout_s)
+            return
+        await shard.append_marker(
+            Producer(producer_id, producer_epoch),
+            committed=marker.commit,
+            judge=lambda new_producers: shard.role.needs_marker(
+                producer_id, producer_epoch, marker, new_producers=new_producers
+            ),
+            write=lambda guard: found.write_marker(
+                producer_id, producer_epoch, marker, timeout_s=COMMIT_S, before_write=guard
+            ),
+        )
+
+    async def verify(
+        self,
+        found: Partition,
+        transactional_id: str,
+        producer: Producer,
+        *,
+        deadline: float = float("inf"),
+        adds: bool = True,
+    ) -> VerificationGuard | None:
+        """Return once the partition is in the transaction, with the guard for the append.
+
+        `adds`: see `TransactionHooks.append`. None if the transaction is open in the partition
+        already, in this epoch. `deadline` is of the monotonic clock. Raises LogError as `append`.
+        """
+        partition = TopicPartition(found.topic, found.partition)
+        verification = Verification(transactional_id, producer, (partition,), is_addition=adds)
+        deadline = min(deadline, self._clock.monotonic() + CONCURRENT_S_MAX)
+        await self._marker_of_before(found, producer, deadline)
+        attempt = 0
+        while True:
+            # One guard for each question: the awaited marker of the transaction before ends it.
+            guard = found.begin_verification(*producer)
+            error = await self._ask(verification, is_again=attempt > 0)
+            if error is None:
+                return guard
+            pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
+            late = self._clock.monotonic() + pause_s >= deadline
+            if error.entry is not CONCURRENT_TRANSACTIONS or late:
+                raise error
+            if pause_s:
+                await self._clock.sleep(pause_s)
+            attempt += 1
+
+    async def _marker_of_before(
+        self, found: Partition, producer: Producer, deadline: float
+    ) -> None:
+        """Wait for the marker of the producer's older transaction here, until the deadline.
+
+        Until then the coordinator would not agree.
+        """
+        key = (found.topic_id, found.partition, producer.producer_id)
+        while found.log.producers.awaits_marker(*producer):
+            remaining_s = deadline - self._clock.monotonic()
+            if remaining_s <= 0:
+                return
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._markers.setdefault(key, []).append(future)
+            try:
+                await asyncio.wait((future,), timeout=remaining_s)
+            finally:
+                waiting = self._markers[key]
+                waiting.remove(future)
+                if not waiting:
+                    del self._markers[key]
+
+    async def _ask(self, verification: Verification, *, is_again: bool) -> LogError | None:
+        """The coordinator's outcome, in one request with the other questions of this turn."""
+        topic = self._metadata.image.topics_by_name.get(TOPIC)
+        if topic is None:
+            return _not_verified("No transactional id was initialized yet, as far as known here.")
+        number = partition_of(shard_key(verification.transactional_id), len(topic.partitions))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[LogError | None] = loop.create_future()
+        questions = self._questions.setdefault((number, is_again), [])
+        if not questions:
+            loop.call_soon(self._flush, topic, number, is_again)
+        questions.append((verification, answer))
+        return await answer
+
+    def _flush(self, topic: TopicImage, number: int, is_again: bool) -> None:
+        questions = self._questions.pop((number, is_again))
+        for start in range(0, len(questions), VERIFICATIONS_MAX):
+            some = questions[start : start + VERIFICATIONS_MAX]
+            self._tasks.spawn(self._send(topic, number, some), "verify-transactions")
+
+    async def _send(self, topic: TopicImage, number: int, questions: Sequence[_Question]) -> None:
+        request = VerifyOrAdd(tuple(verification for verification, _ in questions))
+        outcomes: Sequence[LogError | None] = [
+            _not_verified("The node is stopping.") for _ in questions
+        ]
+        try:
+            data = await self._coordinators.call_partition(
+                topic,
+                number,
+                encode_request(request),
+                timeout_s=ASK_S,
+                may_repeat=True,
+                is_held=True,
+            )
+            response = decode_response(data)
+            assert isinstance(response, Verified)
+            outcomes = [None if one is None else one.error() for one in response.outcomes]
+        except LogError as error:
+            # With any outcome of the question: no batch was written.
+            outcomes = [_not_verified(error.message) for _ in questions]
+        finally:
+            for (_, answer), outcome in zip(questions, outcomes, strict=True):
+                if not answer.done():
+                    answer.set_result(outcome)
+
+
+def _producer(batches: Sequence[RecordBatch]) -> Producer:
+    """The one producer of the batches. Raises LogError INVALID_BODY."""
+    producers = {(one.header.producer_id, one.header.producer_epoch) for one in batches}
+    is_transactional = all(one.header.is_transactional for one in batches)
+    if len(producers) != 1 or not is_transactional:
+        raise LogError(
+            INVALID_BODY,
+            "The batches of a transaction must be transactional, and of one producer id and epoch.",
+        )
+    return Producer(*producers.pop())
+
+
+def _not_verified(reason: str) -> LogError:
+    return LogError(
+        TRANSACTION_NOT_VERIFIED,
+        f"The coordinator has not confirmed the transaction; nothing was written. {reason}",
+    )

@@ -1,0 +1,1 @@
+"""Drivers: processes of this machine, and hosts reached by ssh."""

@@ -1,0 +1,1 @@
+"""Applying a command to the image: the only code that changes metadata."""

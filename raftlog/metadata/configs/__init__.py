@@ -1,0 +1,1 @@
+"""Configs of topics and brokers: names, types, bounds and meanings."""

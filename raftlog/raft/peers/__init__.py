@@ -1,0 +1,1 @@
+"""Peers of a member: identity, hello, joining, and liveness of connections."""

@@ -1,0 +1,1 @@
+"""Proposals and linearizable reads, from any node to the leader."""

@@ -1,0 +1,1 @@
+"""Snapshots of the state machine: format, transfer, and their schedule."""

@@ -1,0 +1,1 @@
+"""The follower role of a partition: truncation, appends, divergence."""

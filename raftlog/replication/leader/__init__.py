@@ -1,0 +1,1 @@
+"""The leader role of a partition: appends, high watermark, in-sync replicas."""

@@ -1,0 +1,1 @@
+"""Replication streams between a leader and its followers."""

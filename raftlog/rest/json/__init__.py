@@ -1,0 +1,1 @@
+"""Records as JSON: requests parsed into batches, batches written as responses."""

@@ -1,0 +1,1 @@
+"""Handlers of raftlog's own routes below `/v1`."""

@@ -1,0 +1,220 @@
+"""/v1 record batches as they are stored: produce and fetch, many partitions in one request.
+
+For clients that know the leaders: a partition led elsewhere is answered with 50301. Each partition
+has its own outcome.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from raftlog.api.records import (
+    FetchRequest,
+    LeaderAddress,
+    ProduceResult,
+    ProduceResults,
+)
+from raftlog.broker.fetch import FETCH_FRAME_BYTES, Fetched, Isolation, PartitionFetch
+from raftlog.broker.produce import FRAMES_PER_TURN, BatchesAppended
+from raftlog.broker.service import Broker
+from raftlog.http.body import read_body, read_json
+from raftlog.http.request import Request, ServerContext
+from raftlog.http.responses import (
+    bytes_response,
+    json_response,
+    require_media_type,
+    stream_response,
+    write_pieces,
+)
+from raftlog.http.routing import Route
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
+    CORRUPT_BATCH,
+    INVALID_BODY,
+    MALFORMED_BATCH,
+    NO_LEADER,
+    UNSUPPORTED_MEDIA_TYPE,
+    LogError,
+)
+from raftlog.record.frames import (
+    BATCHES_MEDIA_TYPE,
+    FetchFrame,
+    ProduceFrame,
+    encode_fetch_frame,
+    parse_produce_frames,
+)
+from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.rest.json.produce_options import TRANSACTIONAL_QUERY, transactional_options
+from raftlog.rest.v2.topics import ISOLATIONS
+
+PARTITIONS_PER_TURN: Final = 256
+"""Partitions looked up, or answered, in one turn: 2 ms if all are errors."""
+
+_fetch_decoder = msgspec.json.Decoder(FetchRequest)
+
+
+async def produce_batches(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/produce. Each frame is written whole or not at all, with its own result."""
+    require_media_type(request, (BATCHES_MEDIA_TYPE,))
+    options = transactional_options(request, context.limits)
+    body = await read_body(request, context)
+    broker = context.broker
+    frames: list[ProduceFrame] = []
+    for frame in parse_produce_frames(body, frames_max=context.limits.partitions_per_request_max):
+        frames.append(frame)
+        if len(frames) % FRAMES_PER_TURN == 0:
+            await broker.turns.wait()
+    outcomes = await broker.produce.append_batches(request.principal, frames, options)
+    results = []
+    for index, (frame, outcome) in enumerate(zip(frames, outcomes, strict=True), start=1):
+        if index % PARTITIONS_PER_TURN == 0:
+            await broker.turns.wait()
+        results.append(_result(frame, outcome, broker))
+    return json_response(ProduceResults(results))
+
+
+def _result(
+    frame: ProduceFrame, outcome: BatchesAppended | LogError, broker: Broker
+) -> ProduceResult:
+    if isinstance(outcome, LogError):
+        return _failed(frame.topic, frame.partition, outcome, broker)
+    return ProduceResult(
+        frame.topic,
+        frame.partition,
+        outcome.base_offset,
+        outcome.last_offset,
+        outcome.log_append_time_ms,
+        outcome.log_start_offset,
+    )
+
+
+def _failed(topic: str, number: PartitionId, error: LogError, broker: Broker) -> ProduceResult:
+    leader: LeaderAddress | msgspec.UnsetType = msgspec.UNSET
+    epoch: int | msgspec.UnsetType = msgspec.UNSET
+    if error.entry is NO_LEADER:
+        epoch, node = broker.produce.current_leader(topic, number)
+        # Not this node itself, where it leads by the metadata and yet refuses.
+        if node is not None and node.broker_id != broker.node_id:
+            leader = LeaderAddress(node.broker_id, node.host, node.port)
+    return ProduceResult(
+        topic,
+        number,
+        error_code=error.entry.code,
+        message=error.message,
+        leader=leader,
+        leader_epoch=epoch,
+    )
+
+
+async def fetch_batches(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/fetch. One or more frames for each partition; errors are frames, too."""
+    body = await read_json(request, context, _fetch_decoder)
+    if not body.partitions:
+        raise LogError(INVALID_BODY, "The body is not valid: there are no partitions.")
+    isolation = ISOLATIONS[body.isolation]
+    fetch = context.broker.fetch.fetch(
+        request.principal,
+        len(body.partitions),
+        any_replica=body.any_replica,
+        isolation=isolation,
+    )
+    turns = context.broker.turns
+    for index, one in enumerate(body.partitions, start=1):
+        if index % PARTITIONS_PER_TURN == 0:
+            await turns.wait()
+        fetch.add(
+            one.topic,
+            PartitionId(one.partition),
+            one.offset,
+            max_bytes=one.max_bytes,
+            end_offset=one.end_offset,
+            topic_id=one.topic_id,
+        )
+    if fetch.is_at_end():
+        await fetch.wait(min_bytes=body.min_bytes, timeout_s=body.max_wait_ms / 1000)
+    pieces: list[Buffer] = []
+    size = held = 0
+    response: web.StreamResponse | None = None
+    count = 0
+    async for partition, fetched in fetch.chunks(body.max_bytes):
+        count += 1
+        if count % PARTITIONS_PER_TURN == 0:
+            # Errors and empty partitions are answered without a wait for anything.
+            await turns.wait()
+        head, data = encode_fetch_frame(_frame(partition, fetched, isolation))
+        pieces += (head, data)
+        size += len(head) + len(data)
+        if size > held:
+            # Kept while the other partitions are read, and until a slow reader has taken them.
+            context.hold(request, size - held)
+            held = size
+        if size >= FETCH_FRAME_BYTES:
+            if response is None:
+                response = stream_response(request, BATCHES_MEDIA_TYPE)
+                await response.prepare(request)
+            await write_pieces(request, response, pieces)
+            pieces, size = [], 0
+    if response is None:
+        return bytes_response(b"".join(pieces), BATCHES_MEDIA_TYPE)
+    if pieces:
+        await write_pieces(request, response, pieces)
+    return response
+
+
+def _frame(partition: PartitionFetch, fetched: Fetched, isolation: Isolation) -> FetchFrame:
+    error = partition.error
+    stable: Offset | None = None
+    if isolation is Isolation.READ_COMMITTED and error is None:
+        is_said = fetched.aborted or fetched.last_stable_offset < fetched.high_watermark
+        stable = fetched.last_stable_offset if is_said else None
+    return FetchFrame(
+        partition.topic,
+        partition.number,
+        0 if error is None else error.entry.code,
+        fetched.high_watermark,
+        fetched.log_start_offset,
+        fetched.next_offset,
+        fetched.data if error is None else error.message.encode(),
+        stable,
+        fetched.aborted if stable is not None else (),
+    )
+
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/produce",
+        produce_batches,
+        "Write record batches to many partitions. The body is frames (raftlog.record.frames); "
+        "each is answered by a result of its own.",
+        tag="batches",
+        query=TRANSACTIONAL_QUERY,
+        request_type=bytes,
+        request_media_types=(BATCHES_MEDIA_TYPE,),
+        response_type=ProduceResults,
+        errors=(
+            BAD_REQUEST,
+            BODY_TOO_LARGE,
+            UNSUPPORTED_MEDIA_TYPE,
+            INVALID_BODY,
+            CORRUPT_BATCH,
+            MALFORMED_BATCH,
+        ),
+    ),
+    Route(
+        "POST",
+        "/v1/fetch",
+        fetch_batches,
+        "Read record batches of many partitions. The answer is frames "
+        "(raftlog.record.frames), one or more for each partition, errors included.",
+        tag="batches",
+        request_type=FetchRequest,
+        response_media_types=(BATCHES_MEDIA_TYPE,),
+        errors=(INVALID_BODY,),
+        cancel_on_disconnect=True,
+    ),
+)

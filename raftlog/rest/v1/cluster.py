@@ -1,0 +1,239 @@
+"""/v1 operations on the cluster: leaders, reassignments, maintenance, decommission.
+
+The answer to a change comes once the change is in the metadata and this node acts by it. Copying
+records and moving leaders away then goes on in the background; the reads have its progress, as far
+as this node knows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from raftlog.api.cluster import (
+    DecommissionProgress,
+    LeaderElection,
+    NewReassignments,
+    Reassignment,
+    ReassignmentList,
+)
+from raftlog.broker.admin import DecommissionState
+from raftlog.http.body import read_json
+from raftlog.http.request import Request, ServerContext, partition_parameter
+from raftlog.http.responses import empty_response, json_response
+from raftlog.http.routing import QueryParameter, Route
+from raftlog.metadata.decisions.reassignment import Move
+from raftlog.record.errors import (
+    ILLEGAL_STATE,
+    INVALID_PARTITIONS,
+    NO_CONTROLLER,
+    NO_LEADER,
+    NOT_FOUND,
+    RETRIABLE,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+)
+from raftlog.record.types import BrokerId
+from raftlog.rest.v1.quorum import node_number
+
+REASSIGNMENTS_LISTED_MAX: Final = 1_000
+"""In one answer; `total` says how many there are."""
+
+
+_LEADER = msgspec.json.Decoder(LeaderElection)
+_REASSIGNMENTS = msgspec.json.Decoder(NewReassignments)
+
+
+async def set_leader(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Elect another replica of a partition."""
+    body = await read_json(request, context, _LEADER)
+    await context.broker.admin.transfer_leader(
+        request.principal,
+        request.path_parameters["topic"],
+        partition_parameter(request),
+        None if body.broker is None else BrokerId(body.broker),
+        unclean=body.unclean,
+    )
+    return empty_response()
+
+
+async def reassign(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Begin to move partitions."""
+    body = await read_json(request, context, _REASSIGNMENTS)
+    moves = [
+        Move(one.topic, one.partition, tuple(map(BrokerId, one.replicas)))
+        for one in body.reassignments
+    ]
+    await context.broker.admin.reassign(request.principal, moves)
+    return empty_response()
+
+
+async def list_reassignments(request: Request, context: ServerContext) -> web.StreamResponse:
+    """The partitions being moved."""
+    moving = context.broker.admin.reassignments(
+        request.principal, request.query_parameters.get("topic")
+    )
+    views: list[Reassignment] = []
+    total = 0
+    for topic, row in moving:
+        total += 1
+        if total <= REASSIGNMENTS_LISTED_MAX:
+            views.append(
+                Reassignment(
+                    topic=topic.name,
+                    partition=row.partition,
+                    leader=row.leader,
+                    replicas=row.replicas,
+                    isr=row.isr,
+                    adding=row.adding,
+                    removing=row.removing,
+                )
+            )
+    return json_response(ReassignmentList(total, tuple(views)))
+
+
+async def cancel_reassignment(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Return a partition to the nodes that held it."""
+    await context.broker.admin.cancel_reassignment(
+        request.principal, request.path_parameters["topic"], partition_parameter(request)
+    )
+    return empty_response()
+
+
+async def decommission(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Begin to empty a node."""
+    broker_id = _broker_id(request)
+    progress = await context.broker.admin.decommission(request.principal, broker_id)
+    return json_response(_view(broker_id, progress))
+
+
+async def get_decommission(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Progress of a node's decommission."""
+    broker_id = _broker_id(request)
+    progress = context.broker.admin.decommission_progress(request.principal, broker_id)
+    return json_response(_view(broker_id, progress))
+
+
+async def cancel_decommission(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Cancel a decommission: the node keeps the replicas it still holds."""
+    await context.broker.admin.recommission(request.principal, _broker_id(request))
+    return empty_response()
+
+
+async def begin_maintenance(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Begin maintenance: the node resigns every leadership that another node can take."""
+    await context.broker.admin.set_maintenance(request.principal, _broker_id(request), wanted=True)
+    return empty_response()
+
+
+async def end_maintenance(request: Request, context: ServerContext) -> web.StreamResponse:
+    """End maintenance: the node may lead again."""
+    await context.broker.admin.set_maintenance(request.principal, _broker_id(request), wanted=False)
+    return empty_response()
+
+
+def _broker_id(request: Request) -> BrokerId:
+    return BrokerId(node_number(request.path_parameters["node"]))
+
+
+def _view(broker_id: BrokerId, progress: DecommissionState) -> DecommissionProgress:
+    return DecommissionProgress(
+        node_id=broker_id,
+        decommissioning=progress.is_decommissioning,
+        partitions_left=progress.partitions_left,
+        partitions_moving=progress.partitions_moving,
+        is_empty=progress.partitions_left == 0,
+    )
+
+
+_CHANGE_ERRORS: Final = (ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE)
+_PARTITION_ERRORS: Final = (UNKNOWN_TOPIC, UNKNOWN_PARTITION)
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/topics/{topic}/partitions/{partition}/leader",
+        set_leader,
+        "Elect another replica as a partition's leader",
+        tag="v1",
+        request_type=LeaderElection,
+        status=204,
+        errors=(*_PARTITION_ERRORS, NOT_FOUND, NO_LEADER, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "POST",
+        "/v1/reassignments",
+        reassign,
+        "Move partitions to other nodes",
+        tag="v1",
+        request_type=NewReassignments,
+        status=204,
+        errors=(*_PARTITION_ERRORS, INVALID_PARTITIONS, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "GET",
+        "/v1/reassignments",
+        list_reassignments,
+        "Partitions being moved",
+        tag="v1",
+        query=(QueryParameter("topic", str, "Only those of this topic."),),
+        response_type=ReassignmentList,
+        errors=(UNKNOWN_TOPIC,),
+    ),
+    Route(
+        "DELETE",
+        "/v1/reassignments/{topic}/{partition}",
+        cancel_reassignment,
+        "Cancel the move of a partition",
+        tag="v1",
+        status=204,
+        errors=(*_PARTITION_ERRORS, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "POST",
+        "/v1/nodes/{node}/decommission",
+        decommission,
+        "Empty a node for good",
+        tag="v1",
+        response_type=DecommissionProgress,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "GET",
+        "/v1/nodes/{node}/decommission",
+        get_decommission,
+        "Progress of a node's decommission",
+        tag="v1",
+        response_type=DecommissionProgress,
+        errors=(NOT_FOUND,),
+    ),
+    Route(
+        "DELETE",
+        "/v1/nodes/{node}/decommission",
+        cancel_decommission,
+        "Cancel a node's decommission",
+        tag="v1",
+        status=204,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "PUT",
+        "/v1/nodes/{node}/maintenance",
+        begin_maintenance,
+        "Begin maintenance: the node leads only where no other can",
+        tag="v1",
+        status=204,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "DELETE",
+        "/v1/nodes/{node}/maintenance",
+        end_maintenance,
+        "Let a node lead again",
+        tag="v1",
+        status=204,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+    ),
+)

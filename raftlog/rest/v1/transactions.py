@@ -1,0 +1,364 @@
+"""/v1 transactions and sink epochs: init, offsets, ends, two-phase commit, listings.
+
+A transaction begins with its first write: `POST /v1/produce` with `transactional_id`. Each end
+answers with the producer epoch for the next one (KIP-890).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from raftlog.api.common import Empty
+from raftlog.api.groups import CommitResponse
+from raftlog.api.transactions import (
+    EndRequest,
+    InitRequest,
+    SinkCommitRequest,
+    SinkEpoch,
+    SinkEpochRequest,
+    TransactionDescription,
+    TransactionList,
+    TransactionListing,
+    TransactionOffsets,
+    TransactionPartition,
+    TransactionProducer,
+)
+from raftlog.broker.groups import Committer, OpenTransaction
+from raftlog.broker.transactions import Producer
+from raftlog.http.body import read_json
+from raftlog.http.request import Request, ServerContext, whole_number
+from raftlog.http.responses import json_response
+from raftlog.http.routing import Route
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    CONCURRENT_TRANSACTIONS,
+    COORDINATOR_LOADING,
+    INVALID_BODY,
+    INVALID_GROUP,
+    INVALID_PRODUCER_EPOCH,
+    INVALID_PRODUCER_ID_MAPPING,
+    INVALID_TRANSACTION_TIMEOUT,
+    INVALID_TRANSACTIONAL_ID,
+    INVALID_TXN_STATE,
+    NOT_COORDINATOR,
+    PRODUCER_FENCED,
+    RETRIABLE,
+    SINK_OWNED,
+    STALE_MEMBER_EPOCH,
+    TOO_MANY_GROUPS,
+    TRANSACTION_NOT_VERIFIED,
+    TRANSACTION_TOO_LARGE,
+    UNKNOWN_MEMBER,
+    UNKNOWN_TRANSACTION,
+    LogError,
+)
+from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog.rest.v1.groups import commit_response, offsets_to_commit
+
+_init_decoder = msgspec.json.Decoder(InitRequest)
+_end_decoder = msgspec.json.Decoder(EndRequest)
+_offsets_decoder = msgspec.json.Decoder(TransactionOffsets)
+_sink_decoder = msgspec.json.Decoder(SinkEpochRequest)
+_sink_commit_decoder = msgspec.json.Decoder(SinkCommitRequest)
+
+
+async def init(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/transactions/{id}/init."""
+    body = await read_json(request, context, _init_decoder)
+    found = await context.broker.transactions.init(
+        request.principal,
+        _transactional_id(request),
+        timeout_ms=body.timeout_ms,
+        known=Producer(ProducerId(body.producer_id), ProducerEpoch(body.producer_epoch)),
+        keep_prepared=body.keep_prepared,
+    )
+    return json_response(TransactionProducer(*found.producer, found.prepared is not None))
+
+
+async def commit(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/transactions/{id}/commit."""
+    return await _end(request, context, is_commit=True)
+
+
+async def abort(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/transactions/{id}/abort."""
+    return await _end(request, context, is_commit=False)
+
+
+async def _end(request: Request, context: ServerContext, *, is_commit: bool) -> web.StreamResponse:
+    producer = await _producer(request, context)
+    following = await context.broker.transactions.end(
+        request.principal, _transactional_id(request), producer, is_commit=is_commit
+    )
+    return json_response(TransactionProducer(*following))
+
+
+async def prepare(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/transactions/{id}/prepare."""
+    producer = await _producer(request, context)
+    await context.broker.transactions.prepare(
+        request.principal, _transactional_id(request), producer
+    )
+    return json_response(TransactionProducer(*producer, is_prepared=True))
+
+
+async def fence(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/transactions/{id}/fence."""
+    await context.broker.transactions.fence(request.principal, _transactional_id(request))
+    return json_response(Empty())
+
+
+async def commit_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/transactions/{id}/offsets."""
+    body = await read_json(request, context, _offsets_decoder)
+    producer = Producer(ProducerId(body.producer_id), ProducerEpoch(body.producer_epoch))
+    outcomes = await context.broker.groups.commit(
+        request.principal,
+        body.group,
+        offsets_to_commit(body.offsets),
+        Committer(body.member_id, body.member_epoch),
+        OpenTransaction(_transactional_id(request), producer),
+    )
+    return json_response(commit_response(outcomes))
+
+
+async def list_transactions(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET /v1/transactions."""
+    found = await context.broker.transactions.list(request.principal)
+    return json_response(
+        TransactionList(
+            [
+                TransactionListing(
+                    one.transactional_id, *one.producer, one.state, coordinator, one.open_ms
+                )
+                for one, coordinator in found.transactions
+            ],
+            list(found.incomplete),
+        )
+    )
+
+
+async def describe(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET /v1/transactions/{id}."""
+    found, coordinator = await context.broker.transactions.describe(
+        request.principal, _transactional_id(request)
+    )
+    one = found.summary
+    return json_response(
+        TransactionDescription(
+            one.transactional_id,
+            *one.producer,
+            one.state,
+            coordinator,
+            found.timeout_ms,
+            found.start_ms,
+            found.last_update_ms,
+            one.open_ms,
+            [TransactionPartition(*place) for place in found.partitions],
+        )
+    )
+
+
+async def commit_sink_epoch(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/sinks/{sink}/epochs/{epoch}."""
+    body = await read_json(request, context, _sink_decoder)
+    epoch = whole_number(request.path_parameters["epoch"])
+    if epoch is None or not 0 <= epoch < 2**63:
+        raise LogError(BAD_REQUEST, "The epoch of a sink is a number from 0 on.")
+    found = await context.broker.transactions.commit_sink_epoch(
+        request.principal,
+        request.path_parameters["sink"],
+        body.transactional_ids,
+        epoch=epoch,
+        owner=body.owner,
+    )
+    return json_response(SinkEpoch(*msgspec.structs.astuple(found)))
+
+
+async def commit_sink(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /v1/sinks/{sink}/commit."""
+    body = await read_json(request, context, _sink_commit_decoder)
+    await context.broker.transactions.commit_sink_epoch(
+        request.principal,
+        request.path_parameters["sink"],
+        body.transactional_ids,
+        owner=body.owner,
+    )
+    return json_response(Empty())
+
+
+async def describe_sink(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET /v1/sinks/{sink}."""
+    found = await context.broker.transactions.describe_sink(
+        request.principal, request.path_parameters["sink"]
+    )
+    return json_response(SinkEpoch(*msgspec.structs.astuple(found)))
+
+
+def _transactional_id(request: Request) -> str:
+    transactional_id = request.path_parameters["id"]
+    if not 1 <= len(transactional_id) <= 255:
+        raise LogError(INVALID_TRANSACTIONAL_ID, "A transactional id has 1 to 255 characters.")
+    return transactional_id
+
+
+async def _producer(request: Request, context: ServerContext) -> Producer:
+    body = await read_json(request, context, _end_decoder)
+    return Producer(ProducerId(body.producer_id), ProducerEpoch(body.producer_epoch))
+
+
+_ERRORS: Final = (
+    INVALID_BODY,
+    INVALID_TRANSACTIONAL_ID,
+    RETRIABLE,
+    COORDINATOR_LOADING,
+    NOT_COORDINATOR,
+)
+_END_ERRORS: Final = (
+    *_ERRORS,
+    PRODUCER_FENCED,
+    INVALID_PRODUCER_EPOCH,
+    INVALID_PRODUCER_ID_MAPPING,
+    INVALID_TXN_STATE,
+    CONCURRENT_TRANSACTIONS,
+)
+
+
+def _end_route(
+    verb: str,
+    handler: Callable[[Request, ServerContext], Awaitable[web.StreamResponse]],
+    summary: str,
+) -> Route:
+    return Route(
+        "POST",
+        f"/v1/transactions/{{id}}/{verb}",
+        handler,
+        summary,
+        tag="transactions",
+        request_type=EndRequest,
+        response_type=TransactionProducer,
+        errors=_END_ERRORS,
+    )
+
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/transactions/{id}/init",
+        init,
+        "Become the one producer of a transactional id: earlier producers are fenced, and their "
+        "open transaction is aborted; 40940 until that is done.",
+        tag="transactions",
+        request_type=InitRequest,
+        response_type=TransactionProducer,
+        errors=(
+            *_ERRORS,
+            PRODUCER_FENCED,
+            CONCURRENT_TRANSACTIONS,
+            INVALID_TRANSACTION_TIMEOUT,
+        ),
+    ),
+    _end_route("commit", commit, "Commit the producer's transaction."),
+    _end_route("abort", abort, "Abort the producer's transaction."),
+    _end_route(
+        "prepare",
+        prepare,
+        "First phase of two: the transaction takes no more writes, and waits for commit or abort.",
+    ),
+    Route(
+        "POST",
+        "/v1/transactions/{id}/offsets",
+        commit_offsets,
+        "Commit offsets of a group with the transaction: as a member, or without one while the "
+        "group is empty. They count once the transaction is committed, and not at all after an "
+        "abort. Each partition succeeds or fails by itself.",
+        tag="transactions",
+        request_type=TransactionOffsets,
+        response_type=CommitResponse,
+        errors=(
+            *_END_ERRORS,
+            INVALID_GROUP,
+            UNKNOWN_MEMBER,
+            STALE_MEMBER_EPOCH,
+            TRANSACTION_NOT_VERIFIED,
+            TRANSACTION_TOO_LARGE,
+            TOO_MANY_GROUPS,
+        ),
+    ),
+    Route(
+        "POST",
+        "/v1/transactions/{id}/fence",
+        fence,
+        "Abort the open transaction whatever its producer does, and fence that producer.",
+        tag="transactions",
+        request_type=Empty,
+        response_type=Empty,
+        errors=(*_ERRORS, UNKNOWN_TRANSACTION, INVALID_TXN_STATE),
+    ),
+    Route(
+        "GET",
+        "/v1/transactions",
+        list_transactions,
+        "All transactional ids, with the state and age of their transactions.",
+        tag="transactions",
+        response_type=TransactionList,
+    ),
+    Route(
+        "GET",
+        "/v1/transactions/{id}",
+        describe,
+        "A transactional id, with the partitions of its transaction.",
+        tag="transactions",
+        response_type=TransactionDescription,
+        errors=(*_ERRORS, UNKNOWN_TRANSACTION),
+    ),
+    Route(
+        "POST",
+        "/v1/sinks/{sink}/epochs/{epoch}",
+        commit_sink_epoch,
+        "Commit these prepared transactions of a sink as one epoch, and abort its others: all or "
+        "nothing. An epoch that is committed already changes nothing.",
+        tag="transactions",
+        request_type=SinkEpochRequest,
+        response_type=SinkEpoch,
+        errors=(
+            BAD_REQUEST,
+            *_ERRORS,
+            UNKNOWN_TRANSACTION,
+            INVALID_TXN_STATE,
+            TRANSACTION_TOO_LARGE,
+            SINK_OWNED,
+        ),
+    ),
+    Route(
+        "POST",
+        "/v1/sinks/{sink}/commit",
+        commit_sink,
+        "Commit these prepared transactions of a sink without an epoch, and abort its others: all "
+        "or nothing. For a sink that commits once, and with none named for one that gives up. "
+        "Those that are committed already stay so.",
+        tag="transactions",
+        request_type=SinkCommitRequest,
+        response_type=Empty,
+        errors=(
+            *_ERRORS,
+            UNKNOWN_TRANSACTION,
+            INVALID_TXN_STATE,
+            TRANSACTION_TOO_LARGE,
+            SINK_OWNED,
+        ),
+    ),
+    Route(
+        "GET",
+        "/v1/sinks/{sink}",
+        describe_sink,
+        "The newest committed epoch of a sink; -1 before the first.",
+        tag="transactions",
+        response_type=SinkEpoch,
+        errors=_ERRORS,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Handlers of the v2 convention: topics, records and consumer instances."""

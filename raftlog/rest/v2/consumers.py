@@ -1,0 +1,542 @@
+"""Consumer instances, in the v2 convention: create, subscribe, assign, seek, read, commit, delete.
+
+Names and shapes are the Confluent REST Proxy's, as Karapace and Redpanda have them, too. Where the
+three contradict each other, docs/decisions/rest-consumers.md names the one that counts.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from http import HTTPStatus
+from typing import Final, TypeVar
+from unicodedata import category
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from raftlog.api.common import Empty
+from raftlog.broker.consumer_instances import OffsetToCommit
+from raftlog.broker.offsets import NamedOffset
+from raftlog.broker.shared import ListenedService
+from raftlog.http.body import read_json
+from raftlog.http.request import Request, ServerContext, integer_parameter, own_url
+from raftlog.http.responses import (
+    bytes_response,
+    empty_response,
+    error_response,
+    json_response,
+    negotiate,
+)
+from raftlog.http.routing import Handler, QueryParameter, Route
+from raftlog.http.settings import ServerLimits
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    COORDINATOR_LOADING,
+    GROUP_FULL,
+    ILLEGAL_STATE,
+    INSTANCE_EXISTS,
+    INVALID_BODY,
+    INVALID_CONSUMER_CONFIG,
+    INVALID_GROUP,
+    INVALID_PATTERN,
+    NO_LEADER,
+    NOT_COORDINATOR,
+    OFFSET_METADATA_TOO_LARGE,
+    RETRIABLE,
+    STORAGE_FAILED,
+    TOO_MANY_GROUPS,
+    TOO_MANY_INSTANCES,
+    UNKNOWN_INSTANCE,
+    UNKNOWN_MEMBER,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    UNREADABLE_RECORD,
+    UNSUPPORTED_FORMAT,
+    UNSUPPORTED_MEDIA_TYPE,
+    ErrorEntry,
+    LogError,
+    quoted,
+)
+from raftlog.rest.json.records import RecordDocument, RecordFormat
+from raftlog.rest.v2.consumer_options import ConsumerInstanceRequest, instance_options
+from raftlog.rest.v2.consumer_shapes import (
+    CommittedOffset,
+    CommittedOffsets,
+    Created,
+    OffsetsToCommit,
+    PartitionName,
+    Partitions,
+    Positions,
+    PositionTime,
+    ReadOffset,
+    Subscribed,
+    Subscription,
+)
+from raftlog.rest.v2.instance_reads import InstanceRead, ReadBounds
+from raftlog.rest.v2.topics import (
+    ISOLATION_QUERY,
+    MAX_BYTES_DEFAULT,
+    MAX_RECORDS_DEFAULT,
+    V2_MEDIA_TYPE,
+    V2_OFFERED,
+    isolation_parameter,
+)
+
+T = TypeVar("T")
+
+BODY_MEDIA_TYPES: Final = (
+    *V2_OFFERED,
+    "application/vnd.kafka.json.v2+json",
+    "application/vnd.kafka.binary.v2+json",
+    "application/vnd.kafka.text.v2+json",
+    "application/vnd.kafka.avro.v2+json",
+)
+"""Clients send the type of the records with every request."""
+RECORDS_OFFERED: Final = {
+    one.value: (f"application/vnd.kafka.{one}.v2+json", *V2_OFFERED) for one in RecordFormat
+}
+"""Media types of records, by their format: its own, and those that leave it to the instance."""
+NAME_CHARACTERS_MAX: Final = 255
+
+_create_decoder = msgspec.json.Decoder(ConsumerInstanceRequest)
+_subscription_decoder = msgspec.json.Decoder(Subscription)
+partitions_decoder = msgspec.json.Decoder(Partitions)
+positions_decoder = msgspec.json.Decoder(Positions)
+_commit_decoder = msgspec.json.Decoder(OffsetsToCommit)
+
+
+def _check_name(noun: str, name: str) -> str:
+    """The name itself. Raises LogError BAD_REQUEST for control characters, which logs show."""
+    if any(category(character) == "Cc" for character in name):
+        raise LogError(BAD_REQUEST, f"The {noun} {quoted(name)} has control characters.")
+    return name
+
+
+def _group(request: Request) -> str:
+    return _check_name("group", request.path_parameters["group"])
+
+
+def instance_of(request: Request) -> tuple[str, str]:
+    """Group and instance of the path. Raises LogError BAD_REQUEST for control characters."""
+    return _group(request), _check_name("instance", request.path_parameters["instance"])
+
+
+async def _body(
+    request: Request, context: ServerContext[ListenedService], decoder: msgspec.json.Decoder[T]
+) -> T | None:
+    """The body; None without one. Raises LogError."""
+    if not request.body_exists:
+        return None
+    if "Content-Type" not in request.headers:
+        raise LogError(
+            UNSUPPORTED_MEDIA_TYPE, f"The body has no Content-Type; send {V2_MEDIA_TYPE}."
+        )
+    return await read_json(request, context, decoder, BODY_MEDIA_TYPES)
+
+
+async def required_body(
+    request: Request, context: ServerContext[ListenedService], decoder: msgspec.json.Decoder[T]
+) -> T:
+    """The body. Raises LogError INVALID_BODY without one, and as the body's reader does."""
+    found = await _body(request, context, decoder)
+    if found is None:
+        raise LogError(INVALID_BODY, "The request has no body.")
+    return found
+
+
+# What an instance is
+
+
+async def create(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST /consumers/{group}."""
+    group = _group(request)
+    try:
+        content_type = negotiate(request, V2_OFFERED)
+    except LogError as error:
+        # A client that asks for records here is answered in a type that every client knows.
+        return error_response(error.entry, error.message)
+    body = await _body(request, context, _create_decoder) or ConsumerInstanceRequest()
+    if body.name is not None and not 1 <= len(body.name) <= NAME_CHARACTERS_MAX:
+        raise LogError(
+            INVALID_CONSUMER_CONFIG,
+            f"Invalid consumer configuration: a name has 1 to {NAME_CHARACTERS_MAX} characters.",
+        )
+    _check_name("instance", body.name or "")
+    name = await context.broker.consumer_instances.create(
+        request.principal, group, body.name, instance_options(body)
+    )
+    path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
+    answer = Created(name, own_url(request, context) + path)
+    return json_response(answer, content_type=content_type)
+
+
+async def delete(request: Request, context: ServerContext) -> web.StreamResponse:
+    """DELETE /consumers/{group}/instances/{instance}."""
+    await context.broker.consumer_instances.delete(request.principal, *instance_of(request))
+    return empty_response()
+
+
+async def subscribe(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/subscription."""
+    group, instance = instance_of(request)
+    body = await required_body(request, context, _subscription_decoder)
+    topics = [_check_name("topic", topic) for topic in body.topics or ()]
+    if not topics and body.topic_pattern is None:
+        raise LogError(INVALID_BODY, "The body has neither topics nor a topic_pattern.")
+    await context.broker.consumer_instances.subscribe(
+        request.principal,
+        group,
+        instance,
+        topics=topics,
+        pattern=body.topic_pattern,
+        client_host=request.remote or "",
+    )
+    return empty_response()
+
+
+async def subscription(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET …/subscription."""
+    content_type = negotiate(request, BODY_MEDIA_TYPES)
+    view = await context.broker.consumer_instances.describe(
+        request.principal, *instance_of(request)
+    )
+    return json_response(Subscribed(list(view.topics)), content_type=content_type)
+
+
+async def unsubscribe(request: Request, context: ServerContext) -> web.StreamResponse:
+    """DELETE …/subscription."""
+    await context.broker.consumer_instances.subscribe(request.principal, *instance_of(request))
+    return empty_response()
+
+
+async def assign(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/assignments."""
+    group, instance = instance_of(request)
+    body = await required_body(request, context, partitions_decoder)
+    await context.broker.consumer_instances.assign(
+        request.principal, group, instance, places_of(body)
+    )
+    return empty_response()
+
+
+async def assignments(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET …/assignments."""
+    content_type = negotiate(request, BODY_MEDIA_TYPES)
+    view = await context.broker.consumer_instances.describe(
+        request.principal, *instance_of(request)
+    )
+    answer = Partitions([PartitionName(*place) for place in view.partitions])
+    return json_response(answer, content_type=content_type)
+
+
+def places_of(body: Partitions) -> list[tuple[str, int]]:
+    """Topics and partition numbers of a body. LogError BAD_REQUEST for control characters."""
+    return [(_check_name("topic", one.topic), one.partition) for one in body.partitions]
+
+
+# Positions, records, offsets
+
+
+async def seek(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/positions."""
+    group, instance = instance_of(request)
+    body = await required_body(request, context, positions_decoder)
+    await context.broker.consumer_instances.seek(
+        request.principal,
+        group,
+        instance,
+        offsets={(one.topic, one.partition): one.offset for one in body.offsets},
+        times_ms={(one.topic, one.partition): time_ms_of(one) for one in body.timestamps},
+    )
+    return empty_response()
+
+
+def time_ms_of(one: PositionTime) -> int:
+    """The time of a body's row, in milliseconds since the Unix epoch."""
+    time = one.timestamp
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return max(int(time.timestamp() * 1000), 0)
+
+
+def _seek_to(target: NamedOffset) -> Handler:
+    async def handler(request: Request, context: ServerContext) -> web.StreamResponse:
+        group, instance = instance_of(request)
+        body = await required_body(request, context, partitions_decoder)
+        await context.broker.consumer_instances.seek_to(
+            request.principal, group, instance, places_of(body), target
+        )
+        return empty_response()
+
+    return handler
+
+
+async def read_records(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET …/records: records from the positions on; waits for the first."""
+    instance_of(request)
+    bounds = read_bounds(request, context.limits)
+    read = InstanceRead(request, context, accepted_media_types(request), bounds)
+    body, content_type = await read.run()
+    return bytes_response(body, content_type)
+
+
+def read_bounds(request: Request, limits: ServerLimits) -> ReadBounds:
+    """The bounds of a read, by the query and the limits. Raises LogError BAD_REQUEST."""
+    timeout_ms = integer_parameter(request, "timeout", -1)
+    return ReadBounds(
+        timeout_s=None if timeout_ms < 0 else timeout_ms / 1000,
+        bytes_max=integer_parameter(request, "max_bytes", MAX_BYTES_DEFAULT, minimum=1),
+        records_max=min(MAX_RECORDS_DEFAULT, limits.records_per_request_max),
+        isolation=isolation_parameter(request),
+    )
+
+
+def accepted_media_types(request: Request) -> dict[str, str]:
+    """The media type of an answer, by the formats that the Accept header allows."""
+    found: dict[str, str] = {}
+    refusal: LogError | None = None
+    for record_format, offered in RECORDS_OFFERED.items():
+        try:
+            found[record_format] = negotiate(request, offered)
+        except LogError as error:
+            refusal = error
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
+async def commit(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/offsets."""
+    group, instance = instance_of(request)
+    content_type = negotiate(request, BODY_MEDIA_TYPES)
+    body = await _body(request, context, _commit_decoder) or OffsetsToCommit()
+    if body.offsets is not None and body.partitions is not None:
+        raise LogError(INVALID_BODY, "Give offsets or partitions, not both.")
+    offsets: list[OffsetToCommit] | None = None
+    if body.offsets is not None:
+        offsets = [
+            OffsetToCommit(one.topic, one.partition, _next(one), metadata=one.metadata or "")
+            for one in body.offsets
+        ]
+    elif body.partitions is not None:
+        offsets = [
+            OffsetToCommit(one.topic, one.partition, one.offset, metadata=one.metadata or "")
+            for one in body.partitions
+        ]
+    await context.broker.consumer_instances.commit(request.principal, group, instance, offsets)
+    return json_response(Empty(), content_type=content_type)
+
+
+def _next(one: ReadOffset) -> int:
+    """The next offset to read. Raises LogError INVALID_BODY unless exactly one of both is given."""
+    if (one.offset is None) == (one.next_offset is None):
+        raise LogError(
+            INVALID_BODY,
+            f"The body is not valid: {one.topic}-{one.partition} needs offset or next_offset, one "
+            "of both.",
+        )
+    return (one.next_offset or 0) if one.offset is None else one.offset + 1
+
+
+async def committed(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET …/offsets; the body names partitions, without one those of the instance are meant."""
+    group, instance = instance_of(request)
+    content_type = negotiate(request, BODY_MEDIA_TYPES)
+    body = await _body(request, context, partitions_decoder)
+    found = await context.broker.consumer_instances.committed(
+        request.principal, group, instance, None if body is None else places_of(body)
+    )
+    answer = CommittedOffsets(
+        [CommittedOffset(one.topic, one.partition, one.offset, one.metadata) for one in found]
+    )
+    return json_response(answer, content_type=content_type)
+
+
+_GROUP: Final = "/consumers/{group}"
+_INSTANCE: Final = f"{_GROUP}/instances/{{instance}}"
+_ERRORS: Final = (INVALID_GROUP, COORDINATOR_LOADING, NOT_COORDINATOR)
+_CHANGE_ERRORS: Final = (RETRIABLE,)
+
+
+def _route(
+    method: str,
+    path: str,
+    handler: Handler,
+    summary: str,
+    *errors: ErrorEntry,
+    body: object = None,
+    body_required: bool = True,
+    answer: object = None,
+) -> Route:
+    found = [UNKNOWN_INSTANCE] if "{instance}" in path else []
+    if method != "GET":
+        found += _CHANGE_ERRORS
+    return Route(
+        method,
+        path,
+        handler,
+        summary,
+        tag="consumer instances",
+        error_media_type=V2_MEDIA_TYPE,
+        request_type=body,
+        request_media_types=BODY_MEDIA_TYPES,
+        body_required=body_required,
+        response_type=answer,
+        response_media_types=BODY_MEDIA_TYPES,
+        status=HTTPStatus.NO_CONTENT if answer is None else HTTPStatus.OK,
+        errors=(*found, *errors, *_ERRORS),
+        ignores_empty=True,
+    )
+
+
+ROUTES: Final = (
+    _route(
+        "POST",
+        _GROUP,
+        create,
+        "Create a consumer instance. It lives in the cluster: every node serves it.",
+        INSTANCE_EXISTS,
+        TOO_MANY_INSTANCES,
+        INVALID_CONSUMER_CONFIG,
+        UNSUPPORTED_FORMAT,
+        body=ConsumerInstanceRequest,
+        body_required=False,
+        answer=Created,
+    ),
+    _route("DELETE", _INSTANCE, delete, "End a consumer instance"),
+    _route(
+        "POST",
+        f"{_INSTANCE}/subscription",
+        subscribe,
+        "Subscribe to topics by name, or by a pattern: the group shares their partitions",
+        ILLEGAL_STATE,
+        INVALID_PATTERN,
+        GROUP_FULL,
+        TOO_MANY_GROUPS,
+        body=Subscription,
+    ),
+    _route(
+        "GET",
+        f"{_INSTANCE}/subscription",
+        subscription,
+        "The subscribed topics",
+        UNSUPPORTED_FORMAT,
+        answer=Subscribed,
+    ),
+    _route("DELETE", f"{_INSTANCE}/subscription", unsubscribe, "End subscription or assignment"),
+    _route(
+        "POST",
+        f"{_INSTANCE}/assignments",
+        assign,
+        "Read these partitions, whatever other instances of the group read",
+        ILLEGAL_STATE,
+        UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION,
+        body=Partitions,
+    ),
+    _route(
+        "GET",
+        f"{_INSTANCE}/assignments",
+        assignments,
+        "The partitions that the instance reads",
+        UNSUPPORTED_FORMAT,
+        answer=Partitions,
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/positions",
+        seek,
+        "Go on at these offsets, or at the first records of these times",
+        ILLEGAL_STATE,
+        NO_LEADER,
+        STORAGE_FAILED,
+        body=Positions,
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/positions/beginning",
+        _seek_to(NamedOffset.EARLIEST),
+        "Go on at the first records",
+        ILLEGAL_STATE,
+        NO_LEADER,
+        STORAGE_FAILED,
+        body=Partitions,
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/positions/end",
+        _seek_to(NamedOffset.LATEST),
+        "Go on at the end",
+        ILLEGAL_STATE,
+        NO_LEADER,
+        STORAGE_FAILED,
+        body=Partitions,
+    ),
+    Route(
+        "GET",
+        f"{_INSTANCE}/records",
+        read_records,
+        "Read on. Records come in the instance's format; what was read is committed by a commit, "
+        "or by a later read.",
+        tag="consumer instances",
+        error_media_type=V2_MEDIA_TYPE,
+        query=(
+            QueryParameter(
+                "timeout",
+                int,
+                "Milliseconds to wait for records; the instance's consumer.request.timeout.ms "
+                "without.",
+            ),
+            QueryParameter(
+                "max_bytes",
+                int,
+                "About how many bytes to answer; at least one record.",
+                MAX_BYTES_DEFAULT,
+            ),
+            ISOLATION_QUERY,
+        ),
+        response_type=list[RecordDocument],
+        response_media_types=tuple(
+            dict.fromkeys(one for offered in RECORDS_OFFERED.values() for one in offered)
+        ),
+        errors=(
+            UNKNOWN_INSTANCE,
+            UNKNOWN_TOPIC,
+            UNSUPPORTED_FORMAT,
+            ILLEGAL_STATE,
+            UNREADABLE_RECORD,
+            NO_LEADER,
+            STORAGE_FAILED,
+            *_ERRORS,
+        ),
+        cancel_on_disconnect=True,
+        ignores_empty=True,
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/offsets",
+        commit,
+        "Commit offsets: all that was read, or these. `offsets` name records that are done, "
+        "`partitions` the next ones to read.",
+        UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION,
+        UNKNOWN_MEMBER,
+        TOO_MANY_GROUPS,
+        OFFSET_METADATA_TOO_LARGE,
+        UNSUPPORTED_FORMAT,
+        body=OffsetsToCommit,
+        body_required=False,
+        answer=Empty,
+    ),
+    _route(
+        "GET",
+        f"{_INSTANCE}/offsets",
+        committed,
+        "Committed offsets of the group: of the partitions in the body, or of the instance's",
+        UNSUPPORTED_FORMAT,
+        body=Partitions,
+        body_required=False,
+        answer=CommittedOffsets,
+    ),
+)

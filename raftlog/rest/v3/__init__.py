@@ -1,0 +1,1 @@
+"""Handlers of the v3 convention below `/v3`."""

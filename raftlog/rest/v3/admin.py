@@ -1,0 +1,195 @@
+"""The v3 admin convention: clusters, brokers, topics."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from raftlog.api.v3 import Broker, Cluster, Listing, NewTopic, Topic, TopicChange
+from raftlog.http.body import read_json
+from raftlog.http.request import Request, ServerContext, whole_number
+from raftlog.http.responses import empty_response, json_response
+from raftlog.http.routing import Handler, Route
+from raftlog.metadata.commands import Assignments
+from raftlog.metadata.image import TopicImage
+from raftlog.record.errors import (
+    INVALID_BODY,
+    INVALID_CONFIG,
+    INVALID_PARTITIONS,
+    INVALID_TOPIC,
+    NO_CONTROLLER,
+    NOT_ENOUGH_REPLICAS,
+    NOT_FOUND,
+    TOPIC_EXISTS,
+    UNKNOWN_TOPIC,
+    ErrorEntry,
+    LogError,
+    quoted,
+)
+from raftlog.record.types import BrokerId
+from raftlog.rest.v3.listing import list_response
+from raftlog.rest.v3.shapes import Shaper
+
+_NEW_TOPIC = msgspec.json.Decoder(NewTopic)
+_TOPIC_CHANGE = msgspec.json.Decoder(TopicChange)
+
+
+async def list_clusters(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer the one cluster, as a list."""
+    return json_response(
+        Shaper(request, context).cluster_listing(context.broker.admin.controller_id())
+    )
+
+
+async def get_cluster(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer the cluster."""
+    return json_response(Shaper(request, context).cluster(context.broker.admin.controller_id()))
+
+
+async def list_brokers(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer all brokers."""
+    shaper = Shaper(request, context)
+    brokers = [broker for _, broker in sorted(context.broker.admin.brokers().items())]
+    data = [shaper.broker(broker) for broker in brokers]
+    return json_response(shaper.listing("Broker", "/brokers", data))
+
+
+async def get_broker(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer one broker."""
+    broker = context.broker.admin.brokers()[broker_id_parameter(request, context)]
+    return json_response(Shaper(request, context).broker(broker))
+
+
+async def list_topics(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer all topics, by name."""
+    shaper = Shaper(request, context)
+    topics = context.broker.admin.topics(request.principal)
+    return await list_response(request, shaper, "Topic", "/topics", map(shaper.topic, topics))
+
+
+async def get_topic(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer one topic."""
+    return json_response(Shaper(request, context).topic(_topic(request, context)))
+
+
+async def create_topic(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Create a topic, or with `validate_only` decide as a real call would."""
+    new = await read_json(request, context, _NEW_TOPIC)
+    values = {config.name: config.value for config in new.configs}
+    if len(values) != len(new.configs):
+        raise LogError(INVALID_BODY, "A config is given twice.")
+    assignments = _assignments(new)
+    topic = await context.broker.admin.create_topic(
+        request.principal,
+        new.topic_name,
+        partitions=new.partitions_count,
+        replication_factor=new.replication_factor,
+        configs=values,
+        assignments=assignments,
+        validate_only=new.validate_only,
+    )
+    status = 200 if new.validate_only else 201
+    return json_response(Shaper(request, context).topic(topic), status=status)
+
+
+def _assignments(new: NewTopic) -> Assignments | None:
+    given = new.replicas_assignments
+    if not given:
+        return None
+    if new.partitions_count is not None or new.replication_factor is not None:
+        raise LogError(
+            INVALID_BODY,
+            "replicas_assignments says how many partitions and replicas there are: leave out "
+            "partitions_count and replication_factor.",
+        )
+    if set(given) != set(range(len(given))):
+        raise LogError(
+            INVALID_BODY, "replicas_assignments must name the partitions from 0, without a gap."
+        )
+    return tuple(tuple(map(BrokerId, given[number])) for number in range(len(given)))
+
+
+async def change_topic(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Add partitions to a topic."""
+    change = await read_json(request, context, _TOPIC_CHANGE)
+    topic = await context.broker.admin.add_partitions(
+        request.principal, request.path_parameters["topic"], change.partitions_count
+    )
+    return json_response(Shaper(request, context).topic(topic))
+
+
+async def delete_topic(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Delete a topic with its records."""
+    await context.broker.admin.delete_topic(request.principal, request.path_parameters["topic"])
+    return empty_response()
+
+
+def _topic(request: Request, context: ServerContext) -> TopicImage:
+    return context.broker.admin.topic(request.principal, request.path_parameters["topic"])
+
+
+def broker_id_parameter(
+    request: Request, context: ServerContext, *, is_known: bool = True
+) -> BrokerId:
+    """The broker id in the path. LogError NOT_FOUND unless it is a number, and a known broker's."""
+    text = request.path_parameters["broker"]
+    value = whole_number(text)
+    if value is None or (is_known and value not in context.broker.admin.brokers()):
+        raise LogError(NOT_FOUND, f"There is no broker {quoted(text)}.")
+    return BrokerId(value)
+
+
+_CLUSTERS = "/v3/clusters"
+_CLUSTER = f"{_CLUSTERS}/{{cluster}}"
+_TOPIC = f"{_CLUSTER}/topics/{{topic}}"
+
+
+def _read(path: str, handler: Handler, summary: str, answer: object, *errors: ErrorEntry) -> Route:
+    return Route("GET", path, handler, summary, tag="admin", response_type=answer, errors=errors)
+
+
+ROUTES = (
+    _read(_CLUSTERS, list_clusters, "List clusters", Listing[Cluster]),
+    _read(_CLUSTER, get_cluster, "Describe the cluster", Cluster),
+    _read(f"{_CLUSTER}/brokers", list_brokers, "List brokers", Listing[Broker]),
+    _read(f"{_CLUSTER}/brokers/{{broker}}", get_broker, "Describe a broker", Broker, NOT_FOUND),
+    _read(f"{_CLUSTER}/topics", list_topics, "List topics", Listing[Topic]),
+    _read(_TOPIC, get_topic, "Describe a topic", Topic, UNKNOWN_TOPIC),
+    Route(
+        "POST",
+        f"{_CLUSTER}/topics",
+        create_topic,
+        "Create a topic; with validate_only (200) decide as a real call would, and create none",
+        tag="admin",
+        request_type=NewTopic,
+        response_type=Topic,
+        status=201,
+        errors=(
+            TOPIC_EXISTS,
+            INVALID_TOPIC,
+            INVALID_PARTITIONS,
+            INVALID_CONFIG,
+            NOT_ENOUGH_REPLICAS,
+            NO_CONTROLLER,
+        ),
+    ),
+    Route(
+        "PATCH",
+        _TOPIC,
+        change_topic,
+        "Add partitions to a topic",
+        tag="admin",
+        request_type=TopicChange,
+        response_type=Topic,
+        errors=(UNKNOWN_TOPIC, INVALID_PARTITIONS, NO_CONTROLLER),
+    ),
+    Route(
+        "DELETE",
+        _TOPIC,
+        delete_topic,
+        "Delete a topic with its records",
+        tag="admin",
+        status=204,
+        errors=(UNKNOWN_TOPIC, NO_CONTROLLER),
+    ),
+)

@@ -1,0 +1,47 @@
+"""Lists of the v3 convention, however long: made, encoded and sent slice by slice.
+
+A cluster has up to 100,000 partitions, and a list comes whole. Making it in one step would hold the
+event loop, and keeping it would hold memory for as long as a slow reader likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from raftlog.http.request import Request
+from raftlog.http.responses import JSON, json_response, stream_response
+from raftlog.rest.v3.shapes import Shaper
+
+OBJECTS_PER_SLICE: Final = 200
+"""Some milliseconds of work, and about 100 KB."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def list_response(
+    request: Request, shaper: Shaper, kind: str, path: str, objects: Iterable[msgspec.Struct]
+) -> web.StreamResponse:
+    """The list of `objects`, found at `path` of the cluster. They are taken as they are sent."""
+    rest = iter(objects)
+    data = list(islice(rest, OBJECTS_PER_SLICE))
+    if len(data) < OBJECTS_PER_SLICE:
+        return json_response(shaper.listing(kind, path, data))
+    response = stream_response(request, JSON)
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    empty: bytes = _encode(shaper.listing(kind, path, ()))
+    end = b"]}"
+    assert empty.endswith(b"[" + end)
+    piece = empty.removesuffix(end)
+    while data:
+        await response.write(piece + _encode(data)[1:-1])
+        data = list(islice(rest, OBJECTS_PER_SLICE))
+        piece = b","
+    await response.write(end)
+    return response

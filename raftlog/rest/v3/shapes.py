@@ -1,0 +1,408 @@
+"""The JSON of the v3 convention: objects with `kind` and `metadata`, lists with `data`.
+
+As in the Confluent REST Proxy's API v3, as far as raftlog has the same thing: links point only to
+routes of this server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from raftlog.api.v3 import (
+    Broker,
+    BrokerConfig,
+    Cluster,
+    ClusterConfig,
+    Consumer,
+    ConsumerAssignment,
+    ConsumerGroup,
+    ConsumerGroupLagSummary,
+    ConsumerLag,
+    Link,
+    Listing,
+    ListMetadata,
+    Metadata,
+    Partition,
+    PartitionReassignment,
+    PartitionWithOffsets,
+    Replica,
+    Synonym,
+    Topic,
+    TopicConfig,
+)
+from raftlog.broker.groups import MemberDescription
+from raftlog.http.request import Request, ServerContext, own_url
+from raftlog.metadata.configs.topic import ConfigDescription, ConfigSource
+from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage, is_internal_topic
+
+T = TypeVar("T")
+
+_SOURCES = {
+    ConfigSource.TOPIC: "DYNAMIC_TOPIC_CONFIG",
+    ConfigSource.CLUSTER: "DYNAMIC_DEFAULT_BROKER_CONFIG",
+    ConfigSource.NODE: "STATIC_BROKER_CONFIG",
+    ConfigSource.DEFAULT: "DEFAULT_CONFIG",
+}
+
+
+_BROKER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cleanup.policy": "log.cleanup.policy",
+        "delete.retention.ms": "log.cleaner.delete.retention.ms",
+        "file.delete.delay.ms": "log.segment.delete.delay.ms",
+        "flush.messages": "log.flush.interval.messages",
+        "flush.ms": "log.flush.interval.ms",
+        "index.interval.bytes": "log.index.interval.bytes",
+        "local.retention.bytes": "log.local.retention.bytes",
+        "local.retention.ms": "log.local.retention.ms",
+        "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+        "max.message.bytes": "message.max.bytes",
+        "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+        "message.timestamp.type": "log.message.timestamp.type",
+        "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+        "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+        "preallocate": "log.preallocate",
+        "retention.bytes": "log.retention.bytes",
+        "retention.ms": "log.retention.ms",
+        "segment.bytes": "log.segment.bytes",
+        "segment.index.bytes": "log.index.size.max.bytes",
+        "segment.jitter.ms": "log.roll.jitter.ms",
+        "segment.ms": "log.roll.ms",
+    }
+)
+"""Kafka's names of topic configs where they are set for brokers; the others have one name."""
+
+
+class GroupLag(NamedTuple):
+    """The lag of a group in one partition."""
+
+    topic: str
+    partition: int
+    committed_offset: int
+    end_offset: int
+    member: MemberDescription | None
+    """The member that has the partition."""
+
+    @property
+    def lag(self) -> int:
+        """Records committed and not yet done; 0 where the commit is beyond the end."""
+        return max(self.end_offset - self.committed_offset, 0)
+
+
+def group_path(group_id: str) -> str:
+    """The path of a group in its cluster. Its id may have any characters."""
+    return f"/consumer-groups/{quote(group_id, safe='')}"
+
+
+def consumer_path(group_id: str, member_id: str) -> str:
+    """The path of a group's member."""
+    return f"{group_path(group_id)}/consumers/{quote(member_id, safe='')}"
+
+
+class Shaper:
+    """Makes the objects for one request, with links under the host that the peer used."""
+
+    def __init__(self, request: Request, context: ServerContext) -> None:
+        self.cluster_id = context.broker.cluster_id
+        self._root = f"{own_url(request, context)}/v3/clusters"
+        self._base = f"{self._root}/{self.cluster_id}"
+        self._crn = f"crn:///kafka={self.cluster_id}"
+
+    def listing(self, kind: str, path: str, data: Sequence[T]) -> Listing[T]:
+        """A list of objects found at `path` of the cluster."""
+        return Listing(f"Kafka{kind}List", ListMetadata(self._base + path), list(data))
+
+    def cluster_listing(self, controller: int | None) -> Listing[Cluster]:
+        """The list of clusters: this one."""
+        data = [self.cluster(controller)]
+        return Listing("KafkaClusterList", ListMetadata(self._root), data)
+
+    def cluster(self, controller: int | None) -> Cluster:
+        """This cluster."""
+        return Cluster(
+            kind="KafkaCluster",
+            metadata=Metadata(self._base, self._crn),
+            cluster_id=self.cluster_id,
+            controller=None if controller is None else self._link(f"/brokers/{controller}"),
+            brokers=self._link("/brokers"),
+            broker_configs=self._link("/broker-configs"),
+            topics=self._link("/topics"),
+            consumer_groups=self._link("/consumer-groups"),
+            partition_reassignments=self._link("/topics/-/partitions/-/reassignment"),
+        )
+
+    def broker(self, broker: BrokerImage) -> Broker:
+        """A broker."""
+        path = f"/brokers/{broker.broker_id}"
+        return Broker(
+            kind="KafkaBroker",
+            metadata=self._metadata(path, f"/broker={broker.broker_id}"),
+            cluster_id=self.cluster_id,
+            broker_id=broker.broker_id,
+            host=broker.host,
+            port=broker.port,
+            rack=broker.rack,
+            configs=self._link(f"{path}/configs"),
+            partition_replicas=self._link(f"{path}/partition-replicas"),
+        )
+
+    def topic(self, topic: TopicImage) -> Topic:
+        """A topic."""
+        path = f"/topics/{topic.name}"
+        return Topic(
+            kind="KafkaTopic",
+            metadata=self._metadata(path, f"/topic={topic.name}"),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=is_internal_topic(topic.name),
+            replication_factor=topic.replication_factor,
+            partitions_count=len(topic.partitions),
+            partitions=self._link(f"{path}/partitions"),
+            configs=self._link(f"{path}/configs"),
+            partition_reassignments=self._link(f"{path}/partitions/-/reassignment"),
+        )
+
+    def config(self, topic: TopicImage, config: ConfigDescription) -> TopicConfig:
+        """One config of a topic."""
+        name = config.entry.name
+        return TopicConfig(
+            kind="KafkaTopicConfig",
+            metadata=self._metadata(
+                f"/topics/{topic.name}/configs/{name}", f"/topic={topic.name}/config={name}"
+            ),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            name=name,
+            value=config.value,
+            is_default=config.is_default,
+            is_read_only=False,
+            is_sensitive=False,
+            source=_SOURCES[config.source],
+            synonyms=_synonyms(config),
+            note=config.entry.note or msgspec.UNSET,
+        )
+
+    def cluster_config(self, config: ConfigDescription) -> ClusterConfig:
+        """One config of all brokers."""
+        name = config.entry.name
+        return ClusterConfig(
+            kind="KafkaClusterConfig",
+            metadata=self._metadata(f"/broker-configs/{name}", f"/broker-config={name}"),
+            cluster_id=self.cluster_id,
+            config_type="BROKER",
+            name=name,
+            value=config.value,
+            is_default=config.is_default,
+            is_read_only=False,
+            is_sensitive=False,
+            source=_SOURCES[config.source],
+            synonyms=_synonyms(config),
+        )
+
+    def broker_config(self, broker_id: int, config: ConfigDescription) -> BrokerConfig:
+        """One config of all brokers, as in force on one; set for all of them, so read-only here."""
+        name = config.entry.name
+        return BrokerConfig(
+            kind="KafkaBrokerConfig",
+            metadata=self._metadata(
+                f"/brokers/{broker_id}/configs/{name}", f"/broker={broker_id}/config={name}"
+            ),
+            cluster_id=self.cluster_id,
+            broker_id=broker_id,
+            name=name,
+            value=config.value,
+            is_default=config.is_default,
+            is_read_only=True,
+            is_sensitive=False,
+            source=_SOURCES[config.source],
+            synonyms=_synonyms(config),
+        )
+
+    def partition(self, topic: TopicImage, row: PartitionImage) -> Partition:
+        """A partition of a topic."""
+        path = f"/topics/{topic.name}/partitions/{row.partition}"
+        return Partition(
+            kind="KafkaPartition",
+            metadata=self._metadata(path, f"/topic={topic.name}/partition={row.partition}"),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            partition_id=row.partition,
+            leader=None if row.leader < 0 else self._link(f"{path}/replicas/{row.leader}"),
+            replicas=self._link(f"{path}/replicas"),
+            reassignment=self._link(f"{path}/reassignment"),
+        )
+
+    def partition_with_offsets(
+        self, topic: TopicImage, row: PartitionImage, earliest: int, latest: int
+    ) -> PartitionWithOffsets:
+        """The readable offsets of a partition."""
+        path = f"/topics/{topic.name}/partitions/{row.partition}/offset"
+        return PartitionWithOffsets(
+            kind="KafkaPartitionWithOffsets",
+            metadata=self._metadata(path, f"/topic={topic.name}/partition={row.partition}/offset"),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            partition_id=row.partition,
+            earliest_offset=earliest,
+            latest_offset=latest,
+        )
+
+    def reassignment(self, topic: TopicImage, row: PartitionImage) -> PartitionReassignment:
+        """A partition that moves."""
+        path = f"/topics/{topic.name}/partitions/{row.partition}"
+        return PartitionReassignment(
+            kind="KafkaReassignment",
+            metadata=self._metadata(
+                f"{path}/reassignment",
+                f"/topic={topic.name}/partition={row.partition}/reassignment",
+            ),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            partition_id=row.partition,
+            adding_replicas=list(row.adding),
+            removing_replicas=list(row.removing),
+            replicas=self._link(f"{path}/replicas"),
+        )
+
+    def replica(self, topic: TopicImage, row: PartitionImage, broker_id: int) -> Replica:
+        """One replica of a partition."""
+        return Replica(
+            kind="KafkaReplica",
+            metadata=self._metadata(
+                f"/topics/{topic.name}/partitions/{row.partition}/replicas/{broker_id}",
+                f"/topic={topic.name}/partition={row.partition}/replica={broker_id}",
+            ),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            partition_id=row.partition,
+            broker_id=broker_id,
+            is_leader=row.leader == broker_id,
+            is_in_sync=broker_id in row.isr,
+            broker=self._link(f"/brokers/{broker_id}"),
+        )
+
+    def group(
+        self, group_id: str, kind: str, state: str, assignor: str, coordinator: int | None
+    ) -> ConsumerGroup:
+        """A consumer group."""
+        path = group_path(group_id)
+        return ConsumerGroup(
+            kind="KafkaConsumerGroup",
+            metadata=self._metadata(path, f"/consumer-group={group_id}"),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            is_simple=kind == "offsets",
+            partition_assignor=assignor,
+            state=state.upper(),
+            type="CONSUMER" if kind == "consumer" else "CLASSIC",
+            is_mixed_consumer_group=False,
+            coordinator=None if coordinator is None else self._link(f"/brokers/{coordinator}"),
+            consumers=self._link(f"{path}/consumers"),
+            lag_summary=self._link(f"{path}/lag-summary"),
+        )
+
+    def consumer(self, group_id: str, member: MemberDescription) -> Consumer:
+        """A member of a group."""
+        member_id = member.member_id
+        path = consumer_path(group_id, member_id)
+        resource = f"/consumer-group={group_id}/consumer={member_id}"
+        return Consumer(
+            kind="KafkaConsumer",
+            metadata=self._metadata(path, resource),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            consumer_id=member_id,
+            instance_id=member.instance_id,
+            client_id=member.client_id,
+            assignments=self._link(f"{path}/assignments"),
+        )
+
+    def assignment(
+        self, group_id: str, member_id: str, topic: str, number: int
+    ) -> ConsumerAssignment:
+        """A partition of a member."""
+        partition = f"/{topic}/partitions/{number}"
+        resource = f"/consumer-group={group_id}/consumer={member_id}/assignment={topic}"
+        return ConsumerAssignment(
+            kind="KafkaConsumerAssignment",
+            metadata=self._metadata(
+                f"{consumer_path(group_id, member_id)}/assignments{partition}",
+                f"{resource}/partition={number}",
+            ),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            consumer_id=member_id,
+            topic_name=topic,
+            partition_id=number,
+            partition=self._link(f"/topics{partition}"),
+            lag=self._link(f"{group_path(group_id)}/lags{partition}"),
+        )
+
+    def lag(self, group_id: str, lag: GroupLag) -> ConsumerLag:
+        """The lag of a group in one partition."""
+        path = f"{group_path(group_id)}/lags/{lag.topic}/partitions/{lag.partition}"
+        resource = f"/consumer-group={group_id}/lag={lag.topic}/partition={lag.partition}"
+        return ConsumerLag(
+            kind="KafkaConsumerLag",
+            metadata=self._metadata(path, resource),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            topic_name=lag.topic,
+            partition_id=lag.partition,
+            current_offset=lag.committed_offset,
+            log_end_offset=lag.end_offset,
+            lag=lag.lag,
+            consumer_id="" if lag.member is None else lag.member.member_id,
+            instance_id=None if lag.member is None else lag.member.instance_id,
+            client_id="" if lag.member is None else lag.member.client_id,
+        )
+
+    def lag_summary(self, group_id: str, lags: Sequence[GroupLag]) -> ConsumerGroupLagSummary:
+        """The largest lag of a group, which has one at least, and the sum of all."""
+        path = group_path(group_id)
+        largest = max(lags, key=lambda one: one.lag)
+        member = largest.member
+        return ConsumerGroupLagSummary(
+            kind="KafkaConsumerGroupLagSummary",
+            metadata=self._metadata(
+                f"{path}/lag-summary", f"/consumer-group={group_id}/lag-summary"
+            ),
+            cluster_id=self.cluster_id,
+            consumer_group_id=group_id,
+            max_lag_consumer_id="" if member is None else member.member_id,
+            max_lag_instance_id=None if member is None else member.instance_id,
+            max_lag_client_id="" if member is None else member.client_id,
+            max_lag_topic_name=largest.topic,
+            max_lag_partition_id=largest.partition,
+            max_lag=largest.lag,
+            total_lag=sum(one.lag for one in lags),
+            max_lag_consumer=None
+            if member is None
+            else self._link(consumer_path(group_id, member.member_id)),
+            max_lag_partition=self._link(f"/topics/{largest.topic}/partitions/{largest.partition}"),
+        )
+
+    def _metadata(self, path: str, resource: str) -> Metadata:
+        return Metadata(self._base + path, self._crn + resource)
+
+    def _link(self, path: str) -> Link:
+        return Link(self._base + path)
+
+
+def _synonyms(config: ConfigDescription) -> list[Synonym]:
+    name = config.entry.name
+    return [
+        Synonym(
+            name if source is ConfigSource.TOPIC else _BROKER_NAMES.get(name, name),
+            value,
+            _SOURCES[source],
+        )
+        for source, value in config.synonyms
+    ]

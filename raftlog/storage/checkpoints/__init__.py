@@ -1,0 +1,1 @@
+"""Checkpoints of all logs of a data directory."""

@@ -1,0 +1,1 @@
+"""Retention and compaction: plans, rewrites and runs."""

@@ -1,0 +1,1 @@
+"""One replica's log: open, append, flush, read, truncate and recover."""

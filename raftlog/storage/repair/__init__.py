@@ -1,0 +1,1 @@
+"""Damage: scrub, quarantine, and repair of batches from good copies."""

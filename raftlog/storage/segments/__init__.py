@@ -1,0 +1,1 @@
+"""Segments of a log, their indexes, and the scan of a file of batches."""

@@ -1,0 +1,1 @@
+"""Open and aborted transactions of a log, for readers of committed records."""
