@@ -8,5 +8,6 @@ Rules: nodes are processes of their own, started as a user starts a node; severa
 due time); every result names its parameters; the median of the runs counts, and all runs are kept.
 
 Must not know: the insides of the node. One program does (quorum_node.py), to measure the quorum
-without the HTTP in front. Histories of operations are checked by tests/verification.
+without the HTTP in front. Programs that judge are tests: `tests/soak`, `tests/attack`,
+`tests/judges`, `tests/trial`, `tests/containers`.
 """

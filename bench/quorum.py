@@ -25,10 +25,10 @@ from bench.cluster_processes import ClusterProcesses
 from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 from bench.node import MeasuredNode, data_directory
 from bench.report import Result
-from bench.soak.register_clients import FIRST_VALUE, SETTINGS_PATH
 from raftlog.cluster.manifest import Flush
 from raftlog.cluster.process import SERVE
 from raftlog.workloads.latencies import Latencies
+from tests.soak.register_clients import FIRST_VALUE, SETTINGS_PATH
 
 MIB: Final = 1 << 20
 VOTERS: Final = 3

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from typing import Final
 
-from bench.judges import jars
-from bench.judges.jars import UnavailableError
 from bench.kafka.suite import create, fill, systems
 from bench.replication.cluster import Options
 from bench.report import Result, ratio
 from bench.spark.running import LARGE_BYTES, SMALL_BYTES
+from tests.judges import jars
+from tests.judges.jars import UnavailableError
 
 COUNTS: Final = {SMALL_BYTES: 10_000_000, LARGE_BYTES: 2_000_000}
 RECORDS_MIN: Final = 10_000

@@ -21,7 +21,7 @@ import uvloop
 from raftlog_replicated import At, Replicated, Role, StructCodec
 from raftlog_replicated.logs.topics import Layout
 
-from bench.soak.orders import order_from_stdin
+from tests.soak.orders import order_from_stdin
 
 SNAPSHOT_BYTES: Final = 1 << 40
 """No snapshot, unless a benchmark is about snapshots."""

@@ -14,8 +14,8 @@ from typing import Final
 from bench.node import data_directory
 from bench.replication.cluster import Options, run_workload, running_cluster
 from bench.report import Result
-from bench.soak.state_clients import LostError
 from bench.state.processes import REPLICAS, Store, running_store
+from tests.soak.state_clients import LostError
 
 RETRY_S: Final = 0.005
 CALM_S: Final = (0.3, 1.3)

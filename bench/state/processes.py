@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from bench.soak.state_clients import LostError, Service, until
 from raftlog.cluster.process import free_ports
+from tests.soak.state_clients import LostError, Service, until
 
 REPLICAS: Final = ("a", "b", "c")
 

@@ -17,8 +17,8 @@ from bench.kept_connection import (
     NotSentError,
     OutcomeLostError,
 )
-from bench.soak.register_clients import RegisterClient, interpret
 from raftlog.record.errors import ERROR_TABLE
+from tests.soak.register_clients import RegisterClient, interpret
 from tests.verification.register_history import Kind, Operation, Outcome
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from bench.containers.compose import (
+from raftlog.http.settings import ServerLimits
+from tests.containers.compose import (
     SECRETS_DIRECTORY,
     ComposeError,
     Project,
@@ -18,7 +19,7 @@ from bench.containers.compose import (
     parse_project,
     size_bytes,
 )
-from bench.containers.oci import (
+from tests.containers.oci import (
     DEFAULT_CAPABILITIES,
     ImageConfig,
     Places,
@@ -26,7 +27,6 @@ from bench.containers.oci import (
     image_config,
     runtime_config,
 )
-from raftlog.http.settings import ServerLimits
 from tests.docker.kustomization import build
 from tests.docker.serve_names import (
     DOCKER,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.containers.compose import HealthCheck
-from bench.containers.health import RESTART_DELAY_S_MAX, STABLE_S, Health, Restarts
-from bench.containers.images import pip_configuration
+from tests.containers.compose import HealthCheck
+from tests.containers.health import RESTART_DELAY_S_MAX, STABLE_S, Health, Restarts
+from tests.containers.images import pip_configuration
 from tests.language import ROOT
 
 CHECK = HealthCheck(("true",), interval_s=5, timeout_s=5, retries=3, start_period_s=60)

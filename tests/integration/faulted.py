@@ -17,13 +17,13 @@ import pytest
 from bench.cluster_processes import LOOPBACK, ClusterProcesses
 from bench.node import MeasuredNode
 from bench.replication.cluster import Cluster, NotWholeError, Row, cancelled
-from bench.soak.clients import Task
-from bench.soak.nemesis import Nemesis
-from bench.soak.power import LoopDisk, NoDisksError
-from bench.soak.records import CONFIGS, read_to_end
-from bench.soak.verdict import compare_files, judge
-from bench.soak.worker import Account, WorkerOrder, work
 from raftlog.cluster.manifest import directory_name
+from tests.soak.clients import Task
+from tests.soak.nemesis import Nemesis
+from tests.soak.power import LoopDisk, NoDisksError
+from tests.soak.records import CONFIGS, read_to_end
+from tests.soak.verdict import compare_files, judge
+from tests.soak.worker import Account, WorkerOrder, work
 
 PARTITIONS = 6
 RATE = 300.0

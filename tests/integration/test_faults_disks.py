@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.soak.power import LoopDisk
 from tests.integration.faulted import NODES, Load, cluster_on, disks, hurt
 from tests.integration.waiting import wait_for, wait_for_log
+from tests.soak.power import LoopDisk
 
 MIB = 160
 VICTIM = 2

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.soak.nemesis import Nemesis
 from bench.wires import Cuts, NoWiresError, Wires
 from tests.integration.faulted import NODES, Load, hurt
+from tests.soak.nemesis import Nemesis
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.soak.nemesis import Nemesis
 from tests.integration.faulted import NODES, Load, hurt
+from tests.soak.nemesis import Nemesis
 
 ALONE_S = 0.5
 UNDER_WAY_MAX = 30

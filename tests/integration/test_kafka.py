@@ -27,7 +27,6 @@ from confluent_kafka.admin import (
 )
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
-from bench.attack import kafka_inputs
 from bench.node import LoneNode
 from raftlog.kafka.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -41,6 +40,7 @@ from raftlog.kafka.messages.write_txn_markers import (
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
+from tests.attack import kafka_inputs
 from tests.kafka.peers import RawClient
 
 DEADLINE_S = 60.0

@@ -1,6 +1,6 @@
 """Programs that others wrote, against a cluster of real nodes; `scripts/trial-kafka` does more.
 
-Java's programs run where Java is, and the jars are in the cache (bench/judges/jars.py).
+Java's programs run where Java is, and the jars are in the cache (tests/judges/jars.py).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.judges.catalog import JUDGES, Judge
-from bench.judges.jars import UnavailableError
-from bench.judges.trial import BRIEF, Trial, trial
+from tests.judges.catalog import JUDGES, Judge
+from tests.judges.jars import UnavailableError
+from tests.judges.trial import BRIEF, Trial, trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # kafka-python's
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.cluster_processes import ClusterProcesses
 from bench.replication.cluster import Cluster, run_workload
-from bench.soak.kafka import KafkaRun, is_history, soak
-from bench.soak.nemesis import Pace
+from tests.soak.kafka import KafkaRun, is_history, soak
+from tests.soak.nemesis import Pace
 
 FAULTS = ("kill coordinator", "zombie client")
 PACE = Pace(calm_s=(1.0, 1.0), down_s=(0.2, 0.2), pause_s=(1.0, 1.0))

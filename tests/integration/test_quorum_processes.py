@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode, MeasuredNode
-from bench.soak.nemesis import Pace
-from bench.soak.registers import soak
 from raftlog.cli.main import cli
 from tests.integration.waiting import wait_for, wait_for_log
+from tests.soak.nemesis import Pace
+from tests.soak.registers import soak
 from tests.verification.register_history import Kind, Outcome
 
 FAULTS = ["kill controller", "pause controller", "kill quorum follower"]

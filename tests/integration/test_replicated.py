@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.soak.state_clients import TOKEN_HEADER, LostError, until
 from bench.state.processes import REPLICAS, running_store
+from tests.soak.state_clients import TOKEN_HEADER, LostError, until
 
 LEASE_S = 1.5
 

@@ -1,6 +1,6 @@
 """Mutated requests: nothing but mapped errors, whatever bytes a client sends.
 
-`python -m bench.attack --only kafka-decoders` runs as many as wanted, on all cores.
+`python -m tests.attack --only kafka-decoders` runs as many as wanted, on all cores.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import random
 from contextlib import suppress
 from typing import Final
 
-from bench.attack.kafka_decoders import run_chunk, run_large_frames
-from bench.attack.kafka_inputs import mutated
 from raftlog.kafka.framing import parse_head
 from raftlog.schema.errors import DecodeError
+from tests.attack.kafka_decoders import run_chunk, run_large_frames
+from tests.attack.kafka_inputs import mutated
 
 INPUTS: Final = 100_000
 SEED: Final = 14

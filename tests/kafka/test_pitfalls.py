@@ -25,7 +25,6 @@ from typing import Any, Final
 
 import pytest
 
-from bench.attack.kafka_inputs import claimed, crowded, sized
 from raftlog.coordinator.shard import service
 from raftlog.kafka.apis import APIS
 from raftlog.kafka.framing import parse_head
@@ -56,6 +55,7 @@ from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
 from raftlog.routing import handle
 from raftlog.schema.codec import ELEMENTS_MAX
 from raftlog.schema.errors import DecodeError
+from tests.attack.kafka_inputs import claimed, crowded, sized
 from tests.kafka.offsets import commit_request, committed_codes
 from tests.kafka.peers import KafkaNode, RawClient, batch, group_node, kafka_node
 from tests.replication import test_transactions
