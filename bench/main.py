@@ -53,9 +53,6 @@ QUICK_TRIALS = 1
     help="Gigabytes that a follower misses, in `cluster`, or a new replica restores, in `state`.",
 )
 @click.option(
-    "--perf", is_flag=True, help="Show processor time by function (`cluster --only produce`)."
-)
-@click.option(
     "--kafka-classpath",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with the classpath of Apache Kafka (kafka_2.13 and kafka-tools, as "
@@ -78,7 +75,6 @@ def main(  # noqa: PLR0917 - click passes them by name
     only: tuple[str, ...],
     trials: int,
     gb: float,
-    perf: bool,
     kafka_classpath: Path | None,
     quick: bool,
     output: Path,
@@ -94,7 +90,12 @@ def main(  # noqa: PLR0917 - click passes them by name
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from None
     options = Options(
-        flush, runs, scale, trials, gb, with_perf=perf, kafka_classpath=kafka_classpath
+        flush=flush,
+        runs=runs,
+        scale=scale,
+        trials=trials,
+        gigabytes=gb,
+        kafka_classpath=kafka_classpath,
     )
     facts = machine()
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, flush={flush}")

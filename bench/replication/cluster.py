@@ -48,7 +48,6 @@ class Options:
     scale: float = 1.0
     trials: int = 30
     gigabytes: float = 1.0
-    with_perf: bool = False
     kafka_classpath: Path | None = None
     """A file with the classpath of Apache Kafka, to be measured beside."""
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.node import LoneNode, running_node
-from bench.replication import profile
 from bench.replication.cluster import (
     MIN_ISR,
     NODES,
@@ -134,8 +133,6 @@ def produce(options: Options) -> list[Result]:
         for run in range(options.runs):
             for number, workload in enumerate(found):
                 run_workload(workload.run(cluster, f"produce-{number}-{run}", options.scale))
-    if options.with_perf:
-        profile.produce(options)
     return [result for workload in found for result in workload.results]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,7 @@ from raftlog_spark.cluster import Cluster
 from raftlog_spark.session import session
 
 from bench.node import MeasuredNode
-from bench.spark.codec import batches_of, values_of
-from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import encode_batches
 from raftlog.record.compression import Compression
 
 if TYPE_CHECKING:
@@ -52,15 +52,30 @@ def source(servers: str, topic: str, **options: str) -> dict[str, str]:
     return {"bootstrap.servers": servers, "subscribe": topic, **options}
 
 
+def values_of(size: int, count: int) -> list[bytes]:
+    """Random bytes of lengths around `size`: the hardest lengths to predict."""
+    chance = random.Random(size)
+    return [
+        chance.randbytes(chance.randrange(size * 9 // 10, size * 11 // 10)) for _ in range(count)
+    ]
+
+
 def fill(servers: str, topic: str, record_bytes: int, count: int) -> int:
     """Write about `count` records of random lengths around `record_bytes`; return their number.
 
     Evenly over all partitions, uncompressed, in batches as the sink makes them.
     """
-    values = values_of(record_bytes, PATTERN_BYTES // record_bytes)
-    # Retention uses the records' timestamps.
-    stamped = batches_of(values, BATCH_BYTES, Compression.NONE, now_ms=int(time.time() * 1000))
-    batches = [(bytes(one.data), one.header.record_count) for one in iterate_batches(stamped)]
+    now_ms = int(time.time() * 1000)  # retention uses the records' timestamps
+    stamped = (
+        (now_ms + number // 7, None, value, None)
+        for number, value in enumerate(values_of(record_bytes, PATTERN_BYTES // record_bytes))
+    )
+    batches = [
+        (bytes(batch.data), batch.record_count)
+        for batch in encode_batches(
+            stamped, compression=Compression.NONE, size_bytes_max=BATCH_BYTES
+        )
+    ]
     written = 0
     with Cluster(servers) as cluster, cluster.writer(topic) as writer:
         number = 0

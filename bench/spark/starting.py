@@ -31,7 +31,7 @@ ALONE: Final = {
 def start(options: Options) -> list[Result]:
     """From nothing to a session, and from there to the answer of a small query; and of another.
 
-    Beside it, what Spark alone needs for a source in Python whose rows are ready.
+    Beside it, the same of Spark alone, with a source in Python that has its rows ready.
     """
     parameters = {"records": RECORDS, "partitions": PARTITIONS, "master": "local[*]"}
     found = [

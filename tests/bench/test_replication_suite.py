@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from bench import main as program
 from bench import parts as suites
 from bench.parts import choose_parts
-from bench.replication import sampled
 from bench.replication.catch_up import Paced
 from bench.replication.cluster import Options
 from bench.replication.produce import Workload
@@ -99,14 +98,3 @@ def test_the_pace_between_two_moments_is_what_was_acknowledged_between_them() ->
     assert paced.rate_mb_s(0.0, 2.0) == 2.0
     assert paced.rate_mb_s(3.0, 9.0) == 0.0
     assert paced.total() == 6_000_000
-
-
-def test_sampling_counts_frames_and_leaves_no_timer_behind() -> None:
-    samples: dict[str, int] = {}
-    before = signal.getsignal(signal.SIGPROF)
-    with sampled.sampling(samples):
-        while not samples:
-            pass
-    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
-    assert signal.getsignal(signal.SIGPROF) == before
-    assert any("test_replication_suite.py" in where for where in samples)
