@@ -12,6 +12,7 @@ import pytest
 from raftlog.metadata.image import MetadataImage
 from tests.simulation.node_checker import InvariantError
 from tests.simulation.node_histories import replay
+from tests.simulation.seeds import seeds_of
 
 SEEDS: Final = range(60)
 HEAL_S_MAX: Final = 10.0
@@ -19,7 +20,7 @@ HEAL_S_MAX: Final = 10.0
 DIGEST_SEEDS: Final = ("3", "7", "12")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds_of(SEEDS))
 def test_a_cluster_keeps_its_promises(seed: int) -> None:
     report = replay(seed)
     assert report.created
@@ -47,6 +48,7 @@ def test_a_seed_replays_under_any_hash_seed() -> None:
 PROGRAM: Final = """
 import sys
 from tests.simulation.node_histories import replay
+from tests.simulation.seeds import seeds_of
 for seed in sys.argv[1:]:
     print(replay(int(seed)).digest)
 """

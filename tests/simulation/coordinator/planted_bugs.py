@@ -66,6 +66,8 @@ class Mistake:
     owner: Any
     attribute: str
     wrong: Any
+    seed: int
+    """Seed of a cheap history that finds the mistake."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -74,10 +76,10 @@ class Mistake:
 
 
 MISTAKES: Final = (
-    Mistake("answers before the commit", Shard, "_waited", answered_before_commit),
-    Mistake("answers without records do not wait", Shard, "_committed", not_waited),
-    Mistake("keeps the state after a failed append", Shard, "end", going_on(Shard.end)),
-    Mistake("appends with acks=1", Shard, "_append", _committed_by_leader),
-    Mistake("reads without a confirmed lead", Partition, "confirm", _unconfirmed),
-    Mistake("writes wherever the log ends", Shard, "_append", _unguarded),
+    Mistake("answers before the commit", Shard, "_waited", answered_before_commit, 4),
+    Mistake("answers without records do not wait", Shard, "_committed", not_waited, 4),
+    Mistake("keeps the state after a failed append", Shard, "end", going_on(Shard.end), 4),
+    Mistake("appends with acks=1", Shard, "_append", _committed_by_leader, 4),
+    Mistake("reads without a confirmed lead", Partition, "confirm", _unconfirmed, 59),
+    Mistake("writes wherever the log ends", Shard, "_append", _unguarded, 11),
 )

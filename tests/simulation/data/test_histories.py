@@ -1,44 +1,27 @@
-"""Random histories of replicated partitions: any fault, no loss.
-
-Two processes of their own run the seeds of all selected tests, from the first test on; each test
-waits for its own.
-"""
+"""Random histories of replicated partitions: any fault, no loss."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future
-from typing import Final, TypeAlias
+from typing import Final
 
 import pytest
 
 from tests.simulation.data.data_world import RESUME_S_MAX
-from tests.simulation.data.histories import Report, replay
-from tests.simulation.seed_pool import seeds_of
+from tests.simulation.data.histories import replay
+from tests.simulation.seeds import report_of, seeds_of
 
 RECORDED: Final = (200277, 200399, 200456, 200676, 200782, 202003)
 """Seeds that have failed once, by mistakes of the simulator without a scenario of their own."""
-SEEDS: Final = (*range(140), *RECORDED)
+SEEDS: Final = range(140)
 DIGEST_SEEDS: Final = ("1", "4")
 
-Outcomes: TypeAlias = dict[int, Future[tuple[int, Report | str]]]
 
-
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
-    """Of the selected seeds."""
-    with seeds_of(test_partitions_keep_their_promises, request.session, replay) as found:
-        yield found
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_partitions_keep_their_promises(seed: int, outcomes: Outcomes) -> None:
-    _, report = outcomes[seed].result()
-    if isinstance(report, str):
-        pytest.fail(f"scripts/simulate data {seed}\n{report}", pytrace=False)
+@pytest.mark.parametrize("seed", seeds_of(SEEDS, RECORDED))
+def test_partitions_keep_their_promises(seed: int) -> None:
+    report = report_of("data", replay, seed)
     assert report.seed == seed
     assert report.acknowledged
     assert report.polled

@@ -8,13 +8,14 @@ import pytest
 
 from tests.simulation.kafka.histories import replay
 from tests.simulation.kafka.planted_bugs import BUGS, PlantedBug
+from tests.simulation.seeds import seeds_of
 
-SEEDS: Final = range(12)
+SEEDS: Final = range(60)
 SEEDS_EACH: Final = 3
 """Histories in one test."""
 
 
-@pytest.mark.parametrize("first", SEEDS[::SEEDS_EACH])
+@pytest.mark.parametrize("first", seeds_of(SEEDS[::SEEDS_EACH]))
 def test_kafka_clients_keep_their_promises(first: int) -> None:
     reports = [replay(seed) for seed in range(first, first + SEEDS_EACH)]
     assert sum(report.acknowledged for report in reports)

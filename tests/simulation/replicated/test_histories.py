@@ -11,13 +11,14 @@ import pytest
 from tests.simulation.replicated.histories import replay
 from tests.simulation.replicated.planted_bugs import PLANTED
 from tests.simulation.replicated.service import Service
+from tests.simulation.seeds import seeds_of
 
 SEEDS: Final = range(100)
 SEEDS_EACH: Final = 10
 """Histories in one test."""
 
 
-@pytest.mark.parametrize("first", SEEDS[::SEEDS_EACH])
+@pytest.mark.parametrize("first", seeds_of(SEEDS[::SEEDS_EACH]))
 def test_replicas_keep_their_promises(first: int) -> None:
     reports = [replay(seed) for seed in range(first, first + SEEDS_EACH)]
     assert all(report.acknowledged for report in reports)

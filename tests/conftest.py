@@ -1,0 +1,78 @@
+"""Machinery of the whole suite: order by recorded durations, patient property tests.
+
+`scripts/test` spreads the modules over processes. The longest module comes first, so that the
+processes finish together. `tests/durations.json` keeps the seconds of every module that takes at
+least a second. `scripts/test --full --record-durations` writes the file again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+DURATIONS: Final = Path(__file__).with_name("durations.json")
+RECORDED_S_MIN: Final = 1.0
+"""Shortest duration of a module in the file."""
+
+# A busy machine makes any example slow. A slow example is no defect.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that records durations."""
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help=f"Write the seconds of each module that ran to {DURATIONS.name}.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record durations where the results of all processes arrive."""
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecorder(), "duration-recorder")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest module first if the tests are spread over processes."""
+    if hasattr(config, "workerinput"):
+        durations = recorded_durations()
+        items.sort(key=lambda item: durations.get(module_of(item.nodeid), 0.0), reverse=True)
+
+
+def module_of(nodeid: str) -> str:
+    """Return the path of the module that holds a test."""
+    return nodeid.split("::", 1)[0]
+
+
+def recorded_durations() -> dict[str, float]:
+    """Return the recorded seconds of the long modules."""
+    durations: dict[str, float] = json.loads(DURATIONS.read_text())
+    return durations
+
+
+class DurationRecorder:
+    """Sums the durations of each module and writes them to the file at the end."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a phase of a test to its module."""
+        self._seconds[module_of(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the modules that ran. The others keep their recorded durations."""
+        merged = recorded_durations() | self._seconds
+        kept = {
+            module: round(seconds, 1)
+            for module, seconds in sorted(merged.items())
+            if seconds >= RECORDED_S_MIN and Path(module).exists()
+        }
+        DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
