@@ -1,4 +1,4 @@
-"""The README's programs, pasted as they are into a shell: a first node, and three that lose one."""
+"""The README's programs, pasted as they are into a shell, and the first one of docs/kafka.md."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from raftlog.cluster.process import clean_environment, free_ports
 from tests.language import ROOT
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS: Final = dict(
-    re.findall(r"^```(?:python|bash) (\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-)
+BLOCK: Final = re.compile(r"^```(?:python|bash) (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS: Final = dict(BLOCK.findall(README))
 INSTALLS: Final = re.compile(r"^.*\.venv/bin/activate.*\n", re.MULTILINE)
 """Lines that make or enter the environment, which runs this test already."""
 STOPS: Final = 2_000_000
@@ -56,16 +55,18 @@ def test_the_readme_is_short() -> None:
 
 
 @contextmanager
-def first_node(directory: Path) -> Iterator[str]:
+def first_node(directory: Path, **settings: str) -> Iterator[str]:
     """The node of the block `serve`, on a free port. Yields its address."""
     (port,) = free_ports("127.0.0.1", 1)
     address = f"127.0.0.1:{port}"
     command = INSTALLS.sub("", BLOCKS["serve"]).replace("/tmp", str(directory)).split()
     with (directory / "serve.log").open("w") as log:
         process = subprocess.Popen(
-            command, env=environment(RAFTLOG_LISTEN=address), stdout=log, stderr=log
+            command, env=environment(RAFTLOG_LISTEN=address, **settings), stdout=log, stderr=log
         )
         try:
+            retry = "--retry 60 --retry-all-errors --retry-delay 1"
+            shell(f"curl -sS -f {retry} http://{address}/ready", directory)
             yield address
         finally:
             process.terminate()
@@ -74,8 +75,6 @@ def first_node(directory: Path) -> Iterator[str]:
 
 def test_a_first_node_serves_curl_and_python(tmp_path: Path) -> None:
     with first_node(tmp_path) as address:
-        retry = "--retry 60 --retry-all-errors --retry-delay 1"
-        shell(f"curl -sS -f {retry} http://{address}/ready", tmp_path)
         written = shell(
             BLOCKS["curl"].replace("localhost:8082", address), tmp_path, RAFTLOG_SERVERS=address
         )
@@ -87,6 +86,18 @@ def test_a_first_node_serves_curl_and_python(tmp_path: Path) -> None:
     place, record = printed.splitlines()
     assert re.fullmatch(r"partition \d offset \d", place)
     assert record.startswith("Record(topic='rides'")
+
+
+def test_a_kafka_client_writes_unchanged(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "kafka.md").read_text(encoding="utf-8")
+    (port,) = free_ports("127.0.0.1", 1)
+    listener = f"127.0.0.1:{port}"
+    with first_node(tmp_path, RAFTLOG_KAFKA_LISTEN=listener) as address:
+        program = tmp_path / "kafka_program.py"
+        program.write_text(dict(BLOCK.findall(page))["kafka"].replace("127.0.0.1:9092", listener))
+        commands = f"raftlog topic create rides; python {program}; raftlog topic consume rides"
+        read = shell(commands, tmp_path, RAFTLOG_SERVERS=address)
+    assert read == "12 km\n"
 
 
 def test_three_nodes_lose_no_record_when_one_is_killed(tmp_path: Path) -> None:
