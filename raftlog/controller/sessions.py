@@ -16,7 +16,7 @@ directions, because no lease outlasts the patience of a controller:
 - *A longer timeout* is granted only after the longer bound is applied. So each granted lease rests
   on a committed bound, which is in the log of every later controller.
 - *The next controller* fences no silent broker within the bound after its term began. Leases of its
-  predecessors were granted, less their unconfirmed age, before that term (DESIGN.md).
+  predecessors were granted, less their unconfirmed age, before that term.
 - *A shorter timeout* is granted at once, but the bound falls only after the old bound has passed
   since the last longer grant and since the term began. The operator may raise the timeout between
   the decision and its application: while a lower bound may be in the log, no longer timeout is
@@ -31,8 +31,8 @@ at the end of the connection, and only while the metadata names the same incarna
 has come from the node.
 
 **A lease** begins when the heartbeat was *sent*, less the time for which the controller cannot
-prove to be the only one, and is shorter than a session. DESIGN.md has the argument why a lease ends
-before any controller may fence its holder for silence.
+prove to be the only one, and is shorter than a session. docs/decisions/sessions-and-leases.md has
+the argument why a lease ends before any controller may fence its holder for silence.
 """
 
 from __future__ import annotations
@@ -394,7 +394,8 @@ def _put(
 
 
 LEASE_SHARE: Final = 0.9
-"""A lease's length, as a share of the session timeout. The rest is a margin: see DESIGN.md."""
+"""Length of a lease, as a share of the session timeout. The rest is a margin for clocks
+(docs/decisions/sessions-and-leases.md)."""
 HEARTBEATS_IN_FLIGHT_MAX: Final = 64
 """Heartbeats without an answer yet; beyond, the oldest are forgotten first."""
 

@@ -2,7 +2,7 @@
 
 Every change of members, subscriptions or their topics raises the group epoch, and the same
 decision computes the target assignment of the new epoch. Each member then moves to it by its own
-heartbeats (`reconciliation`). See DESIGN.md for the table of heartbeats.
+heartbeats (`reconciliation`). docs/decisions/groups.md has the table of heartbeats.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ConsumerDecisions:
         now_ms: int,
         time_ms: int,
     ) -> Decision[ConsumerHeartbeatResponse]:
-        """Decide about a heartbeat. Raises LogError as in the table of DESIGN.md."""
+        """Decide about a heartbeat. Raises LogError as in the table of docs/decisions/groups.md."""
         _check_sequence(group, request)
         if request.member_epoch < JOIN_EPOCH:
             _check_known(group, request)

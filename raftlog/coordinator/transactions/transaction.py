@@ -1,7 +1,7 @@
 """One transactional id: its states and transitions. Pure (KIP-98, 360, 890, 939).
 
 Each function takes the present `Transaction` and returns the next one, or raises LogError; the
-record of a transition is the whole next state. The table is in this package's DESIGN.md.
+record of a transition is the whole next state. docs/decisions/transaction-states.md has the table.
 
 *Identities.* `producer` stands in the batches and markers of the transaction. `client` is the
 identity of the living producer: the same, unless `next_producer` is set, which takes over when the
