@@ -2,9 +2,9 @@
 
     python scripts/generate_kafka_messages.py kafka-clients-4.3.1.jar
 
-The jar holds a JSON definition of each message: fields, versions, defaults. Each API becomes a
-module with its request and its response, as annotated Structs (`raftlog/schema`). Run it for
-another release of Kafka, and read the diff.
+The jar holds a JSON definition of each message: fields, versions, defaults. Each family of APIs
+becomes a module with their requests and responses, as annotated Structs (`raftlog/schema`). Run it
+for another release of Kafka, and read the diff.
 """
 
 from __future__ import annotations
@@ -15,22 +15,37 @@ import keyword
 import re
 import subprocess
 import sys
+import textwrap
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-APIS: Final = (
-    "Produce", "Fetch", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch",
-    "FindCoordinator", "JoinGroup", "Heartbeat", "LeaveGroup", "SyncGroup", "DescribeGroups",
-    "ListGroups", "ApiVersions", "CreateTopics", "DeleteTopics", "DeleteRecords", "InitProducerId",
-    "OffsetForLeaderEpoch", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "WriteTxnMarkers",
-    "TxnOffsetCommit", "DescribeConfigs", "AlterConfigs", "DescribeLogDirs", "CreatePartitions",
-    "DeleteGroups", "ElectLeaders", "IncrementalAlterConfigs", "AlterPartitionReassignments",
-    "ListPartitionReassignments", "OffsetDelete", "DescribeQuorum", "DescribeCluster",
-    "DescribeProducers", "DescribeTransactions", "ListTransactions", "ConsumerGroupHeartbeat",
-    "ConsumerGroupDescribe", "ListConfigResources", "DescribeTopicPartitions",
-)  # fmt: skip
-"""The APIs that the listener serves."""
+FAMILIES: Final = {
+    "classic": ("JoinGroup", "Heartbeat", "LeaveGroup", "SyncGroup"),
+    "cluster": (
+        "DescribeLogDirs", "ElectLeaders", "AlterPartitionReassignments",
+        "ListPartitionReassignments", "DescribeQuorum", "DescribeCluster",
+    ),
+    "configs": (
+        "DescribeConfigs", "AlterConfigs", "IncrementalAlterConfigs", "ListConfigResources",
+    ),
+    "fetch": ("Fetch",),
+    "group_offsets": ("OffsetCommit", "OffsetFetch", "OffsetDelete"),
+    "groups": (
+        "FindCoordinator", "DescribeGroups", "ListGroups", "DeleteGroups",
+        "ConsumerGroupHeartbeat", "ConsumerGroupDescribe",
+    ),
+    "metadata": ("Metadata", "ApiVersions"),
+    "offsets": ("ListOffsets", "DeleteRecords", "OffsetForLeaderEpoch"),
+    "produce": ("Produce",),
+    "topics": ("CreateTopics", "DeleteTopics", "CreatePartitions", "DescribeTopicPartitions"),
+    "transactions": (
+        "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "WriteTxnMarkers",
+        "TxnOffsetCommit", "DescribeProducers", "DescribeTransactions", "ListTransactions",
+    ),
+}  # fmt: skip
+"""The APIs that the listener serves, by module. The handlers have modules of the same names."""
 TARGET: Final = Path(__file__).resolve().parent.parent / "raftlog" / "kafka" / "messages"
 TYPES: Final = {
     "int8": ("Int8", "0"),
@@ -53,16 +68,11 @@ LAST: Final = 32_767
 def main(jar: str) -> None:
     """Write all modules, formatted."""
     with zipfile.ZipFile(jar) as archive:
-        for api in APIS:
-            request, response = (
-                Message(definition(archive, f"{api}{kind}")) for kind in ("Request", "Response")
-            )
-            for name in request.structs.keys() & response.structs.keys():
-                request.rename(name, f"Request{name}")
-                response.rename(name, f"Response{name}")
-            text = request.source() + response.source()
-            path = TARGET / f"{snake(api)}.py"
-            path.write_text(header(api, text) + text)
+        for family, apis in FAMILIES.items():
+            messages = {api: pair(archive, api) for api in apis}
+            separate(messages)
+            text = "".join(message.source() for both in messages.values() for message in both)
+            (TARGET / f"{family}.py").write_text(header(apis, text) + text)
     subprocess.run(["ruff", "check", "-q", "--select", "I", "--fix", str(TARGET)], check=True)
     subprocess.run(["ruff", "format", "-q", str(TARGET)], check=True)
 
@@ -74,12 +84,39 @@ def definition(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     return found
 
 
-def header(api: str, text: str) -> str:
+def pair(archive: zipfile.ZipFile, api: str) -> tuple[Message, Message]:
+    """Request and response of an API, without a name in common."""
+    request, response = (
+        Message(definition(archive, f"{api}{kind}")) for kind in ("Request", "Response")
+    )
+    for name in request.structs.keys() & response.structs.keys():
+        request.rename(name, f"Request{name}")
+        response.rename(name, f"Response{name}")
+    return request, response
+
+
+def separate(messages: dict[str, tuple[Message, Message]]) -> None:
+    """Put the API's name before the name of each struct that several APIs of a module have."""
+    uses = Counter(
+        name for both in messages.values() for message in both for name in message.structs
+    )
+    for api, both in messages.items():
+        for message in both:
+            for name in [name for name in message.structs if uses[name] > 1]:
+                if not name.startswith(api):
+                    message.rename(name, f"{api}{name}")
+
+
+def header(apis: tuple[str, ...], text: str) -> str:
     """Docstring and imports."""
+    title = "\n".join(textwrap.wrap(f"Messages of {', '.join(apis)}.", 97))
     names = sorted({name for name, _ in TYPES.values() if name[0].isupper()} | {"Field"})
     used = [name for name in (*names, "Versions") if re.search(rf"\b{name}\b", text)]
     lines = [
-        f'"""{api}, by scripts/generate_kafka_messages.py: do not edit."""',
+        f'"""{title}',
+        "",
+        "scripts/generate_kafka_messages.py wrote this module. Do not edit it.",
+        '"""',
         "",
         "from __future__ import annotations",
         "",

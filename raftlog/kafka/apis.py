@@ -7,7 +7,6 @@ librdkafka looks for single old versions, and compresses nothing where they are 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -30,7 +29,7 @@ from raftlog.kafka.handlers import (
     topics,
     transactions,
 )
-from raftlog.kafka.messages.api_versions import (
+from raftlog.kafka.messages.metadata import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -44,7 +43,18 @@ from raftlog.schema.fields import Versions
 PRODUCE: Final = 0
 API_VERSIONS: Final = 18
 UNSUPPORTED_VERSION: Final = 35
-MESSAGES: Final = "raftlog.kafka.messages"
+MESSAGES: Final[dict[str, type[msgspec.Struct]]] = {
+    name: value
+    for handlers in (
+        *(classic, cluster, configs, fetch, group_offsets, groups, metadata, offsets, produce),
+        *(topics, transactions),
+    )
+    for name, value in vars(
+        import_module(handlers.__name__.replace("handlers", "messages"))
+    ).items()
+    if name.endswith(("Request", "Response"))
+}
+"""Requests and responses by name. Handlers and messages have modules of the same names."""
 
 Handler = Callable[[Call, Any], Awaitable[msgspec.Struct | None]]
 """None: the request has no answer."""
@@ -112,9 +122,15 @@ class Api:
 
 def _api(key: int, name: str, handler: Handler, last: int, **options: bool) -> Api:
     """An API with the messages of its name."""
-    module = import_module(f"{MESSAGES}.{re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}")
-    request, response = getattr(module, f"{name}Request"), getattr(module, f"{name}Response")
-    return Api(key, name, handler, last, request, response, **options)
+    return Api(
+        key=key,
+        name=name,
+        handler=handler,
+        last=last,
+        request_type=MESSAGES[f"{name}Request"],
+        response_type=MESSAGES[f"{name}Response"],
+        **options,
+    )
 
 
 async def api_versions(_call: Call, _request: ApiVersionsRequest) -> ApiVersionsResponse:

@@ -10,13 +10,12 @@ from contextlib import suppress
 from typing import Final
 
 from raftlog.kafka.apis import APIS
-from raftlog.kafka.messages.api_versions import ApiVersionsRequest
-from raftlog.kafka.messages.list_offsets import (
+from raftlog.kafka.messages.metadata import ApiVersionsRequest, MetadataRequest
+from raftlog.kafka.messages.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from raftlog.kafka.messages.metadata import MetadataRequest
 from tests.attack.attacker import ADDRESSES, ANSWER_TIMEOUT_S, Attack, Kind
 from tests.attack.inputs import MIB, PARTITIONS, TOPIC
 from tests.attack.kafka_client import (

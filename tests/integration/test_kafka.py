@@ -28,14 +28,13 @@ from confluent_kafka.admin import (
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from bench.node import LoneNode
-from raftlog.kafka.messages.add_partitions_to_txn import (
+from raftlog.kafka.messages.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
-)
-from raftlog.kafka.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from raftlog.kafka.messages.end_txn import EndTxnRequest
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
-from raftlog.kafka.messages.write_txn_markers import (
+    DescribeProducersRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TopicRequest,
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

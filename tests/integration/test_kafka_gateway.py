@@ -19,24 +19,23 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.node import LoneNode, free_port
-from raftlog.kafka.messages.delete_records import (
+from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from raftlog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
+from raftlog.kafka.messages.offsets import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
-)
-from raftlog.kafka.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
-)
-from raftlog.kafka.messages.list_transactions import ListTransactionsRequest
-from raftlog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
-from raftlog.kafka.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
+)
+from raftlog.kafka.messages.transactions import (
+    DescribeProducersRequest,
+    ListTransactionsRequest,
+    TopicRequest,
 )
 from tests.integration.balancer import Balancer
 from tests.kafka.peers import RawClient

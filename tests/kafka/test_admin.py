@@ -11,15 +11,31 @@ import pytest
 
 from raftlog.broker.authorize import Operation
 from raftlog.kafka.handlers import configs, names, topics
-from raftlog.kafka.messages import (
-    create_partitions,
-    create_topics,
-    delete_records,
-    delete_topics,
-    describe_topic_partitions,
-    list_offsets,
-    offset_for_leader_epoch,
-    produce,
+from raftlog.kafka.messages.offsets import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from raftlog.kafka.messages.topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    DescribeTopicPartitionsRequest,
+    RequestCursor,
+    TopicRequest,
 )
 from raftlog.record.errors import NO_CONTROLLER, LogError
 from raftlog.record.types import LeaderEpoch, Offset
@@ -53,16 +69,13 @@ def created(
     factor: int = 1,
     replicas: tuple[tuple[int, ...], ...] = (),
     **values: str | None,
-) -> create_topics.CreatableTopic:
-    return create_topics.CreatableTopic(
+) -> CreatableTopic:
+    return CreatableTopic(
         name,
         partitions,
         factor,
-        tuple(create_topics.CreatableReplicaAssignment(n, ids) for n, ids in enumerate(replicas)),
-        tuple(
-            create_topics.CreatableTopicConfig(key.replace("_", "."), value)
-            for key, value in values.items()
-        ),
+        tuple(CreatableReplicaAssignment(n, ids) for n, ids in enumerate(replicas)),
+        tuple(CreatableTopicConfig(key.replace("_", "."), value) for key, value in values.items()),
     )
 
 
@@ -70,7 +83,7 @@ def created(
 async def test_topics_are_created_with_an_outcome_each(
     one: KafkaNode, client: RawClient, version: int
 ) -> None:
-    request = create_topics.CreateTopicsRequest(
+    request = CreateTopicsRequest(
         (
             created("new", 3, retention_ms="1000"),
             created("defaults", -1, -1),
@@ -122,7 +135,7 @@ async def test_topics_are_created_with_an_outcome_each(
 
 
 async def test_a_topic_is_only_validated_on_request(one: KafkaNode, client: RawClient) -> None:
-    request = create_topics.CreateTopicsRequest(
+    request = CreateTopicsRequest(
         (created("new", 3), created("one")), TIMEOUT_MS, validate_only=True
     )
     answer = await client.ask(request, 7)
@@ -138,7 +151,7 @@ async def test_a_creator_that_may_not_describe_configs_sees_none() -> None:
         kafka_node(authorize=refusing(Operation.DESCRIBE_CONFIGS)) as one,
         one.client() as client,
     ):
-        answer = await client.ask(create_topics.CreateTopicsRequest((created("new"),)), 7)
+        answer = await client.ask(CreateTopicsRequest((created("new"),)), 7)
         [topic] = answer.topics
         assert (topic.error_code, topic.topic_config_error_code, topic.configs) == (0, 29, ())
 
@@ -152,9 +165,7 @@ async def test_a_request_whose_time_is_over_says_so(
         await forever.wait()
 
     monkeypatch.setattr(one.node.metadata, "create_topic", create_topic)
-    answer = await client.ask(
-        create_topics.CreateTopicsRequest((created("a"), created("b")), timeout_ms=20), 2
-    )
+    answer = await client.ask(CreateTopicsRequest((created("a"), created("b")), timeout_ms=20), 2)
     assert [topic.error_code for topic in answer.topics] == [7, 7]
 
 
@@ -173,17 +184,17 @@ async def test_a_change_waits_for_the_next_controller(
 
     monkeypatch.setattr(names, "CONTROLLER_PAUSE_S", 0.01)
     monkeypatch.setattr(one.node.metadata, "create_topic", create_topic)
-    answer = await client.ask(create_topics.CreateTopicsRequest((created("a"),)), 2)
+    answer = await client.ask(CreateTopicsRequest((created("a"),)), 2)
     assert [topic.error_code for topic in answer.topics] == [0]
     refusals = 1 << 30
-    answer = await client.ask(create_topics.CreateTopicsRequest((created("b"),), timeout_ms=50), 2)
+    answer = await client.ask(CreateTopicsRequest((created("b"),), timeout_ms=50), 2)
     assert [topic.error_code for topic in answer.topics] == [41]
     assert refusals < (1 << 30) - 1
 
 
 @pytest.mark.parametrize("version", [1, 5])
 async def test_topics_are_deleted_by_name(one: KafkaNode, client: RawClient, version: int) -> None:
-    request = delete_topics.DeleteTopicsRequest(
+    request = DeleteTopicsRequest(
         topic_names=("six", "missing", "one", "one"), timeout_ms=TIMEOUT_MS
     )
     answer = await client.ask(request, version)
@@ -198,11 +209,11 @@ async def test_topics_are_deleted_by_name(one: KafkaNode, client: RawClient, ver
 async def test_topics_are_deleted_by_id(one: KafkaNode, client: RawClient) -> None:
     topic_id = one.node.metadata.image.topic("six").topic_id
     wanted = (
-        delete_topics.DeleteTopicState(None, topic_id),
-        delete_topics.DeleteTopicState(None, msgspec.convert("f" * 32, type(topic_id))),
-        delete_topics.DeleteTopicState("one", topic_id),
+        DeleteTopicState(None, topic_id),
+        DeleteTopicState(None, msgspec.convert("f" * 32, type(topic_id))),
+        DeleteTopicState("one", topic_id),
     )
-    answer = await client.ask(delete_topics.DeleteTopicsRequest(wanted, (), TIMEOUT_MS), 6)
+    answer = await client.ask(DeleteTopicsRequest(wanted, (), TIMEOUT_MS), 6)
     assert [(row.name, row.error_code) for row in answer.responses] == [
         ("six", 0),
         (None, 100),
@@ -212,15 +223,13 @@ async def test_topics_are_deleted_by_id(one: KafkaNode, client: RawClient) -> No
 
 @pytest.mark.parametrize("version", [0, 3])
 async def test_topics_grow(three: KafkaNode, version: int) -> None:
-    def grown(
-        name: str, count: int, *replicas: tuple[int, ...]
-    ) -> create_partitions.CreatePartitionsTopic:
-        rows = tuple(create_partitions.CreatePartitionsAssignment(ids) for ids in replicas)
-        return create_partitions.CreatePartitionsTopic(name, count, rows or None)
+    def grown(name: str, count: int, *replicas: tuple[int, ...]) -> CreatePartitionsTopic:
+        rows = tuple(CreatePartitionsAssignment(ids) for ids in replicas)
+        return CreatePartitionsTopic(name, count, rows or None)
 
     await three.node.metadata.create_topic("wide", partitions=1, replication_factor=2)
     async with three.client() as client:
-        request = create_partitions.CreatePartitionsRequest(
+        request = CreatePartitionsRequest(
             (grown("one", 3), grown("six", 6), grown("missing", 2), grown("wide", 2, (3, 1))),
             TIMEOUT_MS,
         )
@@ -235,18 +244,12 @@ async def test_topics_grow(three: KafkaNode, version: int) -> None:
         assert len(image.topic("one").partitions) == 3
         assert image.topic("wide").partitions[1].replicas == (3, 1)
         for replicas in ((1,),), ((1, 1),), ((1, 9),), ((1, 2), (2, 3)):
-            wrong = create_partitions.CreatePartitionsRequest(
-                (grown("wide", 3, *replicas),), TIMEOUT_MS
-            )
+            wrong = CreatePartitionsRequest((grown("wide", 3, *replicas),), TIMEOUT_MS)
             [row] = (await client.ask(wrong, version)).results
             assert row.error_code == 39
-        twice = create_partitions.CreatePartitionsRequest(
-            (grown("one", 4), grown("one", 5)), TIMEOUT_MS
-        )
+        twice = CreatePartitionsRequest((grown("one", 4), grown("one", 5)), TIMEOUT_MS)
         assert [row.error_code for row in (await client.ask(twice, version)).results] == [42]
-        dry = create_partitions.CreatePartitionsRequest(
-            (grown("one", 9),), TIMEOUT_MS, validate_only=True
-        )
+        dry = CreatePartitionsRequest((grown("one", 9),), TIMEOUT_MS, validate_only=True)
         assert [row.error_code for row in (await client.ask(dry, version)).results] == [0]
         assert len(three.node.metadata.image.topic("one").partitions) == 3
 
@@ -255,7 +258,7 @@ async def test_partitions_are_described_page_by_page(one: KafkaNode, client: Raw
     seen = []
     cursor = None
     while True:
-        request = describe_topic_partitions.DescribeTopicPartitionsRequest((), 2, cursor)
+        request = DescribeTopicPartitionsRequest((), 2, cursor)
         answer = await client.ask(request, 0)
         seen += [
             (topic.name, row.partition_index) for topic in answer.topics for row in topic.partitions
@@ -263,19 +266,15 @@ async def test_partitions_are_described_page_by_page(one: KafkaNode, client: Raw
         if answer.next_cursor is None:
             break
         following = answer.next_cursor
-        cursor = describe_topic_partitions.RequestCursor(
-            following.topic_name, following.partition_index
-        )
+        cursor = RequestCursor(following.topic_name, following.partition_index)
     assert seen == [("one", 0), *(("six", number) for number in range(6))]
 
 
 async def test_unknown_topics_are_described_by_their_errors(
     one: KafkaNode, client: RawClient
 ) -> None:
-    names = tuple(map(describe_topic_partitions.TopicRequest, ("six", "no/name", "missing")))
-    answer = await client.ask(
-        describe_topic_partitions.DescribeTopicPartitionsRequest(names, 2_000), 0
-    )
+    names = tuple(map(TopicRequest, ("six", "no/name", "missing")))
+    answer = await client.ask(DescribeTopicPartitionsRequest(names, 2_000), 0)
     assert [(topic.name, topic.error_code) for topic in answer.topics] == [
         ("missing", 3),
         ("no/name", 17),
@@ -291,9 +290,7 @@ async def test_a_page_of_partitions_is_bounded(
     one: KafkaNode, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "DESCRIBED_PARTITIONS_MAX", 3)
-    answer = await client.ask(
-        describe_topic_partitions.DescribeTopicPartitionsRequest((), 1_000_000), 0
-    )
+    answer = await client.ask(DescribeTopicPartitionsRequest((), 1_000_000), 0)
     assert (answer.next_cursor.topic_name, answer.next_cursor.partition_index) == ("six", 2)
 
 
@@ -301,22 +298,18 @@ async def test_a_page_of_partitions_is_bounded(
 
 
 async def append(client: RawClient, *values: bytes) -> None:
-    data = (produce.PartitionProduceData(0, batch(*values)),)
-    request = produce.ProduceRequest(
-        None, -1, TIMEOUT_MS, (produce.TopicProduceData("one", None, data),)
-    )
+    data = (PartitionProduceData(0, batch(*values)),)
+    request = ProduceRequest(None, -1, TIMEOUT_MS, (TopicProduceData("one", None, data),))
     answer = await client.ask(request, 9)
     assert answer.responses[0].partition_responses[0].error_code == 0
 
 
 @pytest.mark.parametrize("version", [0, 2])
 async def test_records_are_deleted(client: RawClient, version: int) -> None:
-    def deletion(*offsets: tuple[str, int, int]) -> delete_records.DeleteRecordsRequest:
-        return delete_records.DeleteRecordsRequest(
+    def deletion(*offsets: tuple[str, int, int]) -> DeleteRecordsRequest:
+        return DeleteRecordsRequest(
             tuple(
-                delete_records.DeleteRecordsTopic(
-                    name, (delete_records.DeleteRecordsPartition(number, offset),)
-                )
+                DeleteRecordsTopic(name, (DeleteRecordsPartition(number, offset),))
                 for name, number, offset in offsets
             ),
             TIMEOUT_MS,
@@ -344,10 +337,8 @@ async def test_leader_epochs_end_where_the_next_begins(
     async def end_of(
         epoch: int, current: int = -1, topic: str = "one", number: int = 0
     ) -> tuple[int, int, int]:
-        row = offset_for_leader_epoch.OffsetForLeaderPartition(number, current, epoch)
-        request = offset_for_leader_epoch.OffsetForLeaderEpochRequest(
-            -1, (offset_for_leader_epoch.OffsetForLeaderTopic(topic, (row,)),)
-        )
+        row = OffsetForLeaderPartition(number, current, epoch)
+        request = OffsetForLeaderEpochRequest(-1, (OffsetForLeaderTopic(topic, (row,)),))
         found = (await client.ask(request, version)).topics[0].partitions[0]
         return found.error_code, found.leader_epoch, found.end_offset
 
@@ -370,10 +361,8 @@ async def test_leader_epochs_end_where_the_next_begins(
 
 async def test_the_newest_record_is_that_of_the_largest_timestamp(client: RawClient) -> None:
     async def newest(topic: str) -> Any:
-        row = list_offsets.ListOffsetsPartition(0, timestamp=-3)
-        request = list_offsets.ListOffsetsRequest(
-            topics=(list_offsets.ListOffsetsTopic(topic, (row,)),)
-        )
+        row = ListOffsetsPartition(0, timestamp=-3)
+        request = ListOffsetsRequest(topics=(ListOffsetsTopic(topic, (row,)),))
         found = (await client.ask(request, 7)).topics[0].partitions[0]
         return found.error_code, found.offset, found.timestamp
 

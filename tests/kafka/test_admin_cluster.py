@@ -8,15 +8,26 @@ from typing import Any
 import pytest
 
 from raftlog.kafka.call import FENCED_LISTED_S, Fences
-from raftlog.kafka.messages import (
-    alter_partition_reassignments,
-    delete_records,
-    describe_cluster,
-    describe_log_dirs,
-    describe_quorum,
-    elect_leaders,
-    list_partition_reassignments,
-    metadata,
+from raftlog.kafka.messages.cluster import (
+    AlterPartitionReassignmentsRequest,
+    DescribableLogDirTopic,
+    DescribeClusterRequest,
+    DescribeLogDirsRequest,
+    DescribeQuorumRequest,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+    ReassignablePartition,
+    ReassignableTopic,
+    RequestPartitionData,
+    RequestTopicData,
+    TopicPartitions,
+)
+from raftlog.kafka.messages.metadata import MetadataRequest
+from raftlog.kafka.messages.offsets import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
 )
 from raftlog.metadata.commands import ChangePartitions, FenceBroker, PartitionChange
 from raftlog.record.types import BrokerId
@@ -52,9 +63,7 @@ async def test_the_cluster_is_described(three: KafkaNode, version: int) -> None:
     details = {"include_fenced_brokers": True} if version else {}
     async with three.client() as client:
         answer = await client.ask(
-            describe_cluster.DescribeClusterRequest(
-                include_cluster_authorized_operations=True, **details
-            ),
+            DescribeClusterRequest(include_cluster_authorized_operations=True, **details),
             version,
         )
         assert (answer.cluster_id, answer.controller_id) == ("fake-cluster", 1)
@@ -64,7 +73,7 @@ async def test_the_cluster_is_described(three: KafkaNode, version: int) -> None:
         assert answer.cluster_authorized_operations & (1 << 8)
         if version:
             assert [row.is_fenced for row in answer.brokers] == [False, False, False, True]
-            wrong = describe_cluster.DescribeClusterRequest(endpoint_type=2)
+            wrong = DescribeClusterRequest(endpoint_type=2)
             assert (await client.ask(wrong, 1)).error_code == 114
 
 
@@ -77,7 +86,7 @@ async def test_metadata_lists_a_broker_that_is_away_for_seconds(three: KafkaNode
     epoch = three.node.metadata.image.brokers[BrokerId(4)].broker_epoch
     three.node.metadata.run(FenceBroker(broker_id=BrokerId(4), broker_epoch=epoch))
     async with three.client() as client:
-        answer = await client.ask(metadata.MetadataRequest(topics=None), 9)
+        answer = await client.ask(MetadataRequest(topics=None), 9)
         assert [row.node_id for row in answer.brokers] == [1, 2, 3, 4]
         [shared] = [one for one in answer.topics if one.name == "shared"]
         [partition] = shared.partitions
@@ -86,7 +95,7 @@ async def test_metadata_lists_a_broker_that_is_away_for_seconds(three: KafkaNode
             (1, 4),
             (4,),
         )
-        described = await client.ask(describe_cluster.DescribeClusterRequest(), 0)
+        described = await client.ask(DescribeClusterRequest(), 0)
         assert [row.broker_id for row in described.brokers] == [1, 2, 3]
 
 
@@ -126,10 +135,10 @@ async def test_preferred_leaders_are_elected(three: KafkaNode, version: int) -> 
     await moved_away(three)
     async with three.client() as client:
         wanted = (
-            elect_leaders.TopicPartitions("led", (0, 1, 2, 9)),
-            elect_leaders.TopicPartitions("missing", (0,)),
+            TopicPartitions("led", (0, 1, 2, 9)),
+            TopicPartitions("missing", (0,)),
         )
-        answer = await client.ask(elect_leaders.ElectLeadersRequest(0, wanted, TIMEOUT_MS), version)
+        answer = await client.ask(ElectLeadersRequest(0, wanted, TIMEOUT_MS), version)
         codes = {
             (topic.topic, row.partition_id): row.error_code
             for topic in answer.replica_election_results
@@ -151,18 +160,18 @@ async def test_leaders_are_elected_unclean_only_where_there_is_none(
 ) -> None:
     await moved_away(three)
     async with three.client() as client:
-        wanted = (elect_leaders.TopicPartitions("led", (0, 1)),)
-        answer = await client.ask(elect_leaders.ElectLeadersRequest(1, wanted), version)
+        wanted = (TopicPartitions("led", (0, 1)),)
+        answer = await client.ask(ElectLeadersRequest(1, wanted), version)
         [topic] = answer.replica_election_results
         assert [row.error_code for row in topic.partition_result] == [84, 0]
-        unknown = elect_leaders.ElectLeadersRequest(7, wanted)
+        unknown = ElectLeadersRequest(7, wanted)
         assert (await client.ask(unknown, version)).error_code == 42
 
 
 async def test_all_leaders_are_elected(three: KafkaNode) -> None:
     await moved_away(three)
     async with three.client() as client:
-        request = elect_leaders.ElectLeadersRequest(0, None, TIMEOUT_MS)
+        request = ElectLeadersRequest(0, None, TIMEOUT_MS)
         [topic] = (await client.ask(request, 2)).replica_election_results
         assert [(row.partition_id, row.error_code) for row in topic.partition_result] == [
             (0, 0),
@@ -171,9 +180,9 @@ async def test_all_leaders_are_elected(three: KafkaNode) -> None:
 
 
 def moved(name: str, *partitions: tuple[int, tuple[int, ...] | None]) -> Any:
-    return alter_partition_reassignments.ReassignableTopic(
+    return ReassignableTopic(
         name,
-        tuple(alter_partition_reassignments.ReassignablePartition(*one) for one in partitions),
+        tuple(ReassignablePartition(*one) for one in partitions),
     )
 
 
@@ -181,7 +190,7 @@ def moved(name: str, *partitions: tuple[int, tuple[int, ...] | None]) -> Any:
 async def test_partitions_are_moved_listed_and_kept(three: KafkaNode, version: int) -> None:
     rows = tuple((BrokerId(1), BrokerId(2)) for _ in range(4))
     await three.node.metadata.create_topic("m", assignments=rows)
-    message = alter_partition_reassignments.AlterPartitionReassignmentsRequest
+    message = AlterPartitionReassignmentsRequest
     async with three.client() as client:
 
         async def alter(*topics: Any, **options: bool) -> dict[tuple[str, int], int]:
@@ -196,9 +205,7 @@ async def test_partitions_are_moved_listed_and_kept(three: KafkaNode, version: i
             }
 
         async def listed(topics: Any = None) -> list[tuple[str, int, tuple[int, ...]]]:
-            request = list_partition_reassignments.ListPartitionReassignmentsRequest(
-                TIMEOUT_MS, topics
-            )
+            request = ListPartitionReassignmentsRequest(TIMEOUT_MS, topics)
             answer = await client.ask(request, 0)
             return [
                 (topic.name, row.partition_index, row.adding_replicas)
@@ -222,7 +229,7 @@ async def test_partitions_are_moved_listed_and_kept(three: KafkaNode, version: i
             ("six", 0): 42,
         }
         assert await listed() == [("m", 0, (3,))]
-        some = list_partition_reassignments.ListPartitionReassignmentsTopics
+        some = ListPartitionReassignmentsTopics
         assert await listed((some("m", (0, 1)), some("missing", (0,)))) == [("m", 0, (3,))]
         assert await listed((some("m", (1,)),)) == []
         assert await alter(moved("m", (0, None))) == {("m", 0): 0}
@@ -234,15 +241,11 @@ async def test_partitions_are_moved_listed_and_kept(three: KafkaNode, version: i
 
 async def test_more_partitions_than_a_request_may_name_are_refused() -> None:
     async with kafka_node(partitions_per_request_max=2) as one, one.client() as client:
-        wanted = (elect_leaders.TopicPartitions("six", (0, 1, 2)),)
-        answer = await client.ask(elect_leaders.ElectLeadersRequest(0, wanted), 2)
+        wanted = (TopicPartitions("six", (0, 1, 2)),)
+        answer = await client.ask(ElectLeadersRequest(0, wanted), 2)
         assert answer.error_code == 42
-        deletion = delete_records.DeleteRecordsRequest(
-            (
-                delete_records.DeleteRecordsTopic(
-                    "six", tuple(delete_records.DeleteRecordsPartition(n, 0) for n in range(3))
-                ),
-            ),
+        deletion = DeleteRecordsRequest(
+            (DeleteRecordsTopic("six", tuple(DeleteRecordsPartition(n, 0) for n in range(3))),),
             TIMEOUT_MS,
         )
         [topic] = (await client.ask(deletion, 2)).topics
@@ -255,9 +258,9 @@ async def test_replicas_have_sizes(one: KafkaNode, client: RawClient, version: i
     one.node.services.logs.sizes = {(six, 0): 100, (six, 4): 300, ("gone", 0): 9}
     for topics_wanted, expected in (
         (None, [(0, 100), (4, 300)]),
-        ((describe_log_dirs.DescribableLogDirTopic("six", (4, 5)),), [(4, 300)]),
+        ((DescribableLogDirTopic("six", (4, 5)),), [(4, 300)]),
     ):
-        answer = await client.ask(describe_log_dirs.DescribeLogDirsRequest(topics_wanted), version)
+        answer = await client.ask(DescribeLogDirsRequest(topics_wanted), version)
         [directory] = answer.results
         [topic] = directory.topics
         assert topic.name == "six"
@@ -273,11 +276,9 @@ async def test_the_quorum_is_described(three: KafkaNode, version: int) -> None:
     three.node.services.logs.clock_skew_ms = 0
     quorum.connect(2, match_index=119)
     quorum.connect(9, match_index=3)
-    topic = describe_quorum.RequestTopicData
-    rows = (describe_quorum.RequestPartitionData(0),)
-    request = describe_quorum.DescribeQuorumRequest(
-        (topic("__cluster_metadata", rows), topic("one", rows))
-    )
+    topic = RequestTopicData
+    rows = (RequestPartitionData(0),)
+    request = DescribeQuorumRequest((topic("__cluster_metadata", rows), topic("one", rows)))
     async with three.client() as client:
         answer = await client.ask(request, version)
         metadata, other = (topic.partitions[0] for topic in answer.topics)

@@ -10,16 +10,24 @@ import pytest
 
 from raftlog.broker.authorize import Operation
 from raftlog.kafka.handlers import configs
-from raftlog.kafka.messages import (
-    alter_configs,
-    alter_partition_reassignments,
-    describe_configs,
-    describe_log_dirs,
-    describe_quorum,
-    elect_leaders,
-    incremental_alter_configs,
-    list_config_resources,
-    list_partition_reassignments,
+from raftlog.kafka.messages.cluster import (
+    AlterPartitionReassignmentsRequest,
+    DescribeLogDirsRequest,
+    DescribeQuorumRequest,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    TopicPartitions,
+)
+from raftlog.kafka.messages.configs import (
+    AlterConfigsAlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsAlterableConfig,
+    IncrementalAlterConfigsAlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    ListConfigResourcesRequest,
 )
 from tests.kafka.peers import KafkaNode, RawClient, kafka_node, refusing
 
@@ -46,10 +54,8 @@ async def three() -> AsyncIterator[KafkaNode]:
 
 
 def described(*resources: tuple[int, str], keys: Any = None, **options: bool) -> Any:
-    return describe_configs.DescribeConfigsRequest(
-        tuple(
-            describe_configs.DescribeConfigsResource(kind, name, keys) for kind, name in resources
-        ),
+    return DescribeConfigsRequest(
+        tuple(DescribeConfigsResource(kind, name, keys) for kind, name in resources),
         **options,
     )
 
@@ -107,15 +113,15 @@ async def test_an_answer_of_configs_is_bounded(
 
 
 def changed(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Any:
-    return incremental_alter_configs.AlterConfigsResource(
+    return IncrementalAlterConfigsAlterConfigsResource(
         kind,
         name,
-        tuple(incremental_alter_configs.AlterableConfig(*change) for change in changes),
+        tuple(IncrementalAlterConfigsAlterableConfig(*change) for change in changes),
     )
 
 
 def incremental(*resources: Any, validate_only: bool = False) -> Any:
-    return incremental_alter_configs.IncrementalAlterConfigsRequest(resources, validate_only)
+    return IncrementalAlterConfigsRequest(resources, validate_only)
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -189,14 +195,14 @@ async def test_configs_are_replaced_as_a_whole(
     one: KafkaNode, client: RawClient, version: int
 ) -> None:
     def whole(kind: int, name: str, *values: tuple[str, str | None]) -> Any:
-        return alter_configs.AlterConfigsResource(
-            kind, name, tuple(alter_configs.AlterableConfig(*value) for value in values)
+        return AlterConfigsResource(
+            kind, name, tuple(AlterConfigsAlterableConfig(*value) for value in values)
         )
 
     metadata = one.node.metadata
     await metadata.alter_configs("one", {"retention.ms": "5", "segment.ms": "6"})
     await metadata.alter_cluster_settings({"retention.ms": "6", "group.max.size": "7"})
-    request = alter_configs.AlterConfigsRequest(
+    request = AlterConfigsRequest(
         (
             whole(TOPIC, "one", ("segment.ms", "7"), ("flush", "async")),
             whole(TOPIC, "six", ("segment.ms", None)),
@@ -216,7 +222,7 @@ async def test_configs_are_replaced_as_a_whole(
 
 
 async def test_config_resources_are_listed(client: RawClient) -> None:
-    request = list_config_resources.ListConfigResourcesRequest()
+    request = ListConfigResourcesRequest()
     assert (await client.ask(request, 0)).config_resources == ()
     found = (await client.ask(request, 1)).config_resources
     assert [(row.resource_type, row.resource_name) for row in found] == [
@@ -224,9 +230,9 @@ async def test_config_resources_are_listed(client: RawClient) -> None:
         (TOPIC, "six"),
         (BROKER, "1"),
     ]
-    of_brokers = list_config_resources.ListConfigResourcesRequest((BROKER,))
+    of_brokers = ListConfigResourcesRequest((BROKER,))
     assert len((await client.ask(of_brokers, 1)).config_resources) == 1
-    unknown = list_config_resources.ListConfigResourcesRequest((99,))
+    unknown = ListConfigResourcesRequest((99,))
     assert (await client.ask(unknown, 1)).error_code == 35
 
 
@@ -234,17 +240,17 @@ async def test_what_needs_a_right_of_the_cluster_is_refused_with_its_code() -> N
     refused = refusing(
         Operation.ALTER, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS
     )
-    wanted = (elect_leaders.TopicPartitions("one", (0,)),)
+    wanted = (TopicPartitions("one", (0,)),)
     async with kafka_node(authorize=refused) as one, one.client() as client:
-        answer = await client.ask(elect_leaders.ElectLeadersRequest(0, wanted), 0)
+        answer = await client.ask(ElectLeadersRequest(0, wanted), 0)
         assert answer.replica_election_results[0].partition_result[0].error_code == 31
         for request, version in (
-            (elect_leaders.ElectLeadersRequest(0, None), 2),
-            (alter_partition_reassignments.AlterPartitionReassignmentsRequest(), 1),
-            (list_partition_reassignments.ListPartitionReassignmentsRequest(), 0),
-            (describe_log_dirs.DescribeLogDirsRequest(), 3),
-            (describe_quorum.DescribeQuorumRequest(), 2),
-            (list_config_resources.ListConfigResourcesRequest(), 1),
+            (ElectLeadersRequest(0, None), 2),
+            (AlterPartitionReassignmentsRequest(), 1),
+            (ListPartitionReassignmentsRequest(), 0),
+            (DescribeLogDirsRequest(), 3),
+            (DescribeQuorumRequest(), 2),
+            (ListConfigResourcesRequest(), 1),
         ):
             assert (await client.ask(request, version)).error_code == 31, request
         changes = incremental(

@@ -8,19 +8,21 @@ from typing import Any, Final
 
 import pytest
 
-from raftlog.kafka.messages.heartbeat import HeartbeatRequest
-from raftlog.kafka.messages.join_group import (
+from raftlog.kafka.messages.classic import (
+    HeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
+    LeaveGroupRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
 )
-from raftlog.kafka.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from raftlog.kafka.messages.offset_commit import (
+from raftlog.kafka.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from raftlog.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from tests.kafka.peers import DEADLINE_S, KafkaNode, RawClient, group_node
 
 GROUP: Final = "g"

@@ -15,18 +15,14 @@ from raftlog.broker.limits import address_group
 from raftlog.kafka import listener
 from raftlog.kafka.connection import Connection
 from raftlog.kafka.listener import KafkaListener
-from raftlog.kafka.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.list_offsets import (
+from raftlog.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
+from raftlog.kafka.messages.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from raftlog.kafka.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
+from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.schema.codec import codec_of

@@ -11,17 +11,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from msgspec.structs import replace
 
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.list_offsets import (
+from raftlog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
+from raftlog.kafka.messages.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from raftlog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
-from raftlog.kafka.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
+from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from raftlog.record.types import BrokerId, LeaderEpoch
 from tests.kafka.peers import KafkaNode, RawClient, batch, kafka_node
 

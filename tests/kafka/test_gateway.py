@@ -12,18 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from raftlog.kafka.handlers.brokers import GATEWAY_ID
-from raftlog.kafka.messages.describe_cluster import DescribeClusterRequest
-from raftlog.kafka.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-)
-from raftlog.kafka.messages.describe_topic_partitions import (
-    DescribeTopicPartitionsRequest,
-    TopicRequest,
-)
+from raftlog.kafka.messages.cluster import DescribeClusterRequest
+from raftlog.kafka.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.find_coordinator import FindCoordinatorRequest
+from raftlog.kafka.messages.groups import FindCoordinatorRequest
 from raftlog.kafka.messages.metadata import MetadataRequest
+from raftlog.kafka.messages.topics import DescribeTopicPartitionsRequest, TopicRequest
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.errors import OVERLOADED, LogError
 from raftlog.record.types import BrokerId

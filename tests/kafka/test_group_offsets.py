@@ -7,12 +7,10 @@ from typing import Any, Final
 import pytest
 
 from raftlog.broker.authorize import Operation, Principal, Resource
-from raftlog.kafka.messages.offset_delete import (
+from raftlog.kafka.messages.group_offsets import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
-)
-from raftlog.kafka.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,

@@ -9,22 +9,29 @@ import pytest
 
 from raftlog.broker.authorize import Operation, Principal, Resource, ResourceType
 from raftlog.kafka.handlers.names import UNKNOWN_OPERATIONS
-from raftlog.kafka.messages.consumer_group_describe import ConsumerGroupDescribeRequest
-from raftlog.kafka.messages.consumer_group_heartbeat import (
+from raftlog.kafka.messages.classic import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from raftlog.kafka.messages.group_offsets import (
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+)
+from raftlog.kafka.messages.groups import (
+    ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FindCoordinatorRequest,
+    ListGroupsRequest,
     RequestTopicPartitions,
 )
-from raftlog.kafka.messages.delete_groups import DeleteGroupsRequest
-from raftlog.kafka.messages.describe_groups import DescribeGroupsRequest
-from raftlog.kafka.messages.describe_transactions import DescribeTransactionsRequest
-from raftlog.kafka.messages.find_coordinator import FindCoordinatorRequest
-from raftlog.kafka.messages.heartbeat import HeartbeatRequest
-from raftlog.kafka.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from raftlog.kafka.messages.leave_group import LeaveGroupRequest
-from raftlog.kafka.messages.list_groups import ListGroupsRequest
-from raftlog.kafka.messages.offset_delete import OffsetDeleteRequest
-from raftlog.kafka.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
-from raftlog.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from raftlog.kafka.messages.transactions import DescribeTransactionsRequest
 from raftlog.record.errors import (
     DISK_FULL,
     FORBIDDEN,

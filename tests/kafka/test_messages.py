@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import pkgutil
+import re
 from typing import Any, Final
 
 import msgspec
@@ -66,10 +67,9 @@ def test_kio_reads_and_writes_the_same_bytes(message_type: type[msgspec.Struct])
 
 
 def check_version(message_type: type[msgspec.Struct], version: int) -> None:
-    module = message_type.__module__.rpartition(".")[2]
-    theirs = getattr(
-        importlib.import_module(f"kio.schema.{module}.v{version}"), message_type.__name__
-    )
+    name = message_type.__name__
+    api = re.sub(r"(?<!^)(?=[A-Z])", "_", re.sub(r"(Request|Response)$", "", name)).lower()
+    theirs = getattr(importlib.import_module(f"kio.schema.{api}.v{version}"), name)
     read, write, codec = (
         entity_reader(theirs),
         entity_writer(theirs),

@@ -28,24 +28,23 @@ import pytest
 from raftlog.coordinator.shard import service
 from raftlog.kafka.apis import APIS
 from raftlog.kafka.framing import parse_head
-from raftlog.kafka.messages.api_versions import ApiVersionsRequest
-from raftlog.kafka.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from raftlog.kafka.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
+from raftlog.kafka.messages.classic import HeartbeatRequest
+from raftlog.kafka.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
+from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from raftlog.kafka.messages.group_offsets import OffsetFetchRequest
+from raftlog.kafka.messages.groups import ConsumerGroupHeartbeatRequest
+from raftlog.kafka.messages.metadata import (
+    ApiVersionsRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
 )
-from raftlog.kafka.messages.delete_records import (
+from raftlog.kafka.messages.offsets import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from raftlog.kafka.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.heartbeat import HeartbeatRequest
-from raftlog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
-from raftlog.kafka.messages.offset_fetch import OffsetFetchRequest
 from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from raftlog.kafka.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from raftlog.record.batch import sealed
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from raftlog.broker.authorize import Authorize, Operation, Principal, Resource, ResourceType
-from raftlog.kafka.messages.describe_transactions import DescribeTransactionsRequest
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
 from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from raftlog.kafka.messages.transactions import DescribeTransactionsRequest, InitProducerIdRequest
 from raftlog.record.errors import FORBIDDEN, LogError
 from tests.kafka.peers import batch, group_node
 

@@ -18,18 +18,18 @@ from raftlog.broker.classic_groups import (
 )
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import NONE, code_of, coordinator_code
-from raftlog.kafka.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from raftlog.kafka.messages.join_group import (
+from raftlog.kafka.messages.classic import (
+    HeartbeatRequest,
+    HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
     JoinGroupResponseMember,
-)
-from raftlog.kafka.messages.leave_group import (
     LeaveGroupRequest,
     LeaveGroupResponse,
     MemberResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
 )
-from raftlog.kafka.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from raftlog.record.errors import MEMBER_ID_REQUIRED, LogError
 
 

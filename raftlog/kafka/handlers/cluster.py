@@ -27,44 +27,34 @@ from raftlog.kafka.handlers.names import (
     cluster_operations,
     deadline_of,
 )
-from raftlog.kafka.messages.alter_partition_reassignments import (
+from raftlog.kafka.messages.cluster import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-)
-from raftlog.kafka.messages.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
-)
-from raftlog.kafka.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
-)
-from raftlog.kafka.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     Listener,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
     Node,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+    PartitionResult,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+    ReplicaElectionResult,
     ReplicaState,
     ResponsePartitionData,
     ResponseTopicData,
-)
-from raftlog.kafka.messages.elect_leaders import (
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
-)
-from raftlog.kafka.messages.list_partition_reassignments import (
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    OngoingPartitionReassignment,
-    OngoingTopicReassignment,
 )
 from raftlog.metadata.decisions.reassignment import Move, target_of
 from raftlog.metadata.image import PartitionImage, TopicImage

@@ -22,32 +22,26 @@ from raftlog.kafka.handlers.names import (
     code,
     deadline_of,
 )
-from raftlog.kafka.messages.alter_configs import AlterableConfig as WholeConfig
-from raftlog.kafka.messages.alter_configs import (
+from raftlog.kafka.messages.configs import AlterConfigsAlterableConfig as WholeConfig
+from raftlog.kafka.messages.configs import (
     AlterConfigsRequest,
     AlterConfigsResourceResponse,
     AlterConfigsResponse,
-)
-from raftlog.kafka.messages.describe_configs import (
+    ConfigResource,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
     DescribeConfigsSynonym,
-)
-from raftlog.kafka.messages.incremental_alter_configs import (
-    AlterableConfig,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
-)
-from raftlog.kafka.messages.incremental_alter_configs import (
-    AlterConfigsResourceResponse as IncrementalResourceResponse,
-)
-from raftlog.kafka.messages.list_config_resources import (
-    ConfigResource,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
+)
+from raftlog.kafka.messages.configs import IncrementalAlterConfigsAlterableConfig as AlterableConfig
+from raftlog.kafka.messages.configs import (
+    IncrementalAlterConfigsAlterConfigsResourceResponse as IncrementalResourceResponse,
 )
 from raftlog.metadata.configs.broker import find_cluster_setting
 from raftlog.metadata.configs.topic import ConfigDescription, ConfigSource, find_entry

@@ -12,20 +12,16 @@ from typing import Final, NamedTuple
 from raftlog.broker.groups import Committer, FetchedOffset, OffsetToCommit
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code, each, topic_name
-from raftlog.kafka.messages.offset_commit import (
+from raftlog.kafka.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
-)
-from raftlog.kafka.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestTopic,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
-)
-from raftlog.kafka.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponse,

@@ -30,50 +30,34 @@ from raftlog.kafka.handlers.names import (
     each,
     group_operations,
 )
-from raftlog.kafka.messages.consumer_group_describe import (
-    Assignment as DescribedAssignment,
+from raftlog.kafka.messages.groups import ConsumerGroupDescribeAssignment as DescribedAssignment
+from raftlog.kafka.messages.groups import (
+    ConsumerGroupDescribeDescribedGroup as DescribedConsumerGroup,
 )
-from raftlog.kafka.messages.consumer_group_describe import (
+from raftlog.kafka.messages.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
-    Member,
-)
-from raftlog.kafka.messages.consumer_group_describe import (
-    DescribedGroup as DescribedConsumerGroup,
-)
-from raftlog.kafka.messages.consumer_group_describe import (
-    TopicPartitions as NamedPartitions,
-)
-from raftlog.kafka.messages.consumer_group_heartbeat import (
-    Assignment,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
-    RequestTopicPartitions,
-    ResponseTopicPartitions,
-)
-from raftlog.kafka.messages.delete_groups import (
+    Coordinator,
     DeletableGroupResult,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
-)
-from raftlog.kafka.messages.describe_groups import (
-    DescribedGroup as DescribedClassicGroup,
-)
-from raftlog.kafka.messages.describe_groups import (
     DescribedGroupMember,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
-)
-from raftlog.kafka.messages.find_coordinator import (
-    Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
-)
-from raftlog.kafka.messages.list_groups import (
     ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
+    Member,
+    RequestTopicPartitions,
+    ResponseTopicPartitions,
 )
+from raftlog.kafka.messages.groups import ConsumerGroupHeartbeatAssignment as Assignment
+from raftlog.kafka.messages.groups import DescribeGroupsDescribedGroup as DescribedClassicGroup
+from raftlog.kafka.messages.groups import TopicPartitions as NamedPartitions
 from raftlog.metadata.image import BrokerImage
 from raftlog.record.errors import (
     BAD_REQUEST,

@@ -17,22 +17,18 @@ from raftlog.kafka.handlers.names import (
     epoch_error,
     partition_code,
 )
-from raftlog.kafka.messages.delete_records import (
+from raftlog.kafka.messages.offsets import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
-)
-from raftlog.kafka.messages.list_offsets import (
+    EpochEndOffset,
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
-)
-from raftlog.kafka.messages.offset_for_leader_epoch import (
-    EpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,

@@ -36,43 +36,31 @@ from raftlog.kafka.handlers.names import (
     each,
     partition_code,
 )
-from raftlog.kafka.messages.add_offsets_to_txn import (
+from raftlog.kafka.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
-)
-from raftlog.kafka.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopicResult,
-)
-from raftlog.kafka.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
-    PartitionResponse,
-    ProducerState,
-    TopicResponse,
-)
-from raftlog.kafka.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
-    TopicData,
-)
-from raftlog.kafka.messages.describe_transactions import TransactionState as DescribedTransaction
-from raftlog.kafka.messages.end_txn import EndTxnRequest, EndTxnResponse
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from raftlog.kafka.messages.list_transactions import (
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
     ListTransactionsRequest,
     ListTransactionsResponse,
-    TransactionState,
-)
-from raftlog.kafka.messages.txn_offset_commit import (
+    PartitionResponse,
+    ProducerState,
+    TopicData,
+    TopicResponse,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
-)
-from raftlog.kafka.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
@@ -80,6 +68,10 @@ from raftlog.kafka.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from raftlog.kafka.messages.transactions import (
+    DescribeTransactionsTransactionState as DescribedTransaction,
+)
+from raftlog.kafka.messages.transactions import ListTransactionsTransactionState as TransactionState
 from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 

@@ -1,4 +1,7 @@
-"""Fetch, by scripts/generate_kafka_messages.py: do not edit."""
+"""Messages of Fetch.
+
+scripts/generate_kafka_messages.py wrote this module. Do not edit it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Metadata, by scripts/generate_kafka_messages.py: do not edit."""
+"""Messages of Metadata, ApiVersions.
+
+scripts/generate_kafka_messages.py wrote this module. Do not edit it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from raftlog.schema.fields import Field, Int16, Int32, OptionalUuid, Versions
+from raftlog.schema.fields import Field, Int16, Int32, Int64, OptionalUuid, Versions
 
 
 class MetadataRequestTopic(msgspec.Struct, frozen=True, gc=False):
@@ -71,3 +74,54 @@ class MetadataResponse(msgspec.Struct, frozen=True, gc=False):
     topics: tuple[MetadataResponseTopic, ...] = ()
     cluster_authorized_operations: Annotated[Int32, Field(since=8, until=10)] = -2_147_483_648
     error_code: Annotated[Int16, Field(since=13, is_ignorable=True)] = 0
+
+
+class ApiVersionsRequest(msgspec.Struct, frozen=True, gc=False):
+    """API 18."""
+
+    VERSIONS: ClassVar = Versions(0, 4, flexible=3)
+
+    client_software_name: Annotated[str, Field(since=3, is_ignorable=True)] = ""
+    client_software_version: Annotated[str, Field(since=3, is_ignorable=True)] = ""
+
+
+class ApiVersion(msgspec.Struct, frozen=True, gc=False):
+    """A part of ApiVersionsResponse."""
+
+    api_key: Int16 = 0
+    min_version: Int16 = 0
+    max_version: Int16 = 0
+
+
+class SupportedFeatureKey(msgspec.Struct, frozen=True, gc=False):
+    """A part of ApiVersionsResponse."""
+
+    name: Annotated[str, Field(since=3)] = ""
+    min_version: Annotated[Int16, Field(since=3)] = 0
+    max_version: Annotated[Int16, Field(since=3)] = 0
+
+
+class FinalizedFeatureKey(msgspec.Struct, frozen=True, gc=False):
+    """A part of ApiVersionsResponse."""
+
+    name: Annotated[str, Field(since=3)] = ""
+    max_version_level: Annotated[Int16, Field(since=3)] = 0
+    min_version_level: Annotated[Int16, Field(since=3)] = 0
+
+
+class ApiVersionsResponse(msgspec.Struct, frozen=True, gc=False):
+    """API 18."""
+
+    VERSIONS: ClassVar = Versions(0, 4, flexible=3)
+
+    error_code: Int16 = 0
+    api_keys: tuple[ApiVersion, ...] = ()
+    throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
+    supported_features: Annotated[
+        tuple[SupportedFeatureKey, ...], Field(since=3, tag=0, is_ignorable=True)
+    ] = ()
+    finalized_features_epoch: Annotated[Int64, Field(since=3, tag=1, is_ignorable=True)] = -1
+    finalized_features: Annotated[
+        tuple[FinalizedFeatureKey, ...], Field(since=3, tag=2, is_ignorable=True)
+    ] = ()
+    zk_migration_ready: Annotated[bool, Field(since=3, tag=3, is_ignorable=True)] = False

@@ -1,4 +1,7 @@
-"""Produce, by scripts/generate_kafka_messages.py: do not edit."""
+"""Messages of Produce.
+
+scripts/generate_kafka_messages.py wrote this module. Do not edit it.
+"""
 
 from __future__ import annotations
 

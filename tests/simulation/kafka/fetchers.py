@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.list_offsets import (
+from raftlog.kafka.messages.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,

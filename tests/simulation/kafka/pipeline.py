@@ -22,20 +22,19 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from raftlog.kafka.messages.api_versions import ApiVersionsRequest
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
-from raftlog.kafka.messages.list_offsets import (
+from raftlog.kafka.messages.metadata import (
+    ApiVersionsRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
+from raftlog.kafka.messages.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from raftlog.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
-from raftlog.kafka.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
+from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from raftlog.kafka.messages.transactions import InitProducerIdRequest
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.simulation.data.clients import decode_all, encode
 from tests.simulation.kafka.front import PORT, KafkaFront, host

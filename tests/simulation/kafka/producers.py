@@ -16,12 +16,8 @@ from functools import partial
 from typing import Any, Final
 
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
-from raftlog.kafka.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
+from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from raftlog.kafka.messages.transactions import InitProducerIdRequest
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.simulation.data.clients import Part, encode
 from tests.simulation.kafka.clients import (

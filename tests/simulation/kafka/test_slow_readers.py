@@ -8,14 +8,9 @@ from typing import Any, Final
 
 import pytest
 
-from raftlog.kafka.messages.api_versions import ApiVersionsRequest
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from raftlog.kafka.messages.metadata import MetadataRequest
-from raftlog.kafka.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
+from raftlog.kafka.messages.metadata import ApiVersionsRequest, MetadataRequest
+from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from raftlog.kafka.settings import KafkaSettings
 from tests.simulation.data.clients import encode
 from tests.simulation.kafka.front import KafkaFront

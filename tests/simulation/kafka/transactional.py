@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from raftlog.kafka.messages.end_txn import EndTxnRequest
-from raftlog.kafka.messages.find_coordinator import FindCoordinatorRequest
-from raftlog.kafka.messages.init_producer_id import InitProducerIdRequest
+from raftlog.kafka.messages.groups import FindCoordinatorRequest
+from raftlog.kafka.messages.transactions import EndTxnRequest, InitProducerIdRequest
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.types import ProducerEpoch, ProducerId

@@ -1,4 +1,7 @@
-"""OffsetFetch, by scripts/generate_kafka_messages.py: do not edit."""
+"""Messages of OffsetCommit, OffsetFetch, OffsetDelete.
+
+scripts/generate_kafka_messages.py wrote this module. Do not edit it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,60 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from raftlog.schema.fields import Field, Int16, Int32, Int64, OptionalUuid, Versions
+
+
+class OffsetCommitRequestPartition(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetCommitRequest."""
+
+    partition_index: Int32 = 0
+    committed_offset: Int64 = 0
+    committed_leader_epoch: Annotated[Int32, Field(since=6, is_ignorable=True)] = -1
+    committed_metadata: str | None = ""
+
+
+class OffsetCommitRequestTopic(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetCommitRequest."""
+
+    name: Annotated[str, Field(until=9, is_ignorable=True)] = ""
+    topic_id: Annotated[OptionalUuid, Field(since=10, is_ignorable=True)] = None
+    partitions: tuple[OffsetCommitRequestPartition, ...] = ()
+
+
+class OffsetCommitRequest(msgspec.Struct, frozen=True, gc=False):
+    """API 8."""
+
+    VERSIONS: ClassVar = Versions(2, 10, flexible=8)
+
+    group_id: str = ""
+    generation_id_or_member_epoch: Int32 = -1
+    member_id: str = ""
+    group_instance_id: Annotated[str | None, Field(since=7)] = None
+    retention_time_ms: Annotated[Int64, Field(until=4, is_ignorable=True)] = -1
+    topics: tuple[OffsetCommitRequestTopic, ...] = ()
+
+
+class OffsetCommitResponsePartition(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetCommitResponse."""
+
+    partition_index: Int32 = 0
+    error_code: Int16 = 0
+
+
+class OffsetCommitResponseTopic(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetCommitResponse."""
+
+    name: Annotated[str, Field(until=9, is_ignorable=True)] = ""
+    topic_id: Annotated[OptionalUuid, Field(since=10, is_ignorable=True)] = None
+    partitions: tuple[OffsetCommitResponsePartition, ...] = ()
+
+
+class OffsetCommitResponse(msgspec.Struct, frozen=True, gc=False):
+    """API 8."""
+
+    VERSIONS: ClassVar = Versions(2, 10, flexible=8)
+
+    throttle_time_ms: Annotated[Int32, Field(since=3, is_ignorable=True)] = 0
+    topics: tuple[OffsetCommitResponseTopic, ...] = ()
 
 
 class OffsetFetchRequestTopic(msgspec.Struct, frozen=True, gc=False):
@@ -98,3 +155,49 @@ class OffsetFetchResponse(msgspec.Struct, frozen=True, gc=False):
     topics: Annotated[tuple[OffsetFetchResponseTopic, ...], Field(until=7)] = ()
     error_code: Annotated[Int16, Field(since=2, until=7, is_ignorable=True)] = 0
     groups: Annotated[tuple[OffsetFetchResponseGroup, ...], Field(since=8)] = ()
+
+
+class OffsetDeleteRequestPartition(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetDeleteRequest."""
+
+    partition_index: Int32 = 0
+
+
+class OffsetDeleteRequestTopic(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetDeleteRequest."""
+
+    name: str = ""
+    partitions: tuple[OffsetDeleteRequestPartition, ...] = ()
+
+
+class OffsetDeleteRequest(msgspec.Struct, frozen=True, gc=False):
+    """API 47."""
+
+    VERSIONS: ClassVar = Versions(0, 0)
+
+    group_id: str = ""
+    topics: tuple[OffsetDeleteRequestTopic, ...] = ()
+
+
+class OffsetDeleteResponsePartition(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetDeleteResponse."""
+
+    partition_index: Int32 = 0
+    error_code: Int16 = 0
+
+
+class OffsetDeleteResponseTopic(msgspec.Struct, frozen=True, gc=False):
+    """A part of OffsetDeleteResponse."""
+
+    name: str = ""
+    partitions: tuple[OffsetDeleteResponsePartition, ...] = ()
+
+
+class OffsetDeleteResponse(msgspec.Struct, frozen=True, gc=False):
+    """API 47."""
+
+    VERSIONS: ClassVar = Versions(0, 0)
+
+    error_code: Int16 = 0
+    throttle_time_ms: Int32 = 0
+    topics: tuple[OffsetDeleteResponseTopic, ...] = ()
