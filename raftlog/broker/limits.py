@@ -76,15 +76,15 @@ class AddressBudget:
     """Counts what clients hold of one shared resource: in total, and by client address.
 
     One address holds at most a quarter of the total, so no single client takes the resource from
-    all others; and the last eighth is for addresses that hold little, so that four that hold all
-    they may leave room for the requests of others. `take` refuses, and never waits: requests
-    waiting for each other's bytes would wait for ever.
+    all others. The last eighth is for addresses that hold little, so four addresses at their limit
+    leave room for the requests of others. `reserve` refuses and never waits, because requests that
+    wait for each other's bytes would wait forever.
     """
 
     def __init__(self, total_max: int, noun: str) -> None:
         self.total_max = total_max
-        self.share_max = max(total_max // ADDRESS_SHARE, 1)
-        """Bound of one address."""
+        self.per_client_max = max(total_max // ADDRESS_SHARE, 1)
+        """Most that each client address may hold."""
         self.little_max = total_max // LITTLE_SHARE
         """What an address may hold out of the last part."""
         self.used = 0
@@ -98,26 +98,26 @@ class AddressBudget:
         return self._by_address.get(address, 0)
 
     def room(self, address: str) -> int:
-        """Amount that `take` would still grant the address."""
+        """Amount that `reserve` would still grant the address."""
         held = self._by_address.get(address, 0)
-        common = min(self.share_max - held, self._common_max - self.used)
+        common = min(self.per_client_max - held, self._common_max - self.used)
         return max(common, min(self.little_max - held, self.total_max - self.used), 0)
 
-    def take(self, size: int, address: str) -> None:
-        """Hold `size` more for `address`. Match each take by a `give`.
+    def reserve(self, size: int, address: str) -> None:
+        """Reserve `size` more for `address`. The caller must `release` the same amount.
 
         Raises LogError OVERLOADED over the total, and QUOTA_EXCEEDED over the address's share.
         """
         if not size:
-            # An entry of 0 would stay: no `give` follows.
+            # An entry of 0 would stay, because no `release` follows.
             return
         held = self._by_address.get(address, 0)
-        if held + size > self.share_max:
+        if held + size > self.per_client_max:
             self.refused += 1
             raise LogError(
                 QUOTA_EXCEEDED,
                 f"The requests of address {address} hold {held} {self._noun}, and this one needs "
-                f"{size} more; {self.share_max} are allowed, a quarter of the node's limit.",
+                f"{size} more; {self.per_client_max} are allowed, a quarter of the node's limit.",
             )
         is_little = held + size <= self.little_max
         if self.used + size > (self.total_max if is_little else self._common_max):
@@ -126,18 +126,18 @@ class AddressBudget:
         self.used += size
         self._by_address[address] = held + size
 
-    def take_anyway(self, size: int, address: str) -> None:
-        """Hold over the limits: the answer to a completed write, which must be sent.
+    def force_reserve(self, size: int, address: str) -> None:
+        """Reserve over the limits, for a response to a completed write, which must be sent.
 
-        Counts against the next `take`. The caller bounds the size.
+        The amount counts against the next `reserve`. The caller bounds the size.
         """
         self.used += size
         self._by_address[address] = self._by_address.get(address, 0) + size
 
-    def give(self, size: int, address: str) -> None:
-        """Release an amount that was taken."""
+    def release(self, size: int, address: str) -> None:
+        """Release an amount that was reserved."""
         held = self._by_address.get(address, 0) - size
-        assert held >= 0, f"more {self._noun} given back than taken"
+        assert held >= 0, f"more {self._noun} released than reserved"
         self.used -= size
         if held:
             self._by_address[address] = held

@@ -182,7 +182,7 @@ class ServerContext(Generic[Service_co]):
 
     def admit(self, request: Request) -> None:
         """Count `request` as in flight until its answer; LogError OVERLOADED, QUOTA_EXCEEDED."""
-        self.broker.requests_in_flight.take(1, request.address_group)
+        self.broker.requests_in_flight.reserve(1, request.address_group)
         request.is_admitted = True
         self.broker.turns.work_for(request.address_group)
 
@@ -192,7 +192,7 @@ class ServerContext(Generic[Service_co]):
         For memory that a handler uses besides the body: inflated bytes, data read for an answer.
         Raises LogError OVERLOADED or QUOTA_EXCEEDED.
         """
-        self.broker.bytes_in_flight.take(size, request.address_group)
+        self.broker.bytes_in_flight.reserve(size, request.address_group)
         request.bytes_held += size
 
     def hold_anyway(self, request: Request, size: int) -> None:
@@ -202,18 +202,18 @@ class ServerContext(Generic[Service_co]):
         """
         more = size - request.bytes_held
         if more > 0:
-            self.broker.bytes_in_flight.take_anyway(more, request.address_group)
+            self.broker.bytes_in_flight.force_reserve(more, request.address_group)
             request.bytes_held = size
 
     def free(self, request: Request, size: int) -> None:
         """Release some of the bytes in flight that `request` holds, before its answer."""
-        self.broker.bytes_in_flight.give(size, request.address_group)
+        self.broker.bytes_in_flight.release(size, request.address_group)
         request.bytes_held -= size
 
     def release(self, request: Request) -> None:
         """Release all that `request` holds. Harmless if done already."""
         if request.is_admitted:
             request.is_admitted = False
-            self.broker.requests_in_flight.give(1, request.address_group)
+            self.broker.requests_in_flight.release(1, request.address_group)
         if request.bytes_held:
             self.free(request, request.bytes_held)

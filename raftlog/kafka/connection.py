@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
             return f"{api.name} has no version {prefix.api_version} here"
         settings = self._settings
         most = settings.produce_bytes_max if api.takes_records else settings.request_bytes_max
-        most = min(most, self._broker.bytes_in_flight.share_max)
+        most = min(most, self._broker.bytes_in_flight.per_client_max)
         if not PREFIX_BYTES <= prefix.size <= most:
             return f"{api.name} of {prefix.size} bytes; {most} are allowed"
         return None
@@ -325,7 +325,7 @@ class Connection(asyncio.BufferedProtocol):
                 slot.size = 0
             else:
                 if slot.size:
-                    self._broker.bytes_in_flight.take_anyway(slot.size, self.address_group)
+                    self._broker.bytes_in_flight.force_reserve(slot.size, self.address_group)
                 self._flush()
 
     async def _answer(self, api: Api, version: int, frame: Buffer) -> Sequence[Buffer]:
@@ -384,7 +384,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _give(self, size: int) -> None:
         if size:
-            self._broker.bytes_in_flight.give(size, self.address_group)
+            self._broker.bytes_in_flight.release(size, self.address_group)
             self._listener.room_made()
 
     # The end

@@ -212,7 +212,7 @@ class KafkaListener:
         first = next(iter(self._waiting), connection)
         if first is connection:
             try:
-                self.broker.bytes_in_flight.take(size, connection.address_group)
+                self.broker.bytes_in_flight.reserve(size, connection.address_group)
             except LogError:
                 pass
             else:

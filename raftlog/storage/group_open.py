@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.core import LogContext
 from raftlog.storage.log.log import Log
 from raftlog.storage.repair.quarantine import REPLICAS
 from raftlog.storage.types import LogConfig
@@ -58,7 +58,7 @@ _Outcome: TypeAlias = "Log | DiskError"
 class GroupOpener:
     """Opens the logs of a node. Lives in the event loop."""
 
-    def __init__(self, shared: LogShared, publish: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, shared: LogContext, publish: Callable[[], Awaitable[None]]) -> None:
         """`publish` makes every open log's checkpoint durable."""
         self.unfinished: set[str] = set()
         """Replicas with a directory made in this run, and not in the checkpoint file yet."""

@@ -30,7 +30,7 @@ from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoints.checkpoint_file import CheckpointFile
 from raftlog.storage.compaction.retention import RetentionClock
-from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.core import LogContext
 from raftlog.storage.log.log import Log
 from raftlog.storage.repair.scrub import Scrubber
 from raftlog.storage.types import LogState, StorageSettings
@@ -63,7 +63,7 @@ class Maintenance:
 
     def __init__(
         self,
-        shared: LogShared,
+        shared: LogContext,
         settings: StorageSettings,
         logs: Mapping[tuple[TopicId, PartitionId], Log],
         file: CheckpointFile,

@@ -37,7 +37,7 @@ from raftlog.storage.checkpoints.checkpoints import (
 )
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.group_open import GroupOpener, OpenRequest
-from raftlog.storage.log.core import LogCore, LogShared, disk_full
+from raftlog.storage.log.core import LogContext, LogCore, disk_full
 from raftlog.storage.log.derived_state import clear_damage_mark
 from raftlog.storage.log.log import Log
 from raftlog.storage.maintenance import Maintenance
@@ -105,7 +105,7 @@ class LogManager:
         self._names_found = frozenset(left.names)
         self._names_empty = frozenset(left.empty)
         self._settings = settings
-        self._shared = LogShared(disk, clock, OpenFiles(disk))
+        self._shared = LogContext(disk, clock, OpenFiles(disk))
         self._found = left.checkpoint
         self._boot_id = disk.boot_id()
         self._strays = dict.fromkeys(left.names)

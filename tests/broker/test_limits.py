@@ -26,73 +26,73 @@ from tests.simulation.clock import ManualClock
 def test_amounts_over_the_total_are_refused_and_leave_no_trace() -> None:
     budget = AddressBudget(100, "bytes in flight")
     for number in range(4):
-        budget.take(20, f"10.0.0.{number}")
+        budget.reserve(20, f"10.0.0.{number}")
     with pytest.raises(LogError) as caught:
-        budget.take(21, "10.0.0.9")
+        budget.reserve(21, "10.0.0.9")
     assert caught.value.entry is OVERLOADED
     assert (budget.used, budget.refused) == (80, 1)
-    budget.take(8, "10.0.0.9")
+    budget.reserve(8, "10.0.0.9")
     for number in range(4):
-        budget.give(20, f"10.0.0.{number}")
-    budget.give(8, "10.0.0.9")
+        budget.release(20, f"10.0.0.{number}")
+    budget.release(8, "10.0.0.9")
     assert budget.used == 0
 
 
 def test_the_last_eighth_is_for_addresses_that_hold_little() -> None:
     budget = AddressBudget(640, "bytes in flight")
     for number in range(4):
-        budget.take(140, f"10.0.0.{number}")
+        budget.reserve(140, f"10.0.0.{number}")
     assert budget.used == 560, "all but the eighth"
     for address, size in (("10.0.0.0", 1), ("10.0.1.0", 11)):
         with pytest.raises(LogError) as caught:
-            budget.take(size, address)
+            budget.reserve(size, address)
         assert caught.value.entry is OVERLOADED
         assert budget.room(address) == (0 if address == "10.0.0.0" else 10)
     for number in range(8):
-        budget.take(4, f"10.0.1.{number}")
-        budget.take(6, f"10.0.1.{number}")
+        budget.reserve(4, f"10.0.1.{number}")
+        budget.reserve(6, f"10.0.1.{number}")
         with pytest.raises(LogError):
-            budget.take(1, f"10.0.1.{number}")
+            budget.reserve(1, f"10.0.1.{number}")
     assert budget.used == 640
     assert budget.room("10.0.1.8") == 0
     with pytest.raises(LogError):
-        budget.take(1, "10.0.1.8")
+        budget.reserve(1, "10.0.1.8")
 
 
 def test_one_address_has_a_quarter_at_most() -> None:
     budget = AddressBudget(100, "bytes in flight")
-    budget.take(20, "10.0.0.1")
+    budget.reserve(20, "10.0.0.1")
     with pytest.raises(LogError) as caught:
-        budget.take(6, "10.0.0.1")
+        budget.reserve(6, "10.0.0.1")
     assert caught.value.entry is QUOTA_EXCEEDED
     assert "10.0.0.1 hold 20 bytes in flight" in caught.value.message
     assert "25 are allowed" in caught.value.message
-    budget.take(25, "10.0.0.2")
-    budget.take(5, "10.0.0.1")
+    budget.reserve(25, "10.0.0.2")
+    budget.reserve(5, "10.0.0.1")
     assert budget.used_by("10.0.0.1") == 25
 
 
 def test_answer_of_a_finished_write_is_held_over_the_limit_and_leaves_less_room() -> None:
     budget = AddressBudget(100, "bytes in flight")
-    budget.take_anyway(150, "10.0.0.1")
+    budget.force_reserve(150, "10.0.0.1")
     with pytest.raises(LogError):
-        budget.take(1, "10.0.0.2")
-    budget.give(150, "10.0.0.1")
-    budget.take(25, "10.0.0.2")
+        budget.reserve(1, "10.0.0.2")
+    budget.release(150, "10.0.0.1")
+    budget.reserve(25, "10.0.0.2")
 
 
 def test_a_request_without_bytes_leaves_no_trace_of_its_address() -> None:
     budget = AddressBudget(100, "bytes in flight")
     for number in range(1_000):
-        budget.take(0, f"2001:db8:0:{number:x}::/64")
+        budget.reserve(0, f"2001:db8:0:{number:x}::/64")
     assert sys.getsizeof(budget._by_address) == sys.getsizeof({})
 
 
 def test_more_given_back_than_taken_is_a_broken_invariant() -> None:
     budget = AddressBudget(100, "bytes in flight")
-    budget.take(1, "10.0.0.1")
+    budget.reserve(1, "10.0.0.1")
     with pytest.raises(AssertionError):
-        budget.give(1, "10.0.0.2")
+        budget.release(1, "10.0.0.2")
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abcdef"), st.booleans())))
@@ -102,13 +102,13 @@ def test_no_sequence_exceeds_total_or_share(steps: list[tuple[int, str, bool]]) 
     for size, address, is_take in steps:
         if is_take:
             try:
-                budget.take(size, address)
+                budget.reserve(size, address)
             except LogError:
                 assert held[address] + size > 25 or held.total() + size > 88
             else:
                 held[address] += size
         elif held[address]:
-            budget.give(held[address], address)
+            budget.release(held[address], address)
             held[address] = 0
         assert budget.used == held.total() <= 100
         assert all(budget.used_by(each) == held[each] <= 25 for each in "abcdef")

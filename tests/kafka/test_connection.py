@@ -265,11 +265,11 @@ async def test_a_large_frame_waits_for_room_and_is_never_refused() -> None:
         one.client() as other,
     ):
         # All of the address's share is held by another request.
-        one.broker.bytes_in_flight.take(90_000, "127.0.0.1")
+        one.broker.bytes_in_flight.reserve(90_000, "127.0.0.1")
         await client.send(produce(bytes(50_000)), 9)
         assert (await other.ask(VERSIONS, 3)).error_code == 0
         assert not one.node.record_count()
-        one.broker.bytes_in_flight.give(90_000, "127.0.0.1")
+        one.broker.bytes_in_flight.release(90_000, "127.0.0.1")
         assert (await client.receive())[0] == 0
 
 
@@ -306,7 +306,7 @@ async def test_an_address_that_holds_nothing_reads_while_others_hold_the_budget(
 ) -> None:
     budget = one.broker.bytes_in_flight
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"):
-        budget.take_anyway(budget.share_max, address)
+        budget.force_reserve(budget.per_client_max, address)
     try:
         async with one.client() as client:
             await client.ask(produce(b"x"), 9)
@@ -314,7 +314,7 @@ async def test_an_address_that_holds_nothing_reads_while_others_hold_the_budget(
             assert answer.responses[0].partitions[0].records
     finally:
         for address in ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"):
-            budget.give(budget.share_max, address)
+            budget.release(budget.per_client_max, address)
 
 
 async def test_a_client_that_leaves_ends_its_fetch_and_no_write(one: KafkaNode) -> None:

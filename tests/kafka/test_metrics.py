@@ -80,10 +80,10 @@ async def test_a_held_request_counts_as_in_flight_and_by_its_wait() -> None:
 
 async def test_a_request_that_waits_for_memory_is_shown() -> None:
     async with kafka_node(bytes_in_flight_max=400_000) as one, one.client() as client:
-        one.broker.bytes_in_flight.take(90_000, "127.0.0.1")
+        one.broker.bytes_in_flight.reserve(90_000, "127.0.0.1")
         await client.send(produce(bytes(50_000)), 9)
         await until(lambda: samples(one)["requests_waiting_for_memory",] == 1)
-        one.broker.bytes_in_flight.give(90_000, "127.0.0.1")
+        one.broker.bytes_in_flight.release(90_000, "127.0.0.1")
         await client.receive()
         assert samples(one)["requests_waiting_for_memory",] == 0
 

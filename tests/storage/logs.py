@@ -22,7 +22,7 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.core import LogContext
 from raftlog.storage.log.log import Log
 from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
@@ -74,7 +74,7 @@ def new_log(
         log.published(log.current_checkpoint())
 
     log = Log.open(
-        LogShared(disk, clock or ManualClock()),
+        LogContext(disk, clock or ManualClock()),
         DIRECTORY,
         config or LogConfig(),
         checkpoint=checkpoint,

@@ -140,7 +140,7 @@ async def _read(
     budget, group = call.broker.bytes_in_flight, address_group(call.address)
     wanted = min(max_bytes, sum(part.wanted.partition_max_bytes for part in parts.values()))
     taken = await _room(call, group, wanted) if max_bytes > 0 else 0
-    budget.take_anyway(taken, group)
+    budget.force_reserve(taken, group)
     try:
         async for one, fetched in plan.chunks(min(max_bytes, taken)):
             part = parts[one.topic, one.number]
@@ -153,7 +153,7 @@ async def _read(
                 part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
     finally:
         # The connection takes the bytes of the answer before another task runs.
-        budget.give(taken, group)
+        budget.release(taken, group)
 
 
 async def _room(call: Call, group: str, wanted: int) -> int:
@@ -164,7 +164,7 @@ async def _room(call: Call, group: str, wanted: int) -> int:
     """
     broker, budget = call.broker, call.broker.bytes_in_flight
     most = min(max(wanted, ROOM_BYTES_MIN), broker.fetch.settings.response_bytes_max)
-    least = min(ROOM_BYTES_MIN, budget.share_max // 4)
+    least = min(ROOM_BYTES_MIN, budget.per_client_max // 4)
     for _ in range(ROOM_POLLS):
         room = budget.room(group)
         if room >= least:

@@ -416,13 +416,13 @@ class BatchReader:
 
         Raises UNSUPPORTED_FORMAT where a repeat would fail, too: more than one client may hold.
         """
-        share_max = self._context.broker.bytes_in_flight.share_max
+        per_client_max = self._context.broker.bytes_in_flight.per_client_max
         needed_bytes = self._request.bytes_held + size_bytes
-        if needed_bytes > share_max:
+        if needed_bytes > per_client_max:
             raise LogError(
                 UNSUPPORTED_FORMAT,
                 f"The record at offset {offset} takes {needed_bytes} bytes with its batch in this "
-                f"format; one client may hold {share_max}. Read it with POST /v1/fetch.",
+                f"format; one client may hold {per_client_max}. Read it with POST /v1/fetch.",
             )
         self._context.hold(self._request, size_bytes)
 

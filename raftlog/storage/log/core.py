@@ -63,7 +63,7 @@ UNKNOWN_ROOM_BYTES: Final = 1 << 62
 """Before the first look at the disk."""
 
 
-class LogShared:
+class LogContext:
     """Resources shared by the logs of a node."""
 
     def __init__(self, disk: Disk, clock: Clock, files: OpenFiles | None = None) -> None:
@@ -169,7 +169,7 @@ class LogCore:
 
     def __init__(
         self,
-        shared: LogShared,
+        shared: LogContext,
         directory: str,
         config: LogConfig,
         opened: Opened,

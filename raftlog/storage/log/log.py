@@ -24,7 +24,7 @@ from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction.run import compact_log
 from raftlog.storage.log.appending import Appender
-from raftlog.storage.log.core import LogCore, LogShared
+from raftlog.storage.log.core import LogContext, LogCore
 from raftlog.storage.log.opening import Opened, open_log
 from raftlog.storage.log.operations import LogOperations
 from raftlog.storage.log.reader import LogReader
@@ -38,7 +38,7 @@ class Log(LogCore):
 
     def __init__(
         self,
-        shared: LogShared,
+        shared: LogContext,
         directory: str,
         config: LogConfig,
         opened: Opened,
@@ -58,7 +58,7 @@ class Log(LogCore):
     @classmethod
     def open(
         cls,
-        shared: LogShared,
+        shared: LogContext,
         directory: str,
         config: LogConfig,
         *,

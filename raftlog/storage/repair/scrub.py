@@ -29,7 +29,7 @@ from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.storage.files import OpenFiles
-from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.core import LogContext
 from raftlog.storage.log.log import Log
 from raftlog.storage.segments.scan import Expectation, mismatch
 from raftlog.storage.segments.segments import Segment
@@ -71,7 +71,7 @@ class Scrubber:
     """Reads the cold segments of a node's logs, a bounded piece at a time."""
 
     def __init__(
-        self, shared: LogShared, settings: StorageSettings, logs: Mapping[Key, Log]
+        self, shared: LogContext, settings: StorageSettings, logs: Mapping[Key, Log]
     ) -> None:
         self.scrubbed_bytes = 0
         self.damage_found = 0

@@ -14,7 +14,7 @@ from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction.rewrite import CompactionPass
-from raftlog.storage.log.core import LogShared
+from raftlog.storage.log.core import LogContext
 from raftlog.storage.log.log import Log
 from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
@@ -44,7 +44,7 @@ class Written:
         self.disk.make_directory(DIRECTORY)
         self.disk.sync_directory("")
         self.log = Log.open(
-            LogShared(self.disk, ManualClock()),
+            LogContext(self.disk, ManualClock()),
             DIRECTORY,
             CONFIG,
             checkpoint=self.checkpoint,
