@@ -15,7 +15,7 @@ from raftlog.cli.common import output
 from raftlog.cli.common.errors import CommandError, ExitCode
 from raftlog.cli.common.options import format_option
 from raftlog.fleet import steps
-from raftlog.fleet.errors import FleetError, SpecError, UnreachableError
+from raftlog.fleet.errors import FleetError, SpecError, UnreachableError, has_cause
 from raftlog.fleet.plan import kept_nodes
 from raftlog.fleet.reconciler import open_fleet
 
@@ -177,18 +177,10 @@ def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
         code = ExitCode.FAILED
         if isinstance(error, SpecError):
             code = ExitCode.USAGE
-        elif _is_unreachable(error):
+        elif has_cause(error, UnreachableError | ConnectionLostError):
+            # A later run may succeed.
             code = ExitCode.UNREACHABLE
         raise CommandError(str(error), hint=error.hint, code=code) from error
-
-
-def _is_unreachable(error: BaseException | None) -> bool:
-    """Whether a host or a cluster without an answer is the cause: a later run may succeed."""
-    while error is not None:
-        if isinstance(error, UnreachableError | ConnectionLostError):
-            return True
-        error = error.__cause__
-    return False
 
 
 def _document(report: Report) -> dict[str, Any]:

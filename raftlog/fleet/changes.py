@@ -39,7 +39,12 @@ NAMED_MAX: Final = 5
 
 
 async def await_may_stop(
-    admin: Admin, node_id: int, tell: Tell, *, is_serving: bool = True
+    admin: Admin,
+    node_id: int,
+    tell: Tell,
+    *,
+    is_serving: bool = True,
+    timeout_s: float = SAFE_TIMEOUT_S,
 ) -> None:
     """Wait until no partition needs the node to stay at min.insync.replicas.
 
@@ -47,7 +52,7 @@ async def await_may_stop(
     that does not serve is needed only where it is in sync. Raises FleetError after the timeout.
     """
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + SAFE_TIMEOUT_S
+    deadline_s = loop.time() + timeout_s
     named: str | None = None
     while True:
         try:

@@ -12,15 +12,8 @@ from typing import Final
 
 import click
 
-from raftlog.fleet.deploy import Deployment
-from raftlog.fleet.deploy_plan import (
-    PORT_DEFAULT,
-    HostState,
-    Target,
-    plan,
-    plan_replacement,
-)
-from raftlog.fleet.errors import FleetError, UnreachableError
+from raftlog.fleet.deploy import PORT_DEFAULT, cluster_of, open_deployment
+from raftlog.fleet.errors import FleetError, UnreachableError, has_cause
 from raftlog.fleet.release import Release, build_release, read_release
 
 SOURCE: Final = Path(__file__).parents[2]
@@ -104,31 +97,32 @@ def main(
         assert task is not None
         # As Ctrl-C does: connections and temporary files are removed.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        targets = [Target.parse(word) for word in hosts]
-        async with Deployment(targets, say, timeout_s=timeout_s) as deployment:
-            states = await deployment.inspect(rack_from)
-            if dry_run:
-                _print_plan(states, port, replace)
-                return []
-            if down:
-                await deployment.down(states)
-                return []
-            with tempfile.TemporaryDirectory(prefix="raftlog-wheels-") as temporary:
-                release = await asyncio.to_thread(_release, wheels or Path(temporary))
+        with tempfile.TemporaryDirectory(prefix="raftlog-deploy-") as temporary:
+            work = Path(temporary)
+            async with open_deployment(
+                cluster_of(hosts, port), work, say, rack_from=rack_from, timeout_s=timeout_s
+            ) as deployment:
+                if dry_run:
+                    for row in await deployment.preview(replace):
+                        click.echo(row)
+                    return []
+                if down:
+                    await deployment.down()
+                    return []
+                release = await asyncio.to_thread(_release, wheels or work / "wheels")
                 say(f"release {release.version}: {len(release.wheels)} wheels")
                 if replace is not None:
-                    return await deployment.replace(states, replace, release, port)
-                if upgrade:
-                    return await deployment.upgrade(states, release)
-                return await deployment.up(states, release, port)
+                    return await deployment.replace(replace, release)
+                return await (deployment.upgrade if upgrade else deployment.up)(release)
 
     try:
         addresses = asyncio.run(work())
     except asyncio.CancelledError:
         sys.exit(128 + signal.SIGTERM)
     except (FleetError, OSError, ValueError) as error:
-        click.echo(f"deploy: {error}", err=True)
-        sys.exit(UNREACHABLE if isinstance(error, UnreachableError) else FAILED)
+        hint = error.hint if isinstance(error, FleetError) else None
+        click.echo(f"deploy: {error}{f' {hint}' if hint else ''}", err=True)
+        sys.exit(UNREACHABLE if has_cause(error, UnreachableError) else FAILED)
     if addresses:
         say("all nodes are ready")
         click.echo(f"export RAFTLOG_SERVERS={','.join(addresses)}")
@@ -139,17 +133,6 @@ def _release(wheels: Path) -> Release:
     if wheels.is_dir() and any(wheels.iterdir()):
         return read_release(wheels)
     return build_release(SOURCE, wheels)
-
-
-def _print_plan(states: list[HostState], port: int, replace: int | None) -> None:
-    planned = None if replace is None else plan_replacement(states, replace, port)
-    nodes = plan(states, port) if planned is None else (planned.first,)
-    current = {state.target: state.current for state in states}
-    for node in nodes:
-        kind = "new" if node.is_new else "kept"
-        release = current[node.target] or "no release"
-        click.echo(f"{node.target.ssh}: {node.name} at {node.address} ({kind}; {release})")
-        click.echo("".join(f"    {line}\n" for line in node.settings.splitlines()), nl=False)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import UnionType
 from typing import Final
 
 DETAIL_CHARACTERS_MAX: Final = 2_000
@@ -18,6 +19,15 @@ class FleetError(Exception):
 
 class SpecError(FleetError):
     """The fleet's file is wrong."""
+
+
+def has_cause(error: BaseException | None, kinds: type | UnionType) -> bool:
+    """Whether an error, or a cause of it, is of one of these kinds."""
+    while error is not None:
+        if isinstance(error, kinds):
+            return True
+        error = error.__cause__
+    return False
 
 
 class HostError(FleetError):

@@ -102,6 +102,7 @@ def next_step(
     """
     rules = (
         _bring_up(spec, state, lost),
+        _take_dead_votes(spec, state),
         _repair(spec, state),
         _restart(spec, state),
         _grow(spec, state),
@@ -127,6 +128,8 @@ def _bring_up(
         is_lost = node.node_id in lost or (node.node_id in spec.replace and not node.has_data)
         if is_lost and not node.is_ready and state.is_led:
             yield ReplaceNode(cluster=name, node_id=node.node_id)
+    if state.is_led:
+        yield from _replace_elsewhere(spec, state, lost)
     stopped = [node for node in needed if not node.is_running]
     _require_data(spec, state, stopped)
     if not state.is_led:
@@ -141,30 +144,60 @@ def _bring_up(
         yield AwaitReady(cluster=name, node_ids=tuple(n.node_id for n in late or awaited))
 
 
+def _replace_elsewhere(
+    spec: ClusterSpec, state: ClusterState, lost: Collection[int]
+) -> Iterator[ReplaceNode]:
+    """Give a lost node without settings the only host that runs no other node."""
+    hosts = missing_hosts(spec, state)
+    away = {node.node_id: node for node in state.nodes if not node.is_managed}
+    for node_id in sorted(lost):
+        if len(hosts) == 1 and node_id in away and not away[node_id].is_ready:
+            yield ReplaceNode(cluster=spec.name, node_id=node_id, host=hosts[0])
+        elif hosts and spec.keeps_found:
+            # A new node on the host would be a mistake.
+            raise FleetError(
+                f"{spec.name}: node {node_id} is alive at {away[node_id].address}, so it cannot be "
+                "replaced"
+                if node_id in away
+                else f"{spec.name}: there is no node {node_id} to replace"
+            )
+
+
 def _require_data(spec: ClusterSpec, state: ClusterState, stopped: Sequence[NodeState]) -> None:
     """Raise FleetError if a start would take an empty directory for a node's own."""
     if stopped and not state.is_led and not any(node.has_data for node in state.nodes):
         raise FleetError(
             f"{spec.name}: the data directory of every node is empty",
             "If the disks are not mounted, mount them. If the cluster never served, or all of its "
-            "data is lost, begin a new one under another name.",
+            f"data is lost, {_begin_again(spec)}.",
         )
     for node in stopped:
         if state.is_led and node.is_registered and not node.has_data:
             raise FleetError(
                 f"{spec.name}: node {node.node_id} has been a member, and its data directory is "
                 "empty",
-                "If its disk is not mounted, mount it. If it is lost: `raftlog fleet apply FILE "
-                f"--replace {spec.name}/{node.node_id}` copies its replicas again.",
+                "If its disk is not mounted, mount it. If it is lost: "
+                f"`{spec.replacing(node.node_id)}` copies its replicas again.",
             )
+
+
+def _begin_again(spec: ClusterSpec) -> str:
+    if spec.keeps_found:
+        return f"remove {spec.name}-*.toml in /etc/raftlog on every host, and run the command again"
+    return "begin a new one under another name"
+
+
+def _take_dead_votes(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
+    if spec.keeps_found or len(state.voters) < 2:
+        return
+    kept = kept_nodes(spec, state)
+    for node in state.voters:
+        if node not in kept and not node.is_running:
+            yield TakeVote(cluster=spec.name, node_id=node.node_id)
 
 
 def _repair(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
     kept = kept_nodes(spec, state)
-    leaving = state.voters and [node for node in state.voters if node not in kept]
-    for node in leaving:
-        if not node.is_running and len(state.voters) > 1:
-            yield TakeVote(cluster=spec.name, node_id=node.node_id)
     for node in kept:
         if not node.is_ready and (reason := difference(spec, node)) is not None:
             yield RestartNode(
@@ -187,14 +220,29 @@ def _restart(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
 def _grow(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
     kept = kept_nodes(spec, state)
     for node in kept:
-        if node.is_decommissioning:
+        if node.is_decommissioning and not spec.keeps_found:
             yield CancelDecommission(cluster=spec.name, node_id=node.node_id)
     if len(kept) < spec.size:
         host = next(iter(missing_hosts(spec, state)), "")
+        _require_new(spec, state, host)
         yield JoinNode(cluster=spec.name, number=len(kept) + 1, host=host)
 
 
+def _require_new(spec: ClusterSpec, state: ClusterState, host: str) -> None:
+    """Raise FleetError for the host of a member, whose votes and replicas stay as found."""
+    for node in state.nodes:
+        is_member = (node.is_registered or node.is_voter) and not node.is_decommissioning
+        if spec.keeps_found and node.host == host and not node.is_managed and is_member:
+            raise FleetError(
+                f"{spec.name}: node {node.node_id} was at {node.address}, and its host has no "
+                "settings any more",
+                f"If its disk is lost: `{spec.replacing(node.node_id)}` takes its place.",
+            )
+
+
 def _move_votes(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
+    if spec.keeps_found:
+        return
     wanted = wanted_voters(spec, state)
     present = {node.node_id for node in state.voters}
     for node_id in sorted(wanted - present):
@@ -233,6 +281,8 @@ def _keep_topics(
 
 
 def _shrink(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
+    if spec.keeps_found:
+        return
     kept = kept_nodes(spec, state)
     for node in state.nodes:
         if node in kept:
@@ -315,8 +365,12 @@ def after(spec: ClusterSpec, state: ClusterState, step: ClusterStep) -> ClusterS
                 for node in state.nodes
             )
             return replace(state, nodes=ready, is_led=True)
-        case ReplaceNode(node_id=node_id) | RestartNode(node_id=node_id):
+        case RestartNode(node_id=node_id):
             return _with(state, _started(spec, state.node(node_id)))
+        case ReplaceNode(node_id=node_id, host=host):
+            node = state.node(node_id)
+            back = replace(node, host=host or node.host, is_managed=True)
+            return _with(state, _started(spec, back))
         case JoinNode(host=host):
             new = NodeState(node_id=_next_id(state), host=host)
             return replace(state, nodes=(*state.nodes, _started(spec, new)))

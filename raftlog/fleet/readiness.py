@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from raftlog.cluster.membership import NO_ANSWER, Probes
-from raftlog.fleet.drivers.driver import Tell
+from raftlog.fleet.drivers.driver import Tell, Watched
 from raftlog.fleet.errors import FleetError
 
 READY_TIMEOUT_S: Final = 600.0
@@ -22,14 +22,14 @@ meanwhile, in vain."""
 
 async def await_ready(
     addresses: Mapping[int, str],
-    failure: Callable[[int], Awaitable[str | None]],
+    nodes: Watched,
     tell: Tell,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> None:
     """Wait until each node, by id, is ready at its address.
 
-    `failure` says why a node's process has ended; None while the process runs. Raises FleetError
-    after the timeout, or once a node does not stay up.
+    Raises FleetError with the end of a node's log: after the timeout, or once a node does not stay
+    up.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
@@ -49,12 +49,15 @@ async def await_ready(
             now_s = loop.time()
             if now_s >= check_s:
                 check_s = now_s + CHECK_S
-                await _check_processes(reasons, failure, failed)
+                await _check_processes(reasons, nodes, failed)
             if now_s >= report_s:
                 report_s = now_s + REPORT_S
                 tell(f"waiting for {_listed(reasons)}")
             if now_s >= deadline_s:
-                raise FleetError(f"not ready within {timeout_s:.0f} s: {_listed(reasons)}")
+                raise FleetError(
+                    f"not ready within {timeout_s:.0f} s: {_listed(reasons)}; node {min(reasons)}: "
+                    f"{await nodes.log_end(min(reasons))}"
+                )
             await asyncio.sleep(POLL_S)
     finally:
         await probes.close()
@@ -62,11 +65,11 @@ async def await_ready(
 
 async def _check_processes(
     reasons: Mapping[int, str],
-    failure: Callable[[int], Awaitable[str | None]],
+    nodes: Watched,
     failed: dict[int, int],
 ) -> None:
     for node_id, reason in reasons.items():
-        why = await failure(node_id) if reason == NO_ANSWER else None
+        why = await nodes.failure(node_id) if reason == NO_ANSWER else None
         failed[node_id] = 0 if why is None else failed.get(node_id, 0) + 1
         if why is not None and failed[node_id] >= FAILURES_MAX:
             raise FleetError(f"node {node_id} does not stay up: {why}")

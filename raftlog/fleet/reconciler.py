@@ -28,7 +28,7 @@ from raftlog.fleet.drivers.ssh import SshDriver, with_release
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.files import FleetFiles
 from raftlog.fleet.observe import observe
-from raftlog.fleet.readiness import await_ready
+from raftlog.fleet.readiness import READY_TIMEOUT_S, await_ready
 from raftlog.fleet.spec import ClusterSpec, FleetSpec, TopicSpec, load
 from raftlog.fleet.state import ClusterState, NodeState
 from raftlog.fleet.steps import (
@@ -93,8 +93,16 @@ class Fleet:
     """The clusters of one file. Open by `open_fleet`."""
 
     def __init__(
-        self, spec: FleetSpec, files: FleetFiles, drivers: Mapping[str, Driver], tell: Tell
+        self,
+        spec: FleetSpec,
+        files: FleetFiles,
+        drivers: Mapping[str, Driver],
+        tell: Tell,
+        *,
+        timeout_s: float = READY_TIMEOUT_S,
     ) -> None:
+        """`timeout_s` bounds each wait for a node to become ready, or to be allowed to stop."""
+        self._timeout_s = timeout_s
         self.spec = spec
         self.files = files
         self._drivers = drivers
@@ -235,13 +243,19 @@ class Fleet:
                 await self._await_ready(spec, state, node_ids)
             case AwaitReady(node_ids=node_ids):
                 await self._await_ready(spec, state, node_ids)
-            case ReplaceNode(node_id=node_id):
+            case ReplaceNode(node_id=node_id, host=host):
                 others = [n.address for n in state.nodes if n.node_id != node_id and n.is_ready]
-                await driver.replace(node_id, others)
+                await driver.replace(node_id, others, host)
             case RestartNode(node_id=node_id, was_ready=was_ready):
                 if state.is_led:
                     async with admin_of(servers) as admin:
-                        await changes.await_may_stop(admin, node_id, tell, is_serving=was_ready)
+                        await changes.await_may_stop(
+                            admin,
+                            node_id,
+                            tell,
+                            is_serving=was_ready,
+                            timeout_s=self._timeout_s,
+                        )
                 await driver.restart(node_id)
                 await self._await_ready(spec, state, (node_id,))
             case JoinNode(host=host):
@@ -268,7 +282,7 @@ class Fleet:
         self, spec: ClusterSpec, state: ClusterState, node_ids: Sequence[int]
     ) -> None:
         addresses = {node_id: state.node(node_id).address for node_id in node_ids}
-        await await_ready(addresses, self._drivers[spec.name].failure, self._tell)
+        await await_ready(addresses, self._drivers[spec.name], self._tell, self._timeout_s)
 
     # The catalog
 

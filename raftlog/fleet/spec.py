@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -70,6 +70,10 @@ class TopicSpec(msgspec.Struct, frozen=True):
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[cluster]]` of the file. See docs/fleet.md."""
 
+    keeps_found: ClassVar[bool] = False
+    """Whether settings, votes and nodes outside of `hosts` stay as found, and a release that does
+    not become ready is taken back. True for `scripts/deploy`, which has no file."""
+
     driver: Literal["local", "ssh"]
     name: str = ""
     """By default the log's."""
@@ -124,6 +128,10 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The logs of this cluster in the catalog."""
         return (self.log,) if self.log is not None else self.logs
 
+    def replacing(self, node_id: int) -> str:
+        """The command that replaces a node with a lost disk."""
+        return f"raftlog fleet apply FILE --replace {self.name}/{node_id}"
+
     def topics(self, *, is_home: bool) -> tuple[TopicSpec, ...]:
         """The topics that the reconciler creates and keeps as written."""
         default = min(REPLICATION_DEFAULT, self.size)
@@ -134,6 +142,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         config = {name: config_text(value) for name, value in sorted(self.config.items())}
         factor = self.replication_factor or default
         return (TopicSpec(self.log, self.partitions, factor, config),)
+
+
+Cluster = TypeVar("Cluster", bound=ClusterSpec)
 
 
 class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -180,7 +191,7 @@ def parse(text: str, base: Path) -> FleetSpec:
         raise SpecError(f"not TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise SpecError(str(error)) from error
-    clusters = tuple(_resolved(spec, number, base) for number, spec in enumerate(found.cluster, 1))
+    clusters = tuple(resolved(spec, number, base) for number, spec in enumerate(found.cluster, 1))
     found = FleetSpec(clusters, found.fleet)
     for complaint in _conflicts(found):
         raise SpecError(complaint)
@@ -224,7 +235,7 @@ def _quoted(value: object) -> str:
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
-def _resolved(spec: ClusterSpec, number: int, base: Path) -> ClusterSpec:
+def resolved(spec: Cluster, number: int, base: Path) -> Cluster:
     """The cluster with its defaults and absolute paths. Raises SpecError."""
     name = spec.name or spec.log or ""
     if not name:
@@ -246,9 +257,13 @@ def _resolved(spec: ClusterSpec, number: int, base: Path) -> ClusterSpec:
             raise SpecError(f"{where}: `release` has its own version, so leave out `version`")
         if not spec.hosts:
             raise SpecError(f"{where}: `hosts` names its machines")
-        names = [machine.name for machine in spec.machines]
-        if len(set(names)) < len(names):
-            raise SpecError(f"{where}: a host is named twice")
+        for names in (
+            [machine.address for machine in spec.machines],
+            [machine.name for machine in spec.machines],
+        ):
+            for host in names:
+                if names.count(host) > 1:
+                    raise SpecError(f"{where}: host {host} is named more than once")
     factor = spec.replication_factor
     if factor is not None and factor > spec.size:
         raise SpecError(f"{where}: replication_factor {factor} needs more than {spec.size} nodes")

@@ -41,6 +41,8 @@ class ReplaceNode(_Step, frozen=True, kw_only=True, tag="replace_node"):
     """Start a node with a lost disk on an empty one; its replicas are copied."""
 
     node_id: int
+    host: str = ""
+    """The host that takes the node; empty for the host that has the settings of the node."""
 
 
 class RestartNode(_Step, frozen=True, kw_only=True, tag="restart_node"):

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from raftlog.fleet.drivers import ssh_host
+from tests.fleet.hosts import hosts
+
+__all__ = ["hosts"]
 
 FAKE = Path(__file__).with_name("fake_machine.py")
 

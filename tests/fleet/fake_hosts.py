@@ -53,6 +53,10 @@ def systemctl(arguments: Sequence[str]) -> int:
             case "disable" if "--now" in arguments and unit["pid"]:
                 _stop(unit["pid"])
                 unit["pid"], unit["ended"] = 0, 1
+            case "restart":
+                if unit["pid"]:
+                    _stop(unit["pid"])
+                unit["pid"] = _start(name)
             case "show" if "--value" in arguments:
                 _say(str(unit["pid"]))
             case "show":
@@ -98,6 +102,8 @@ def _start(name: str) -> int:
     command = [interpreter, "-m", "raftlog.cli", "serve", "--config", str(settings)]
     command += ["--data-dir", str(data), "--listen", f"{host.name}:{port}"]
     command += ["--cluster-secret-file", str(host / "etc/raftlog/cluster.secret")]
+    if (host / "opt/raftlog/current/broken").exists():
+        command[1:] = ["-S", "-c", "import sys; sys.exit('this release is broken')"]
     with (host / f"{name}.log").open("a") as log, Path(os.devnull).open() as null:
         return subprocess.Popen(
             command,

@@ -111,7 +111,9 @@ def _program(unit: str) -> list[str]:
     name = unit.removeprefix("raftlog@").removesuffix(".service")
     words = start.partition("=")[2].replace("%i", name).split()
     words = [word.replace("${CREDENTIALS_DIRECTORY}", "/etc/raftlog") for word in words]
-    return [f"{ROOT}{word}" if word.startswith("/") else word for word in words]
+    words = [f"{ROOT}{word}" if word.startswith("/") else word for word in words]
+    listen = ROOT / "listen"
+    return [*words, "--listen", listen.read_text()] if listen.exists() else words
 
 
 def _stop(state: dict[str, object]) -> None:

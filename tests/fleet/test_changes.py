@@ -74,10 +74,9 @@ async def test_partition_with_too_few_replicas_is_named_and_passed() -> None:
     assert said.startswith("node 1 stops although t/0 then refuse acks=all")
 
 
-async def test_wait_for_a_stop_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "SAFE_TIMEOUT_S", 0.0)
+async def test_wait_for_a_stop_has_a_deadline() -> None:
     with pytest.raises(FleetError, match="node 1 cannot stop: t/0 would fall") as caught:
-        await wait_to_stop(Cluster((1, 2)))
+        await wait_to_stop(Cluster((1, 2)), timeout_s=0.0)
     assert "cluster health" in (caught.value.hint or "")
 
 

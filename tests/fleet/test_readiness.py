@@ -43,8 +43,14 @@ async def node() -> AsyncIterator[Node]:
     await runner.cleanup()
 
 
-async def runs(_: int) -> str | None:
-    return None
+class Processes:
+    """Processes that run."""
+
+    async def failure(self, _node_id: int) -> str | None:
+        return None
+
+    async def log_end(self, node_id: int) -> str:
+        return f"the end of its log: log of {node_id}"
 
 
 async def test_wait_ends_with_readiness_and_reports_meanwhile(
@@ -52,7 +58,7 @@ async def test_wait_ends_with_readiness_and_reports_meanwhile(
 ) -> None:
     monkeypatch.setattr(readiness, "REPORT_S", 0.0)
     said: list[str] = []
-    waiting = asyncio.ensure_future(await_ready({1: node.address}, runs, said.append))
+    waiting = asyncio.ensure_future(await_ready({1: node.address}, Processes(), said.append))
     async with asyncio.timeout(PATIENCE_S):
         while not said:  # noqa: ASYNC110 - the report is the condition
             await asyncio.sleep(0.01)
@@ -63,24 +69,25 @@ async def test_wait_ends_with_readiness_and_reports_meanwhile(
 
 
 async def test_wait_ends_after_its_deadline_with_the_reason(node: Node) -> None:
-    with pytest.raises(FleetError, match="not ready within 0 s: node 7: catching up"):
-        await await_ready({7: node.address}, runs, print, timeout_s=0.0)
+    with pytest.raises(FleetError, match=r"not ready within 0 s: node 7: catching up.*log of 7"):
+        await await_ready({7: node.address}, Processes(), print, timeout_s=0.0)
 
 
 async def test_node_that_does_not_stay_up_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "CHECK_S", 0.0)
     calls = 0
 
-    async def failure(node_id: int) -> str | None:
-        nonlocal calls
-        calls += 1
-        # One life in between begins the count again.
-        return None if calls == readiness.FAILURES_MAX - 1 else "exit code 2"
+    class Dying(Processes):
+        async def failure(self, _node_id: int) -> str | None:
+            nonlocal calls
+            calls += 1
+            # One life in between begins the count again.
+            return None if calls == readiness.FAILURES_MAX - 1 else "exit code 2"
 
     (port,) = free_ports("127.0.0.1", 1)
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(FleetError, match="node 1 does not stay up: exit code 2"):
-            await await_ready({1: f"127.0.0.1:{port}"}, failure, print)
+            await await_ready({1: f"127.0.0.1:{port}"}, Dying(), print)
     assert calls == 2 * readiness.FAILURES_MAX - 1
 
 
@@ -89,8 +96,9 @@ async def test_node_that_answers_is_not_taken_for_dead(
 ) -> None:
     monkeypatch.setattr(readiness, "CHECK_S", 0.0)
 
-    async def failure(node_id: int) -> str | None:
-        raise AssertionError("a node that answers has a process")
+    class Asked(Processes):
+        async def failure(self, _node_id: int) -> str | None:
+            raise AssertionError("a node that answers has a process")
 
     with pytest.raises(FleetError, match="not ready within"):
-        await await_ready({1: node.address}, failure, print, timeout_s=0.5)
+        await await_ready({1: node.address}, Asked(), print, timeout_s=0.5)

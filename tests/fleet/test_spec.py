@@ -82,7 +82,7 @@ def test_name_of_a_host_is_its_address_without_user_and_port(address: str, name:
         ('name = "a"\ndriver = "local"\nhosts = ["h1"]', "hosts is not for driver local"),
         ('name = "a"\ndriver = "ssh"\nhosts = ["h1"]\nnodes = 3', "nodes is not for driver ssh"),
         ('name = "a"\ndriver = "ssh"', "`hosts` names its machines"),
-        ('name = "a"\ndriver = "ssh"\nhosts = ["u@h1", "h1:22"]', "named twice"),
+        ('name = "a"\ndriver = "ssh"\nhosts = ["u@h1", "h1:22"]', "h1 is named more than once"),
         ('name = "a"\ndriver = "local"\nnodez = 3', "nodez"),
         ('name = "a"\ndriver = "local"\nnodes = 0', "nodes"),
         ('name = "a"\ndriver = "local"\nvoters = 2', "voters"),

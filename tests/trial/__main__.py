@@ -18,7 +18,7 @@ from typing import Final
 import click
 import msgspec
 
-from raftlog.fleet.deploy_plan import PORT_DEFAULT
+from raftlog.fleet.deploy import PORT_DEFAULT
 from raftlog.fleet.errors import FleetError
 from tests.trial import load, releases
 from tests.trial.lab import Lab, LabError, Machine, lab

@@ -22,7 +22,19 @@ class Machines:
     """Driver ssh: hosts of the file without an answer, and why."""
 
 
-class Driver(Protocol):
+class Watched(Protocol):
+    """The processes of nodes."""
+
+    async def failure(self, node_id: int) -> str | None:
+        """Why a node does not stay up, with the end of its log; None while its process runs."""
+        ...
+
+    async def log_end(self, node_id: int) -> str:
+        """The end of a node's log, with its title."""
+        ...
+
+
+class Driver(Watched, Protocol):
     """Starts and stops the nodes of one cluster.
 
     Every method may be repeated, and raises FleetError. A start uses the version and the settings
@@ -49,8 +61,8 @@ class Driver(Protocol):
         """Start a new node, which joins by `servers`; its id is above all `known_ids`."""
         ...
 
-    async def replace(self, node_id: int, servers: Sequence[str]) -> None:
-        """Start a node with a lost disk on an empty data directory."""
+    async def replace(self, node_id: int, servers: Sequence[str], host: str) -> None:
+        """Start a node with a lost disk on an empty data directory; `host` may be empty."""
         ...
 
     async def retire(self, node_id: int) -> str:
@@ -59,10 +71,6 @@ class Driver(Protocol):
 
     async def stop_cluster(self) -> None:
         """Stop all nodes; their data directories are kept."""
-        ...
-
-    async def failure(self, node_id: int) -> str | None:
-        """Why a node does not stay up, with the end of its log; None while its process runs."""
         ...
 
     async def close(self) -> None:

@@ -119,7 +119,7 @@ class LocalDriver:
         await self._configure()
         await self._request(AddNode(voter=False))
 
-    async def replace(self, node_id: int, servers: Sequence[str]) -> None:
+    async def replace(self, node_id: int, servers: Sequence[str], host: str) -> None:
         """Put an empty node in the place of one with a lost disk; the old directory is kept."""
         await self._configure()
         await self._request(ReplaceNode(node_id))
@@ -144,10 +144,13 @@ class LocalDriver:
         """Why a node does not stay up; None while its process runs."""
         for node in (await self._status()).nodes:
             if node.node_id == node_id and node.state not in RUNNING:
-                lines = tail(self._layout.log(node_id), LOG_LINES_SHOWN)
-                ended = node.last_end or node.state
-                return "\n    ".join([f"{ended}; the end of its log, {node.log}:", *lines])
+                return f"{node.last_end or node.state}; {await self.log_end(node_id)}"
         return None
+
+    async def log_end(self, node_id: int) -> str:
+        """The end of a node's log, with its title."""
+        path = self._layout.log(node_id)
+        return "\n    ".join([f"the end of its log, {path}:", *tail(path, LOG_LINES_SHOWN)])
 
     async def close(self) -> None:
         """Nothing is kept open."""
