@@ -75,11 +75,14 @@ class Backoff:
 
     first_ms: float
     max_ms: float
+    jitter: float = JITTER
+    """Share by which chance makes a pause shorter or longer."""
 
     def delay_s(self, attempt: int) -> float:
         """Seconds to wait after failed attempt number `attempt`, counted from 0."""
         nominal_ms = min(self.max_ms, self.first_ms * (1 << min(attempt, DOUBLINGS_MAX)))
-        return nominal_ms * random.uniform(1 - JITTER, 1 + JITTER) / 1000
+        chance = random.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else 1.0
+        return nominal_ms * chance / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
 
 from raftlog_client import RaftlogClientError
+from raftlog_client.metadata import Backoff
 
 from raftlog_replicated.applier import Applier
 from raftlog_replicated.errors import (
@@ -72,8 +73,10 @@ SUBMIT_TIMEOUT_MS: Final = 10_000
 READ_TIMEOUT_MS: Final = 5_000
 SWEEP_S: Final = 0.05
 """Deadlines of commands are looked at so often."""
-PAUSE_MIN_S: Final = 0.05
-PAUSE_MAX_S: Final = 1.0
+PAUSE_S: Final = 1.0
+"""Pause after a snapshot that was not taken."""
+RETRIES: Final = Backoff(50, 1_000, jitter=0)
+"""Pauses after errors of the log."""
 RENEWAL_LOOK_S: Final = 0.01
 """A read by lease looks so often whether a late heartbeat has been answered."""
 TURN_S: Final = 0.005
@@ -375,14 +378,14 @@ class Replica(Generic[Machine, Command, Result]):
         self._may_read.set()
 
     async def _lead(self) -> None:
-        pause_s = PAUSE_MIN_S
+        failures = 0
         try:
             while self._lease.is_primary:
                 writer: Writer | None = None
                 try:
                     writer = await self._log.open_writer()
                     if await self._promote(writer):
-                        pause_s = PAUSE_MIN_S
+                        failures = 0
                         await self._serve(writer)
                 except RaftlogClientError as error:
                     _logger.warning(
@@ -393,8 +396,8 @@ class Replica(Generic[Machine, Command, Result]):
                         self._resign()
                     if writer is not None:
                         await writer.close()
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                await asyncio.sleep(RETRIES.delay_s(failures))
+                failures += 1
         finally:
             if self._leading is asyncio.current_task():
                 self._leading = None
@@ -501,7 +504,7 @@ class Replica(Generic[Machine, Command, Result]):
 
     async def _follow(self) -> None:
         """Read and apply, for the replica's whole life."""
-        pause_s = PAUSE_MIN_S
+        failures = 0
         catching_up: asyncio.Task[None] | None = None
         is_restored = False
         below: Position | None = None
@@ -515,7 +518,7 @@ class Replica(Generic[Machine, Command, Result]):
                     catching_up = self._spawn(self._catch_up())
                 await self._may_read.wait()
                 await self._apply_all(await self._log.read())
-                pause_s = PAUSE_MIN_S
+                failures = 0
                 continue
             except LogTrimmedError as error:
                 _logger.warning("replica %s of %s: %s", self.replica_id, self.name, error)
@@ -534,8 +537,8 @@ class Replica(Generic[Machine, Command, Result]):
                 )
                 if self._may_read.is_set():
                     self._log.seek(self._offsets.value)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            await asyncio.sleep(RETRIES.delay_s(failures))
+            failures += 1
 
     async def _apply_all(self, records: list[LogRecord]) -> None:
         clock = self._log.clock
@@ -569,7 +572,7 @@ class Replica(Generic[Machine, Command, Result]):
 
     async def _catch_up(self) -> None:
         """Wait until the state may be served, then be a candidate."""
-        pause_s = PAUSE_MIN_S
+        failures = 0
         while True:
             try:
                 await self._offsets.reach(await self._log.end())
@@ -581,8 +584,8 @@ class Replica(Generic[Machine, Command, Result]):
                     self.name,
                     error,
                 )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                await asyncio.sleep(RETRIES.delay_s(failures))
+                failures += 1
         while self._distrusted_until is not None:
             await self._positions.reach(self._applier.position + 1)
         self._set_role(Role.REPLICA)
@@ -663,14 +666,14 @@ class Replica(Generic[Machine, Command, Result]):
 
     async def _ask_end(self) -> tuple[float, int]:
         """The shared question, repeated until the read's time is over."""
-        pause_s = PAUSE_MIN_S
+        failures = 0
         while True:
             try:
                 return await self._questions.ask()
             except RaftlogClientError as error:
                 _logger.debug("the log's end is unknown: %s", error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            await asyncio.sleep(RETRIES.delay_s(failures))
+            failures += 1
 
     # Housekeeping
 
@@ -706,7 +709,7 @@ class Replica(Generic[Machine, Command, Result]):
             _logger.warning(
                 "replica %s of %s took no snapshot: %s", self.replica_id, self.name, error
             )
-            await asyncio.sleep(PAUSE_MAX_S)
+            await asyncio.sleep(PAUSE_S)
 
 
 class _Listener:

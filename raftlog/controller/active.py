@@ -52,11 +52,10 @@ from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, ConnectionEvent, RaftMember, Refused, Unknown
 from raftlog.record.types import BrokerId
-from raftlog.world import Clock, Randomness, Wakeup
+from raftlog.world import Backoff, Clock, Randomness, Wakeup
 
-BACKOFF_MIN_S: Final = 0.05
-BACKOFF_MAX_S: Final = 1.0
-"""Between two attempts, if proposals fail."""
+BACKOFF: Final = Backoff(0.05, 1.0)
+"""Pauses after failed proposals, of which chance takes up to half away."""
 PLAN_ROUNDS_MAX: Final = 10
 """Plans for one purpose in a row: stale changes are planned again, but other work must get a
 turn."""
@@ -106,7 +105,8 @@ class _ControllerTerm:
         self.log_ends: LogEndQuery | None = None
         """For unclean elections: the question to the brokers, under way."""
         self.retry_at = -math.inf
-        self.backoff_s = BACKOFF_MIN_S
+        self.failures = 0
+        """Failed steps since the last complete one."""
 
 
 class ActiveController:
@@ -232,7 +232,7 @@ class ActiveController:
             elif term is not None and self._clock.monotonic() >= term.retry_at:
                 try:
                     await self._step(term)
-                    term.backoff_s = BACKOFF_MIN_S
+                    term.failures = 0
                 except _TermEndedError:
                     continue
                 except _MoreUrgentError:
@@ -304,8 +304,8 @@ class ActiveController:
         return min(term.sessions.next_deadline(), term.work.next_at(), answers_at)
 
     def _backoff_s(self, term: _ControllerTerm) -> float:
-        backoff_s = term.backoff_s * self._randomness.uniform(0.5, 1.0)
-        term.backoff_s = min(2 * term.backoff_s, BACKOFF_MAX_S)
+        backoff_s = BACKOFF.delay_s(term.failures) * self._randomness.uniform(0.5, 1.0)
+        term.failures += 1
         return backoff_s
 
     async def _step(self, term: _ControllerTerm) -> None:

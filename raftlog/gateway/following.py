@@ -41,6 +41,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.rest.v2.topics import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER, TopicAnswer
+from raftlog.world import Backoff
 
 POLL_S: Final = 1.0
 """Longest time without news of the catalog: an answer each second proves the home cluster alive."""
@@ -51,8 +52,8 @@ STEPS_MAX: Final = 3
 """Steps towards one stub in one pass: create, grow, confirm."""
 STUBS_CHECK_S: Final = 60.0
 """Stubs are checked after each change of the catalog, and this often without one."""
-STUBS_RETRY_S: Final = 1.0
-"""The same while a log has none; each further pass waits twice as long as the one before."""
+STUBS_RETRIES: Final = Backoff(1.0, STUBS_CHECK_S)
+"""Pauses between passes while a log has no stub."""
 HOME_ADDRESSES_MAX: Final = 100
 
 logger = logging.getLogger(__name__)
@@ -164,18 +165,19 @@ class StubKeeper:
 
     async def run(self) -> None:
         """Keep the stubs until cancelled."""
-        pause_s = STUBS_RETRY_S
+        passes, is_whole = 0, False
         while True:
+            pause_s = STUBS_CHECK_S if is_whole else STUBS_RETRIES.delay_s(passes)
             try:
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
             except TimeoutError:
-                pause_s = min(2 * pause_s, STUBS_CHECK_S)
+                passes += 1
             else:
                 self._changed.clear()
-                pause_s = STUBS_RETRY_S
+                passes, is_whole = 0, False
             if self._gateway.catalog_seen_s is not None and await self._pass():
-                pause_s = STUBS_CHECK_S
+                is_whole = True
 
     async def _pass(self) -> bool:
         """Step towards all stubs; whether each log has one."""

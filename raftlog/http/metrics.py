@@ -29,7 +29,7 @@ from raftlog.broker.families import Histogram, counter, gauge, histograms
 from raftlog.broker.metrics import OTHER_TOPICS, TopicMetrics
 from raftlog.broker.node import NodeServices, unready
 from raftlog.metadata.image import NO_LEADER_ID
-from raftlog.world import Clock
+from raftlog.world import Backoff, Clock
 
 if TYPE_CHECKING:
     from raftlog.coordinator.shard.status import CoordinatorStatus
@@ -39,8 +39,8 @@ UNROUTED = "none"
 LAG_INTERVAL_S = 0.02
 """Interval of the measurements of lag while the event loop works: 50 timers a second wake an idle
 process as often, at 1 % of a core."""
-LAG_INTERVAL_S_MAX = 0.16
-"""The same while it is idle: each interval is twice the one before."""
+LAG_INTERVALS = Backoff(LAG_INTERVAL_S, 0.16)
+"""Intervals while the event loop is idle."""
 BUSY_SHARE = 0.1
 """Processor time of a loop that works, as a share of the interval."""
 
@@ -152,18 +152,16 @@ class LoopLag:
     async def measure(self) -> None:
         """Measure until cancelled. A delay shorter than the interval may pass unseen."""
         clock = self._clock
-        interval_s = LAG_INTERVAL_S
+        idle = 0
         while True:
+            interval_s = LAG_INTERVALS.delay_s(idle)
             due, begin_s = clock.monotonic() + interval_s, self._thread_time()
             await clock.sleep(interval_s)
             lag_s = max(clock.monotonic() - due, 0.0)
             busy_s = self._thread_time() - begin_s
             self._lags.add(lag_s)
             self._holds.add(min(lag_s, busy_s))
-            if busy_s > BUSY_SHARE * interval_s:
-                interval_s = LAG_INTERVAL_S
-            else:
-                interval_s = min(2 * interval_s, LAG_INTERVAL_S_MAX)
+            idle = 0 if busy_s > BUSY_SHARE * interval_s else idle + 1
 
     def metrics(self) -> Iterator[Metric]:
         """The families of the histograms."""

@@ -23,7 +23,7 @@ from raftlog.peer.hello import Hello, HelloT, ProtocolError, encode_hello
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import NOT_READY, OVERLOADED
 from raftlog.record.types import Buffer
-from raftlog.world import Clock, Randomness
+from raftlog.world import Backoff, Clock, Randomness
 from raftlog.world.network import Connection, Network, RejectedError
 
 PEERS_MAX: Final = 1_100
@@ -248,8 +248,7 @@ class Channel(Generic[SessionT]):
             delay_s = redial_delay_s(
                 failures,
                 randomness.uniform(0.0, 1.0),
-                delay_s_min=settings.redial_s_min,
-                delay_s_max=settings.redial_s_max,
+                Backoff(settings.redial_s_min, settings.redial_s_max),
             )
             await self._clock.sleep(delay_s)
 
@@ -343,21 +342,15 @@ class _ChannelAcceptor(Generic[HelloT, SessionT]):
         return self._channel.open(self._listener, connection, is_dialled=False)
 
 
-def redial_delay_s(
-    failures: int, jitter: float, *, delay_s_min: float, delay_s_max: float
-) -> float:
-    """Delay before the next call after so many failures in a row; 0 after none.
+def redial_delay_s(failures: int, jitter: float, backoff: Backoff) -> float:
+    """Return the delay before the next call after so many failures in a row; 0 after none.
 
-    Doubles from `delay_s_min` to `delay_s_max`. `jitter` in [0, 1] takes up to half of it away, so
-    that nodes that lost each other at once do not call in step.
+    `jitter` in [0, 1] takes up to half of the pause away, so that nodes that lost each other at
+    once do not call in step.
     """
     assert failures >= 0
     assert 0 <= jitter <= 1
-    if failures == 0:
-        return 0.0
-    # Beyond this power of two any delay is over the maximum, and a float would overflow in time.
-    delay_s = delay_s_min * 2.0 ** min(failures - 1, 32)
-    return min(delay_s, delay_s_max) * (1 - jitter / 2)
+    return 0.0 if failures == 0 else backoff.delay_s(failures - 1) * (1 - jitter / 2)
 
 
 def keeps_old(

@@ -47,7 +47,7 @@ from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
 from raftlog.storage.types import LogState
-from raftlog.world import Clock
+from raftlog.world import Backoff, Clock
 
 RENEWALS_MAX: Final = 3
 """Replacements of one replica within `RENEWALS_S`: a failing disk must not fill with copies."""
@@ -57,8 +57,8 @@ RETRY_S: Final = 0.5
 ROWS_PER_TURN_MAX: Final = 256
 """Most rows of lost replicas examined in one turn of the event loop, each of which may begin a
 repair."""
-RETRY_S_MAX: Final = 8.0
-"""The same for batches, while a replica cannot be asked: each attempt copies a segment."""
+BATCH_RETRIES: Final = Backoff(RETRY_S, 8.0)
+"""Pauses of the same for batches, longer after each failure: each attempt copies a segment."""
 CLEAR_S_MAX: Final = 2.0
 """Longest wait of a start until reported losses are cleared on disk."""
 SEARCHES_MAX: Final = 5
@@ -322,7 +322,7 @@ class Repairs:
     async def _repair_batches(self, key: ReplicaKey) -> bool:
         """Repair a log in service from other replicas. False: no replica has a good copy."""
         searches = 0
-        delay_s = RETRY_S
+        failures = 0
         while (replica := self._damaged_in_service(key)) is not None:
             try:
                 async with self._gate:
@@ -333,8 +333,8 @@ class Repairs:
                     return False
             except LogError as error:
                 self._log_once(key, error.message)
-                delay_s = min(2 * delay_s, RETRY_S_MAX)
-            await self._clock.sleep(delay_s)
+                failures += 1
+            await self._clock.sleep(BATCH_RETRIES.delay_s(failures))
         return self._row(key) is None
 
     def _damaged_in_service(self, key: ReplicaKey) -> Partition | None:

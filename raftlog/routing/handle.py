@@ -68,14 +68,15 @@ from raftlog.routing.forwarding_messages import (
 from raftlog.routing.transaction_hooks import append_at_leader
 from raftlog.storage.producers.state import ProducerDescription
 from raftlog.storage.types import AppendResult
+from raftlog.world import Backoff
 
 if TYPE_CHECKING:
     from raftlog.routing.router import PartitionRouter
 
 RETRY_S_MAX: Final = 5.0
 """Longest time of a request for retries."""
-PAUSE_S_MIN: Final = 0.02
-PAUSE_S_MAX: Final = 0.25
+PAUSES: Final = Backoff(0.02, 0.25)
+"""Pauses between retries, unless the leader changes before."""
 READ_S_MAX: Final = 10.0
 """Timeout of a call that needs no waiting at the leader."""
 ALL_RECORDS: Final = -1
@@ -433,13 +434,13 @@ class PartitionHandle:
         deadline = started + timeout_s
         retry_until = min(deadline, started + RETRY_S_MAX)
         unknown_error: LogError | None = None
-        pause_s = PAUSE_S_MIN
+        attempt = 0
         seen = None
         while True:
             before, seen = seen, router.leadership(self.topic_id, self.partition)
             if seen != before:
                 # A new leader is ready soon: its coordinator is loading, or its metadata behind.
-                pause_s = PAUSE_S_MIN
+                attempt = 0
             error = refusal
             if error is None:
                 remaining_s = max(deadline - loop.time(), 0.0)
@@ -462,8 +463,8 @@ class PartitionHandle:
                 # The present leader was not called yet.
                 continue
             router.log_wait(self, loop.time() - started, error)
-            await router.wait_moved(self, seen, min(pause_s, remaining_s))
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            await router.wait_moved(self, seen, min(PAUSES.delay_s(attempt), remaining_s))
+            attempt += 1
 
     def _drop_local(self, error: LogError) -> LogError:
         """Forget the local partition after an error: later calls look up the leader."""

@@ -5,11 +5,12 @@ simulator runs the shipped code.
 
 Rules: interfaces hold no policy; the real implementations hold no decisions. All packages above use
 time, storage, other nodes and random bytes only through these interfaces. Helpers needed by several
-packages stand here once (`Wakeup`, `read_small_file`).
+packages stand here once (`Backoff`, `Wakeup`, `read_small_file`).
 
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """
 
+from raftlog.world.backoff import Backoff
 from raftlog.world.disk import (
     Buffer,
     Disk,
@@ -24,6 +25,7 @@ from raftlog.world.randomness import Randomness
 from raftlog.world.time import Clock, Wakeup
 
 __all__ = [
+    "Backoff",
     "Buffer",
     "Clock",
     "Disk",

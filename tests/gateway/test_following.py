@@ -16,6 +16,7 @@ from raftlog.gateway import following
 from raftlog.gateway.following import CatalogFollower, StubKeeper
 from raftlog.gateway.service import Gateway
 from raftlog.record.errors import STORAGE_FAILED, LogError
+from raftlog.world import Backoff
 from tests.gateway.in_process import entry, gateway_server
 from tests.http.http_peers import eventually
 from tests.rest.data_fakes import DataPeer
@@ -29,7 +30,7 @@ async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[DataP
     """A home node with an empty catalog, and a gateway with its tasks."""
     monkeypatch.setattr(following, "POLL_S", 0.2)
     monkeypatch.setattr(following, "RETRY_S", 0.05)
-    monkeypatch.setattr(following, "STUBS_RETRY_S", 0.05)
+    monkeypatch.setattr(following, "STUBS_RETRIES", Backoff(0.05, following.STUBS_CHECK_S))
     async with (
         group_node() as home,
         gateway_server(f"127.0.0.1:{home.server.port}") as (gateway, _),

@@ -25,6 +25,7 @@ from raftlog.peer.channel import (
 from raftlog.peer.hello import Hello, ProtocolError, decode_hello
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import ILLEGAL_STATE, NOT_READY, OVERLOADED
+from raftlog.world import Backoff
 from raftlog.world.network import Connection, NetworkError, RejectedError
 from tests.simulation.world import Process, World
 
@@ -272,7 +273,7 @@ def test_a_quiet_connection_stays_and_a_dead_one_ends() -> None:
 
 def test_calls_come_at_once_first_and_then_ever_less_often() -> None:
     def delay(failures: int, jitter: float = 0.0) -> float:
-        return redial_delay_s(failures, jitter, delay_s_min=0.05, delay_s_max=1.0)
+        return redial_delay_s(failures, jitter, Backoff(0.05, 1.0))
 
     assert [delay(n) for n in range(8)] == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert delay(1, 1.0) == 0.025

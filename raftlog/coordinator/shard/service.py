@@ -37,7 +37,7 @@ from raftlog.replication.leader.role import LeaderRole
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
 from raftlog.routing.router import PartitionRouter
-from raftlog.world import Clock
+from raftlog.world import Backoff, Clock
 
 PARTITIONS: Final = 16
 """Partitions of an internal topic at its creation. Their number never changes: ids depend on it."""
@@ -47,9 +47,8 @@ CREATE_S_MAX: Final = 10.0
 """Longest attempt to create an internal topic."""
 PAUSE_S: Final = 0.05
 """Pause between attempts to create a topic."""
-RELOAD_S_MIN: Final = 0.05
-RELOAD_S_MAX: Final = 5.0
-"""Pauses between two loads of one partition; the first is the shortest, each next one doubles."""
+RELOAD: Final = Backoff(0.05, 5.0)
+"""Pauses between two loads of one partition."""
 STABLE_S: Final = 30.0
 """A shard that has served for so long is loaded again after the shortest pause."""
 
@@ -261,15 +260,15 @@ class Coordinators:
                 del self._roles[key]
 
     async def _keep_loaded(self, kind: AnyKind, partition: Partition, role: LeaderRole) -> None:
-        pause_s = RELOAD_S_MIN
+        loads = 0
         while partition.leader_role is role:
             begun_s = self._clock.monotonic()
             await self._serve_one(kind, partition, role)
             if self._clock.monotonic() - begun_s >= STABLE_S:
-                pause_s = RELOAD_S_MIN
+                loads = 0
             if partition.leader_role is role:
-                await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, RELOAD_S_MAX)
+                await self._clock.sleep(RELOAD.delay_s(loads))
+                loads += 1
 
     async def _serve_one(self, kind: AnyKind, partition: Partition, role: LeaderRole) -> None:
         """Load a shard, and serve until its end."""

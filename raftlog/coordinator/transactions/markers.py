@@ -31,15 +31,14 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.routing.router import PartitionRouter
-from raftlog.world import Clock
+from raftlog.world import Backoff, Clock
 
 AT_ONCE_MAX: Final = 64
 """Markers of one shard under way at once."""
 WRITE_S: Final = 10.0
 """Timeout of one attempt."""
-PAUSE_S_MIN: Final = 0.02
-PAUSE_S_MAX: Final = 2.0
-"""Pauses between attempts for one partition; each is twice the one before."""
+RETRIES: Final = Backoff(0.02, 2.0)
+"""Pauses between attempts for one partition, and between decisions while the shard takes none."""
 LOGGED_ATTEMPT: Final = 8
 """The attempt that is logged, with every eighth one after it: some seconds after the first."""
 IDLE_S: Final = 3_600.0
@@ -94,7 +93,6 @@ class MarkerWriter:
         limit: asyncio.Semaphore,
     ) -> None:
         """End one transaction in one partition, and confirm it."""
-        pause_s = PAUSE_S_MIN
         attempt = 0
         while True:
             async with limit:
@@ -116,8 +114,7 @@ class MarkerWriter:
                     attempt,
                     error.message,
                 )
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            await self._clock.sleep(RETRIES.delay_s(attempt - 1))
         await self._confirm(shard, markers, partition)
 
     async def _attempt(
@@ -175,20 +172,20 @@ class MarkerWriter:
                     return
             except LogError:
                 _require_serving(shard)
-                await self._clock.sleep(PAUSE_S_MAX)
+                await self._clock.sleep(RETRIES.max_s)
 
     async def _settled(
         self, shard: TransactionCoordinator, decide: Callable[[TransactionShard], Decision[R]]
     ) -> R:
         """Execute; again while the shard takes no decisions. Raises LogError once it is over."""
-        pause_s = PAUSE_S_MIN
+        attempt = 0
         while True:
             try:
                 return await shard.execute(decide)
             except LogError:
                 _require_serving(shard)
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            await self._clock.sleep(RETRIES.delay_s(attempt))
+            attempt += 1
 
 
 def _pending(state: TransactionShard, after: int) -> Decision[tuple[int, list[PendingMarkers]]]:

@@ -14,15 +14,15 @@ from typing import Final, Generic
 
 from raftlog.peer.channel import PEERS_MAX, SessionT
 from raftlog.peer.tasks import TaskGroup
-from raftlog.world import Clock
+from raftlog.world import Backoff, Clock
 from raftlog.world.network import Network
 
 PROBE_TIMEOUT_S: Final = 1.0
-PROBE_PAUSE_S: Final = 0.005
-"""Before the second probe; doubles. The kernel closes a killed process' connections a moment
-before or after its listening socket."""
 PROBES_S: Final = 0.5
 """Latest start of a probe after the loss."""
+PROBE_PAUSES: Final = Backoff(0.005, PROBES_S)
+"""Pauses between probes. The kernel closes a killed process' connections a moment before or after
+its listening socket."""
 
 
 class DeadPeerProbe(Generic[SessionT]):
@@ -82,12 +82,12 @@ class DeadPeerProbe(Generic[SessionT]):
 
     async def _probe(self, lost: SessionT, address: str) -> None:
         deadline = self._clock.monotonic() + PROBES_S
-        pause_s = PROBE_PAUSE_S
+        probes = 0
         while self._clock.monotonic() < deadline:
             if await self._network.is_refused(address, timeout_s=PROBE_TIMEOUT_S):
                 self.refused(lost)
                 break
-            await self._clock.sleep(pause_s)
-            pause_s *= 2
+            await self._clock.sleep(PROBE_PAUSES.delay_s(probes))
+            probes += 1
         # `stop_probe` has removed a stopped probe already.
         del self._probes[lost.peer_id]

@@ -17,7 +17,7 @@ import msgspec
 from raftlog.peer.hello import encode_hello, is_passing
 from raftlog.raft.peers.hello import QuorumHello, check_hello, decode_quorum_hello
 from raftlog.record.errors import ERROR_TABLE, ILLEGAL_STATE, NOT_READY, LogError
-from raftlog.world import Clock
+from raftlog.world import Backoff, Clock
 from raftlog.world.network import (
     Connection,
     Network,
@@ -31,9 +31,8 @@ JOIN_CHANNEL: Final = "join"
 JOIN_ADDRESSES_MAX: Final = 64
 JOIN_TIMEOUT_S: Final = 2.0
 """For one node; then comes the next address."""
-JOIN_PAUSE_S: Final = 0.2
-"""Between the first rounds over all addresses; the pause then doubles."""
-JOIN_PAUSE_S_MAX: Final = 2.0
+JOIN_PAUSES: Final = Backoff(0.2, 2.0)
+"""Pauses between rounds over all addresses."""
 JOINERS_MAX: Final = 64
 """Open connections of joining nodes. The caller ends each; above the bound, the oldest go."""
 
@@ -106,7 +105,7 @@ async def find_cluster(
     assert 0 < len(addresses) <= JOIN_ADDRESSES_MAX
     deadline = clock.monotonic() + timeout_s
     outcomes: dict[str, str] = {}
-    pause_s = JOIN_PAUSE_S
+    rounds = 0
     while True:
         final: list[RejectedError] = []
         for address in addresses:
@@ -136,8 +135,8 @@ async def find_cluster(
             raise LogError(
                 NOT_READY, f"No node of the cluster answered within {timeout_s:g} s. {all_outcomes}"
             )
-        await clock.sleep(min(left_s, pause_s))
-        pause_s = min(2 * pause_s, JOIN_PAUSE_S_MAX)
+        await clock.sleep(min(left_s, JOIN_PAUSES.delay_s(rounds)))
+        rounds += 1
 
 
 async def _call(

@@ -27,6 +27,7 @@ from typing import Final
 
 from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionId, TopicId
+from raftlog.world import Backoff
 
 PATIENCE_S_MAX: Final = 300.0
 MEMORY_S: Final = 600.0
@@ -105,7 +106,7 @@ class Handovers:
             del self._tries[key]
             tries = None
         count = 0 if tries is None else tries.count
-        if now - wait.since_s < min(patience_s * 2 ** min(count, 16), PATIENCE_S_MAX):
+        if now - wait.since_s < Backoff(patience_s, PATIENCE_S_MAX).delay_s(count):
             return False
         del self._waits[key]
         self._tries[key] = _Tries(count + 1, now)

@@ -60,6 +60,7 @@ from raftlog.replication.streams.protocol import (
     Restart,
     Subscription,
 )
+from raftlog.world import Backoff
 
 if TYPE_CHECKING:
     from raftlog.replication.streams.leader_connection import LeaderConnection
@@ -468,8 +469,7 @@ class ReplicaFetcher:
             delay_s = redial_delay_s(
                 self._refusals + self._failures,
                 self.link.jitter(),
-                delay_s_min=settings.retry_s_min,
-                delay_s_max=settings.retry_s_max,
+                Backoff(settings.retry_s_min, settings.retry_s_max),
             )
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 

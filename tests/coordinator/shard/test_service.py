@@ -166,7 +166,7 @@ async def test_an_ended_shard_is_freed_at_once(one: ServiceHarness, fails: bool)
             calling = asyncio.ensure_future(one.increment("b"))
             await settle()
             one.log.append_error = None
-            await one.clock.advance(service.RELOAD_S_MIN)
+            await one.clock.advance(service.RELOAD.min_s)
             assert await calling == 2
         else:
             one.lead(2)
@@ -195,7 +195,7 @@ async def test_shard_is_loaded_again_after_a_failed_append(one: ServiceHarness) 
     await settle()
     assert not one.coordinators.shards()
     one.log.append_error = None
-    await one.clock.advance(service.RELOAD_S_MIN)
+    await one.clock.advance(service.RELOAD.min_s)
     # Certainly not written, so repeated by the call itself.
     assert await calling == 2
 

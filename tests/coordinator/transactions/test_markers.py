@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from raftlog.coordinator.transactions.markers import PAUSE_S_MAX
+from raftlog.coordinator.transactions.markers import RETRIES
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
     COORDINATOR_FENCED,
@@ -78,7 +78,7 @@ async def test_a_marker_is_tried_again_until_it_is_written(one: TransactionParti
     one.leaders.failures.extend(LogError(entry) for entry in 10 * [NO_LEADER, RETRIABLE])
     await one.end(shard, producer)
     for _ in range(21):
-        await one.clock.advance(PAUSE_S_MAX)
+        await one.clock.advance(RETRIES.max_s)
     assert one.leaders.attempts == 21
     assert len(one.leaders.written) == 1
     assert await one.state(shard) == "complete-commit"
@@ -121,7 +121,7 @@ async def test_the_end_of_the_shard_ends_all_attempts(one: TransactionPartition)
     await one.end(shard, producer)
     await settle()
     shard.end(LogError(NO_LEADER))
-    await one.clock.advance(PAUSE_S_MAX)
+    await one.clock.advance(RETRIES.max_s)
     attempts = one.leaders.attempts
     await one.clock.advance(60.0)
     assert one.leaders.attempts == attempts
@@ -135,9 +135,9 @@ async def test_a_confirmation_waits_while_the_partition_takes_no_writes(
     one.leaders.failures.append(LogError(NO_LEADER))
     await one.end(shard, producer)
     one.partition.min_insync_replicas = 2
-    await one.clock.advance(PAUSE_S_MAX)
+    await one.clock.advance(RETRIES.max_s)
     assert len(one.leaders.written) == 1
     assert await one.state(shard) == "prepare-commit"
     one.partition.min_insync_replicas = 1
-    await one.clock.advance(2 * PAUSE_S_MAX)
+    await one.clock.advance(2 * RETRIES.max_s)
     assert await one.state(shard) == "complete-commit"

@@ -30,7 +30,7 @@ from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import propose
 from raftlog.replication.partition import Partition
-from raftlog.replication.repair import RETRY_S_MAX
+from raftlog.replication.repair import BATCH_RETRIES
 from tests.simulation.data import final_checks
 from tests.simulation.data.clients import PAUSE_S, TIME_MS, Part, Producer, ask
 from tests.simulation.data.invariants import ReplicaChecker, watching
@@ -366,7 +366,7 @@ class DataWorld:
                 return
             # The read has reported the damage. A repair that met faults again and again waits
             # so long before its next attempt.
-            await asyncio.sleep(RETRY_S_MAX)
+            await asyncio.sleep(BATCH_RETRIES.max_s)
         raise AssertionError(f"some replica is damaged, and not repaired:\n{self.describe()}")
 
     async def _is_readable(self, part: Part) -> bool:
