@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -16,6 +18,8 @@ from tests.language import ROOT, texts_of
 MARKDOWN_LINK: Final = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PAGE: Final = re.compile(r"(?<![\w/.*-])[\w./-]+\.md\b")
 MODULE: Final = re.compile(r"(?<![\w/.*-])[a-z_][\w/]*\.py\b")
+SYMBOL: Final = re.compile(r"`([A-Z]\w+)(?:\.(\w+))?`")
+"""A class, or a class and its member, as the architecture names them."""
 NOT_OF_THE_REPOSITORY: Final = frozenset(
     {"tour.py", "copy_trips.py", "node.py", "app.py", "program.py", "job.py", "main.py", "setup.py"}
 )
@@ -88,6 +92,39 @@ def test_every_module_that_is_named_exists() -> None:
         if name not in NOT_OF_THE_REPOSITORY and not _ends_one_of(name, modules)
     ]
     assert missing == []
+
+
+def test_every_class_that_the_architecture_names_exists() -> None:
+    members = _members_by_class()
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    missing = [
+        f"{name}.{member}" if member else name
+        for name, member in SYMBOL.findall(page)
+        if member not in members.get(name, {})
+    ]
+    assert missing == []
+
+
+def _members_by_class() -> dict[str, set[str]]:
+    """The members of each class of the product; "" is a member of each."""
+    found: dict[str, set[str]] = {}
+    for path in tracked(".py"):
+        if path.relative_to(ROOT).parts[0] not in ("raftlog", "client"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, {""}).update(_members(node))
+    return found
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield item.name
+        elif isinstance(item, ast.Assign):
+            yield from (target.id for target in item.targets if isinstance(target, ast.Name))
+        elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            yield item.target.id
 
 
 def _names(path: Path, pattern: re.Pattern[str]) -> set[str]:
