@@ -26,7 +26,7 @@ from raftlog.record.frames import ProduceFrame
 from raftlog.record.types import Offset, PartitionId
 from tests.broker.data_fakes import waiting_readers
 from tests.broker.harness import ALICE, DEFAULTS, TOPIC, BrokerHarness, Operation, encoded
-from tests.http.http_peers import eventually
+from tests.waiting import until
 
 START = Offset(0)
 
@@ -126,7 +126,7 @@ async def test_wait_ends_with_a_record_and_with_closing() -> None:
         fetch = fetch_of(one, ("one", 0, partition.log_end_offset))
         assert fetch.is_at_end()
         wait = asyncio.create_task(fetch.wait(min_bytes=1, timeout_s=60))
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         if end is None:
             one.broker.closing.set()
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -23,6 +22,7 @@ from raftlog.api.transactions import TransactionPartition
 from raftlog.cli.transactions import HeldBack, duration, held_back_rows
 from tests.cli.conftest import Run
 from tests.cli.node import RunningNode
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -61,12 +61,12 @@ async def aborted(abort: Callable[[], Awaitable[None]]) -> None:
 
 def wait_ended(run: Run, transactional_id: str) -> None:
     """Wait until the markers are written: the end is answered with the decision."""
-    deadline = time.monotonic() + 10
-    state = ""
-    while not state.startswith("complete"):
-        assert time.monotonic() < deadline, state
+
+    def is_complete() -> bool:
         described = run("txn", "describe", transactional_id, "--format", "json")
-        state = json.loads(described.stdout)["state"]
+        return str(json.loads(described.stdout)["state"]).startswith("complete")
+
+    wait_until(is_complete)
 
 
 def test_open_transactions_and_what_they_hold_back_are_found(

@@ -22,7 +22,7 @@ from raftlog.api.manager import (
 from raftlog.cluster import control
 from raftlog.cluster.control import ControlServer, answer_line, ask
 from raftlog.cluster.errors import ClusterError
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.waiting import DEADLINE_S, until
 
 Handler = Callable[[ControlRequest], Awaitable[Any]]
 
@@ -38,7 +38,7 @@ async def serving(path: Path, handle: Handler) -> AsyncIterator[ControlServer]:
 
 
 async def answers(path: Path, request: ControlRequest) -> list[ControlAnswer]:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         return [answer async for answer in ask(path, request)]
 
 
@@ -106,7 +106,7 @@ async def test_socket_is_for_the_owner_alone(tmp_path: Path) -> None:
 )
 async def test_nonsense_is_refused_and_the_next_one_served(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "s"
-    async with serving(path, echo), asyncio.timeout(PATIENCE_S):
+    async with serving(path, echo), asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_unix_connection(str(path))
         writer.write(line)
         assert b'"failed"' in await reader.readline()
@@ -123,7 +123,7 @@ async def test_change_goes_on_when_its_spectator_leaves(tmp_path: Path) -> None:
         await go_on.wait()
         done.set()
 
-    async with serving(path, handle) as server, asyncio.timeout(PATIENCE_S):
+    async with serving(path, handle) as server, asyncio.timeout(DEADLINE_S):
         _, writer = await asyncio.open_unix_connection(str(path))
         writer.write(b'{"type":"status"}\n')
         await began.wait()

@@ -15,7 +15,7 @@ from raftlog.cluster.errors import AlreadyManagedError, ClusterError
 from raftlog.cluster.layout import Layout, manager_pid
 from raftlog.cluster.local import LocalCluster
 from raftlog.cluster.process import is_alive, load_records, start_ticks
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.usefixtures("fake_nodes")
 
@@ -286,7 +286,7 @@ async def test_logs_are_rotated_while_the_nodes_write(
         log = cluster.layout.log(1)
         with log.open("ab") as file:
             file.write(b"a long line, as lines go\n")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             await until(lambda: log.with_name("node-1.log.1").exists() and not log.stat().st_size)
 
 

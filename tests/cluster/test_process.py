@@ -21,7 +21,7 @@ from raftlog.cluster.process import (
     save_records,
     start_ticks,
 )
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.waiting import DEADLINE_S, until
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 STUBBORN = (
@@ -37,7 +37,7 @@ def saying(code: str) -> tuple[str, ...]:
 
 
 async def ended(process: NodeProcess) -> Ended:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         return await process.ended()
 
 
@@ -65,7 +65,7 @@ async def test_open_files_of_whoever_starts_it_stay_their_own(tmp_path: Path) ->
 async def test_ctrl_c_at_the_managers_terminal_is_not_the_nodes(tmp_path: Path) -> None:
     process = NodeProcess.launch(SLEEP, tmp_path / "log")
     assert os.getsid(process.pid) == process.pid
-    await process.stop(PATIENCE_S)
+    await process.stop(DEADLINE_S)
 
 
 async def test_stop_is_by_sigterm_also_for_a_paused_process(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_another_process_of_the_same_number_is_left_alone(tmp_path: Path) 
     other = ProcessRecord(process.pid, ticks - 1)
     assert not is_alive(other)
     assert NodeProcess.adopt(other) is None
-    await process.stop(PATIENCE_S)
+    await process.stop(DEADLINE_S)
 
 
 async def test_records_name_the_processes_that_run(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_records_name_the_processes_that_run(tmp_path: Path) -> None:
     assert load_records(path) == {}
     path.write_text("{")
     assert load_records(path) == {}
-    await process.stop(PATIENCE_S)
+    await process.stop(DEADLINE_S)
 
 
 def test_settings_of_whoever_starts_the_cluster_are_not_the_nodes() -> None:

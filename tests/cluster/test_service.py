@@ -26,7 +26,7 @@ from raftlog.cluster.errors import AlreadyManagedError, ClusterError
 from raftlog.cluster.layout import Layout, manager_pid
 from raftlog.cluster.manifest import Plan
 from raftlog.cluster.service import ManagerService
-from tests.cluster.waiting import PATIENCE_S
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("fake_nodes")
 
@@ -49,7 +49,7 @@ async def managing(layout: Layout, plan: Plan = TWO) -> AsyncIterator[asyncio.Ta
     service = ManagerService(layout.root, plan, nobody)
     task = asyncio.ensure_future(service.run(lambda _: ready.set()))
     waiting = asyncio.ensure_future(ready.wait())
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if task.done():
@@ -180,7 +180,7 @@ async def test_nodes_of_a_killed_manager_are_stopped_by_down(layout: Layout) -> 
     ready = asyncio.Event()
     service = ManagerService(layout.root, TWO, nobody)
     task = asyncio.ensure_future(service.run(lambda _: ready.set()))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         await ready.wait()
         await service.cluster.release()
         assert [node.state for node in commands.status_unmanaged(layout).nodes] == ["unmanaged"] * 2

@@ -14,7 +14,7 @@ from raftlog.cluster import supervisor as supervisors
 from raftlog.cluster.process import NodeProcess, ProcessRecord, start_ticks
 from raftlog.cluster.restarts import Restart
 from raftlog.cluster.supervisor import Supervisor
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.waiting import DEADLINE_S, until
 
 SLEEP = "import time; time.sleep(600)"
 DIE = "print('why I die'); raise SystemExit(7)"
@@ -133,7 +133,7 @@ async def test_stop_while_a_restart_is_waited_for_ends_the_waiting(
     node.code = DIE
     node.supervisor.start()
     await until(lambda: node.supervisor.state == "restarting")
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         await node.supervisor.stop()
     assert (node.supervisor.state, node.launches) == ("stopped", 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,15 +33,6 @@ from tests.coordinator.registers import (
 
 T = TypeVar("T")
 DEADLINE_S = 10.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until the condition holds."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + DEADLINE_S
-    while not condition():
-        assert loop.time() < deadline, "it did not come true"
-        await asyncio.sleep(0)
 
 
 class ShardHarness:

@@ -17,7 +17,7 @@ from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from raftlog.cluster.layout import Layout, manager_pid
 from raftlog.cluster.process import start_ticks
-from tests.integration.waiting import wait_for
+from tests.waiting import wait_until
 
 RAFTLOG = (sys.executable, "-m", "raftlog.cli", "fleet")
 TIMEOUT_S = 240.0
@@ -117,7 +117,7 @@ async def test_fleet_is_created_changed_and_removed_as_the_file_says(fleet: Comm
     manager = manager_pid(Layout.at(fleet.directory / "fleet/orders"))
     assert manager
     os.kill(manager, signal.SIGKILL)
-    wait_for("the end of the manager", lambda: start_ticks(manager) is None)
+    wait_until(lambda: start_ticks(manager) is None, "the end of the manager")
     assert fleet.apply() == ["+ orders: start node 1"]
     assert pids(fleet) == before
 

@@ -18,9 +18,9 @@ from raftlog.gateway.service import Gateway
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.world import Backoff
 from tests.gateway.in_process import entry, gateway_server
-from tests.http.http_peers import eventually
 from tests.rest.data_fakes import DataPeer
 from tests.rest.v1.test_groups import group_node
+from tests.waiting import until
 
 BINARY = "application/vnd.kafka.binary.v2+json"
 
@@ -80,9 +80,9 @@ async def stub(home: DataPeer, log: str) -> Any:
 
 async def test_logs_come_change_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     async with followed(monkeypatch) as (home, gateway):
-        await eventually(lambda: gateway.catalog_seen_s is not None)
+        await until(lambda: gateway.catalog_seen_s is not None)
         await put(home, entry("a", "h:1"))
-        await eventually(lambda: gateway.stubs == {"a"})
+        await until(lambda: gateway.stubs == {"a"})
         found = await stub(home, "a")
         assert found["configs"]["max.message.bytes"] == "1"
         assert len(found["partitions"]) == 1
@@ -92,9 +92,9 @@ async def test_logs_come_change_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         await put(
             home, CatalogEntry(log="a", cluster="c", cluster_id="x", partitions=3, state="online")
         )
-        await eventually(lambda: len(home.node.metadata.image.topic("a").partitions) == 3)
+        await until(lambda: len(home.node.metadata.image.topic("a").partitions) == 3)
         await write(home, b"a", None)
-        await eventually(lambda: logs(gateway) == [])
+        await until(lambda: logs(gateway) == [])
         assert len((await stub(home, "a"))["partitions"]) == 3, "no stub is deleted"
 
 
@@ -102,7 +102,7 @@ async def test_what_is_no_entry_is_counted_and_passed(monkeypatch: pytest.Monkey
     async with followed(monkeypatch) as (home, gateway):
         await write(home, b"a", b"{}")
         await put(home, entry("b", "h:1"))
-        await eventually(lambda: logs(gateway) == ["b"])
+        await until(lambda: logs(gateway) == ["b"])
         assert gateway.rejected_entries == 1
 
 
@@ -111,16 +111,16 @@ async def test_the_last_catalog_is_served_while_the_home_cluster_fails(
 ) -> None:
     async with followed(monkeypatch) as (home, gateway):
         await put(home, entry("a", "h:1"))
-        await eventually(lambda: logs(gateway) == ["a"])
+        await until(lambda: logs(gateway) == ["a"])
         home.node.log(CATALOG_TOPIC, 0).read_error = LogError(STORAGE_FAILED, "no disk today")
         await put(home, entry("b", "h:1"))
-        await eventually(lambda: gateway.catalog_failure == "no disk today")
+        await until(lambda: gateway.catalog_failure == "no disk today")
         gateway.check_ready()
         assert logs(gateway) == ["a"]
         age_s = gateway.catalog_age_s
-        await eventually(lambda: gateway.catalog_age_s > age_s)
+        await until(lambda: gateway.catalog_age_s > age_s)
         home.node.log(CATALOG_TOPIC, 0).read_error = None
-        await eventually(lambda: logs(gateway) == ["a", "b"])
+        await until(lambda: logs(gateway) == ["a", "b"])
         assert gateway.catalog_failure == ""
 
 
@@ -131,8 +131,8 @@ async def test_one_log_that_can_have_no_stub_does_not_keep_others_from_theirs(
         # `six` is a topic of the home node, and the name of the second is none of a topic.
         for log in ("six", "not a topic", "z"):
             await put(home, entry(log, "h:1"))
-        await eventually(lambda: "z" in gateway.stubs)
-        await eventually(lambda: set(gateway.without_stub) == {"six", "not a topic"})
+        await until(lambda: "z" in gateway.stubs)
+        await until(lambda: set(gateway.without_stub) == {"six", "not a topic"})
         assert "records of its own" in gateway.without_stub["six"]
         assert gateway.stubs == {"z"}
 
@@ -146,6 +146,6 @@ async def test_two_gateways_keep_one_stub(monkeypatch: pytest.MonkeyPatch) -> No
         names = {f"log{number}" for number in range(20)}
         for log in sorted(names):
             await put(home, entry(log, "h:1"))
-        await eventually(lambda: first.stubs == names and second.stubs == names)
+        await until(lambda: first.stubs == names and second.stubs == names)
         assert not first.without_stub
         assert not second.without_stub

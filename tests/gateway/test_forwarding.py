@@ -17,8 +17,9 @@ from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
 from raftlog.rest.v2 import consumers as v2_consumers
 from raftlog.rest.v2 import topics as v2
 from tests.gateway.in_process import entry, gateway_node, gateway_server, put
-from tests.http.http_peers import RawPeer, Reply, eventually
+from tests.http.http_peers import RawPeer, Reply
 from tests.rest.v2.test_consumers import Client, produce
+from tests.waiting import until
 
 V2 = "application/vnd.kafka.v2+json"
 
@@ -76,7 +77,7 @@ async def test_a_long_poll_ends_when_the_gateway_stops() -> None:
     async with gateway_node() as one:
         path = "/topics/one/partitions/0/records?timeout=60000"
         asked = asyncio.create_task(one.peer.request("GET", path))
-        await eventually(lambda: one.gateway.requests_in_flight.used)
+        await until(lambda: one.gateway.requests_in_flight.used)
         await one.server.close()
         reply = await asked
         assert reply.error_code == 50304
@@ -224,7 +225,7 @@ async def test_a_read_that_waits_holds_no_bytes() -> None:
         counters = one.gateway.links.counters
         seen = counters.answered
         # A pass over six partitions each second, with an empty answer of each.
-        await eventually(lambda: counters.answered >= seen + 20)
-        await eventually(lambda: one.gateway.bytes_in_flight.used == 0)
+        await until(lambda: counters.answered >= seen + 20)
+        await until(lambda: one.gateway.bytes_in_flight.used == 0)
         await one.server.close()
         assert (await read).json == []

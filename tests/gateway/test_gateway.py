@@ -14,7 +14,7 @@ import pytest
 
 from bench.node import MeasuredNode
 from tests.gateway.processes import Fleet, GatewayProcess, fleet
-from tests.integration.waiting import wait_for
+from tests.waiting import wait_until
 
 TIMEOUT_S = 60.0
 
@@ -44,7 +44,7 @@ def served(gateway: GatewayProcess, *logs: str) -> None:
             return False
 
     gateway.wait_ready()
-    wait_for(f"gateway with {logs}", condition, TIMEOUT_S)
+    wait_until(condition, f"gateway with {logs}")
 
 
 def produce(gateway: MeasuredNode, log: str, *values: int) -> list[int]:
@@ -111,10 +111,9 @@ def test_a_group_reads_logs_of_two_clusters_and_survives_a_killed_gateway(one: F
     created = i.create(first, "orders", "users")
     assert created["base_uri"] == f"http://{first.address}/consumers/g/instances/i"
     j.create(second, "orders", "users")
-    wait_for(
-        "log for each instance",
+    wait_until(
         lambda: len(i.assigned(first)) == 1 and len(j.assigned(second)) == 1,
-        TIMEOUT_S,
+        "log for each instance",
     )
     values = {"orders": (1, 2), "users": (11, 12)}
     for instance, gateway in ((i, first), (j, second)):
@@ -169,10 +168,9 @@ def test_logs_come_and_go_while_a_gateway_runs(one: Fleet) -> None:
     # More partitions: the stub follows, and so does the group.
     one.clusters["users"].request("PATCH", "/v3/clusters/-/topics/users", {"partitions_count": 3})
     asyncio.run(one.write("users", one.entry("users", partitions=3)))
-    wait_for(
-        "group with the new partitions",
+    wait_until(
         lambda: i.assigned(gateway) == ["orders", "users", "users", "users"],
-        TIMEOUT_S,
+        "group with the new partitions",
     )
     gateway.request("POST", "/topics/users/partitions/2", {"records": [{"value": 3}]})
     i.found.clear()
@@ -193,10 +191,10 @@ def test_logs_come_and_go_while_a_gateway_runs(one: Fleet) -> None:
     i.read_until(gateway, ("orders", 4))
 
     asyncio.run(one.write("users", one.entry("users", state="removed")))
-    wait_for("gateway without the log", lambda: names(gateway) == ["orders"], TIMEOUT_S)
+    wait_until(lambda: names(gateway) == ["orders"], "gateway without the log")
     assert gateway.error("POST", "/topics/users", {"records": [{"value": 1}]})[:2] == (404, 40401)
     asyncio.run(one.write("orders", None))
-    wait_for("gateway without logs", lambda: names(gateway) == [], TIMEOUT_S)
+    wait_until(lambda: names(gateway) == [], "gateway without logs")
     i.found.clear()
     i.read(gateway)
     assert i.found == [], "none of its logs is served"
@@ -218,7 +216,7 @@ def test_what_cannot_be_reached_is_named_and_the_rest_goes_on(one: Fleet) -> Non
         return status["logs"] == 3 and list(status["logs_without_groups"]) == ["taken"]
 
     gateway.wait_ready()
-    wait_for("three logs, one without groups", is_served, TIMEOUT_S)
+    wait_until(is_served, "three logs, one without groups")
     i = Instance("i")
     i.create(gateway, "orders", "users")
     produce(gateway, "orders", 1)
@@ -247,20 +245,18 @@ def test_what_cannot_be_reached_is_named_and_the_rest_goes_on(one: Fleet) -> Non
     assert gateway.error("GET", f"{i.path}/records")[:2] == (503, 50304)
     assert gateway.error("POST", "/consumers/new", {})[:2] == (503, 50304)
     assert gateway.request("GET", "/ready")["status"] == "ready"
-    wait_for(
-        "failure in the status",
+    wait_until(
         lambda: "home" in gateway.request("GET", "/healthy")["catalog_failure"].lower(),
-        TIMEOUT_S,
+        "failure in the status",
     )
 
     one.home.relaunch()
     one.home.wait_ready()
     one.clusters["users"].relaunch()
     one.clusters["users"].wait_ready()
-    wait_for(
-        "catalog that is read again",
+    wait_until(
         lambda: gateway.request("GET", "/healthy")["catalog_failure"] == "",
-        TIMEOUT_S,
+        "catalog that is read again",
     )
     produce(gateway, "users", 6)
     # Nothing was committed: the position of the instance begins again.

@@ -27,13 +27,6 @@ PATIENCE_S = 10.0
 """Reached only by a failing test."""
 
 
-async def eventually(holds: Callable[[], object]) -> None:
-    """Return once the condition holds; fail after PATIENCE_S."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 # the state is the server's own, and has no event
-            await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
 async def serving(
     routes: Sequence[Route],

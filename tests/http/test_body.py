@@ -20,8 +20,9 @@ from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Route
 from raftlog.http.settings import KIB, MIB, ServerLimits
 from raftlog.record.errors import LogError
+from tests.waiting import until
 
-from .http_peers import PATIENCE_S, RawPeer, eventually, serving
+from .http_peers import PATIENCE_S, RawPeer, serving
 
 
 class Point(msgspec.Struct):
@@ -183,8 +184,8 @@ async def test_peer_that_leaves_within_its_body_frees_what_it_held() -> None:
                 b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n"
                 + bytes(200_000)
             )
-            await eventually(lambda: server.context.broker.bytes_in_flight.used)
-        await eventually(lambda: server.context.broker.bytes_in_flight.used == 0)
+            await until(lambda: server.context.broker.bytes_in_flight.used)
+        await until(lambda: server.context.broker.bytes_in_flight.used == 0)
 
 
 async def test_expect_100_continue_is_asked_for_only_when_the_body_is_wanted() -> None:
@@ -211,7 +212,7 @@ async def test_bodies_together_are_bounded() -> None:
         late = await stack.enter_async_context(RawPeer.connected(server.port))
         for peer in greedy:
             await peer.send(HEAD % 21_001 + bytes(21_000))
-        await eventually(lambda: budget.used == 84_000)
+        await until(lambda: budget.used == 84_000)
         reply = await late.request("POST", "/size", bytes(20_000))
         assert reply.error_code == 50305
         assert reply.headers["retry-after"] == "1"
@@ -229,7 +230,7 @@ async def test_bodies_of_one_address_leave_room_for_others() -> None:
         for _ in range(5):
             peer = await stack.enter_async_context(RawPeer.connected(server.port))
             await peer.send(HEAD % 5_001 + bytes(5_000))
-        await eventually(lambda: budget.used == 25_000)
+        await until(lambda: budget.used == 25_000)
         same = await stack.enter_async_context(RawPeer.connected(server.port))
         reply = await same.request("POST", "/size", bytes(20_000))
         assert reply.error_code == 42901

@@ -25,8 +25,9 @@ from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, stream_response
 from raftlog.http.routing import Route
 from raftlog.http.settings import KIB, ServerLimits
+from tests.waiting import until
 
-from .http_peers import PATIENCE_S, RawPeer, eventually, serving
+from .http_peers import PATIENCE_S, RawPeer, serving
 
 
 async def echo(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -309,7 +310,7 @@ async def test_a_long_header_that_began_in_an_earlier_piece_is_not_taken_for_the
 ):
     async with serving([GET], limits()) as server, RawPeer.connected(server.port) as peer:
         await peer.send(REQUEST[:-2] + b"X-Long: a")
-        await eventually(lambda: any(one._head_bytes for one in server.connections._open))
+        await until(lambda: any(one._head_bytes for one in server.connections._open))
         await peer.send(b"b" * 9_000)
         message = (await peer.reply()).json["message"]
         assert message == "A header is larger than 8192 bytes."
@@ -352,7 +353,7 @@ async def test_connections_over_the_total_are_told_and_closed() -> None:
                 assert reply.headers["retry-after"] == "1"
                 assert await third.is_closed()
             assert (await first.request("GET", "/echo")).status == 200
-        await eventually(lambda: server.connections.connection_count == 0)
+        await until(lambda: server.connections.connection_count == 0)
         async with RawPeer.connected(server.port) as later:
             assert (await later.request("GET", "/echo")).status == 200
 
@@ -367,7 +368,7 @@ async def test_connections_over_an_address_s_share_leave_room_for_others() -> No
             assert (await second.reply()).error_code == 42901
         async with RawPeer.connected(server.port, host="127.0.0.2") as other:
             assert (await other.request("GET", "/echo")).status == 200
-        await eventually(lambda: server.connections.connection_count == 1)
+        await until(lambda: server.connections.connection_count == 1)
         async with RawPeer.connected(server.port, host="127.0.0.2") as again:
             assert (await again.request("GET", "/echo")).status == 200
 
@@ -418,17 +419,17 @@ async def test_requests_of_one_address_leave_room_for_others() -> None:
         ]
         for peer in waiting:
             await peer.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: in_flight.used == 2)
+        await until(lambda: in_flight.used == 2)
         same = await stack.enter_async_context(RawPeer.connected(server.port))
         assert (await same.request("GET", "/wait")).error_code == 42901
         assert (await same.request("GET", "/probe")).status == 200
         other = await stack.enter_async_context(RawPeer.connected(server.port, "127.0.0.2"))
         await other.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: in_flight.used == 3)
+        await until(lambda: in_flight.used == 3)
         release.set()
         for peer in (*waiting, other):
             assert (await peer.reply()).status == 200
-        await eventually(lambda: in_flight.used == 0)
+        await until(lambda: in_flight.used == 0)
 
 
 async def test_reader_below_the_minimum_rate_is_cut_off() -> None:
@@ -446,7 +447,7 @@ async def test_reader_below_the_minimum_rate_is_cut_off() -> None:
             while not server.connections.stalled_readers:
                 await peer.reader.read(64 * KIB)
                 await asyncio.sleep(0.1)
-        await eventually(lambda: server.connections.connection_count == 0)
+        await until(lambda: server.connections.connection_count == 0)
 
 
 async def test_refused_connections_cannot_pile_up() -> None:
@@ -469,8 +470,8 @@ async def test_stalled_reader_is_cut_off() -> None:
         RawPeer.connected(server.port) as peer,
     ):
         await peer.send(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: server.connections.stalled_readers == 1)
-        await eventually(lambda: server.connections.connection_count == 0)
+        await until(lambda: server.connections.stalled_readers == 1)
+        await until(lambda: server.connections.connection_count == 0)
 
 
 async def test_large_answer_to_a_stalled_reader_is_not_handed_over_whole() -> None:
@@ -483,11 +484,11 @@ async def test_large_answer_to_a_stalled_reader_is_not_handed_over_whole() -> No
     bounds = limits(write_stall_s=0.5)
     async with serving([route], bounds) as server, RawPeer.connected(server.port) as peer:
         await peer.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: server.context.broker.bytes_in_flight.used == size)
+        await until(lambda: server.context.broker.bytes_in_flight.used == size)
         (connection,) = server.connections.connections
         assert connection.transport is not None
         assert connection.transport.get_write_buffer_size() <= 512 * KIB
-        await eventually(lambda: server.connections.connection_count == 0)
+        await until(lambda: server.connections.connection_count == 0)
 
 
 async def test_slow_but_steady_reader_gets_all_of_a_large_answer() -> None:
@@ -537,7 +538,7 @@ async def test_handler_that_writes_goes_on_when_its_peer_leaves() -> None:
         async with RawPeer.connected(server.port) as peer:
             await peer.send(b"POST /write HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.wait_for(started.wait(), PATIENCE_S)
-        await eventually(lambda: server.connections.connection_count == 0)
+        await until(lambda: server.connections.connection_count == 0)
         gone.set()
         await asyncio.wait_for(finished.wait(), PATIENCE_S)
 

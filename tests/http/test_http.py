@@ -10,8 +10,9 @@ from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, stream_response
 from raftlog.http.routing import Route
 from raftlog.http.settings import ServerLimits
+from tests.waiting import until
 
-from .http_peers import PATIENCE_S, RawPeer, eventually, serving
+from .http_peers import PATIENCE_S, RawPeer, serving
 
 POST_SLOW = b"POST /slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
 
@@ -95,7 +96,7 @@ async def test_reader_that_stalls_does_not_hold_up_closing() -> None:
     route = Route("GET", "/large", large, "Large")
     async with serving([route], limits) as server, RawPeer.connected(server.port) as peer:
         await peer.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: server.context.broker.bytes_in_flight.used)
+        await until(lambda: server.context.broker.bytes_in_flight.used)
         await asyncio.wait_for(server.close(), PATIENCE_S)
         assert server.connections.connection_count == 0
 

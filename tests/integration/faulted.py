@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.soak.power import LoopDisk, NoDisksError
 from tests.soak.records import CONFIGS, read_to_end
 from tests.soak.verdict import compare_files, judge
 from tests.soak.worker import Account, WorkerOrder, work
+from tests.waiting import until
 
 PARTITIONS = 6
 RATE = 300.0
@@ -57,10 +57,12 @@ class Load:
 
     async def until(self, what: str, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait until the condition holds. AssertionError: not in time."""
-        deadline = time.monotonic() + UNTIL_S_MAX
-        while not await condition():
-            assert time.monotonic() < deadline, f"not in time: {what}\n{self.processes.log_ends()}"
-            await asyncio.sleep(POLL_S)
+        await until(
+            condition,
+            lambda: f"{what}\n{self.processes.log_ends()}",
+            deadline_s=UNTIL_S_MAX,
+            poll_s=POLL_S,
+        )
 
     async def progress(self) -> None:
         """Wait until more sends are acknowledged."""

@@ -18,7 +18,7 @@ from raftlog_client.types import RecordMetadata
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import MeasuredNode
-from tests.integration.waiting import wait_for
+from tests.waiting import wait_until
 
 PARTITIONS = 6
 RECORDS = 10_000
@@ -161,10 +161,10 @@ def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_a
     path = f"/topics/asked/partitions/{partition}"
     body = {"records": [{"value": "from anywhere"}]}
     # The topic exists on the node that created it; the other nodes learn of it soon.
-    written = wait_for("leader", lambda: answer_or_none(first, "POST", path, body))
+    written = wait_until(lambda: answer_or_none(first, "POST", path, body), "leader")
     assert [entry["offset"] for entry in written["offsets"]] == [0]
     for node in cluster.nodes.values():
-        found = wait_for("offsets", lambda n=node: answer_or_none(n, "GET", f"{path}/offsets"))
+        found = wait_until(lambda n=node: answer_or_none(n, "GET", f"{path}/offsets"), "offsets")
         assert found == {"beginning_offset": 0, "end_offset": 1}
         (record,) = node.request("GET", f"{path}/records?offset=earliest")
         assert record["value"] == "from anywhere"
@@ -243,22 +243,22 @@ def wait_for_loss(cluster: ClusterProcesses, node_id: int) -> None:
     """Wait until the metadata shows no leadership of a killed node."""
     alive = next(node for node in cluster.nodes.values() if node.is_running)
     path = "/topics/safe/partitions"
-    wait_for(
-        f"loss of node {node_id}",
+    wait_until(
         lambda: node_id not in {row["leader"] for row in alive.request("GET", path)},
+        f"loss of node {node_id}",
     )
 
 
 def wait_for_return(cluster: ClusterProcesses, node_id: int) -> None:
     """Return once the node is in sync again, with all others."""
     path = "/topics/safe/partitions"
-    wait_for(
-        f"node {node_id} to catch up",
+    wait_until(
         lambda: all(
             len(row["replicas"]) == len(cluster.nodes)
             and all(replica["in_sync"] for replica in row["replicas"])
             for row in cluster.nodes[node_id].request("GET", path)
         ),
+        f"node {node_id} to catch up",
     )
 
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.waiting import wait_for
+from tests.waiting import wait_until
 
 RAFTLOG = (sys.executable, "-m", "raftlog.cli")
 TIMEOUT_S = 90.0
-BACK_S = 30.0
 
 
 class Commands:
@@ -109,7 +108,7 @@ def test_cluster_heals_a_killed_node_and_starts_again_from_its_directory(
         node = cluster.node(2)
         return bool(node["ready"] and node["restarts"] == 1 and node["pid"] != killed["pid"])
 
-    wait_for("node 2 in its second life", back, timeout_s=BACK_S)
+    wait_until(back, "node 2 in its second life")
     assert cluster.node(2)["last_end"] == "was ended by SIGKILL"
     # A second `up` changes nothing.
     again = cluster.up()
@@ -117,7 +116,7 @@ def test_cluster_heals_a_killed_node_and_starts_again_from_its_directory(
     assert cluster.document("down") == {"stopped": True}
     assert not any(map(runs, pids(again)))
     # `down` returns before the manager's process is reaped.
-    wait_for("the manager's end", lambda: not runs(status["manager_pid"]), timeout_s=BACK_S)
+    wait_until(lambda: not runs(status["manager_pid"]), "the manager's end")
     assert cluster.document("down") == {"stopped": False}
     assert cluster.document("status", code=1)["manager_pid"] is None
     started = cluster.up()
@@ -148,7 +147,7 @@ def test_node_is_added_and_a_lost_one_replaced(cluster: Commands) -> None:
 def test_nodes_outlive_a_killed_manager_and_the_next_takes_them_over(cluster: Commands) -> None:
     status = cluster.up("--base-port", "0")
     os.kill(status["manager_pid"], signal.SIGKILL)
-    wait_for("end of the manager", lambda: not runs(status["manager_pid"]))
+    wait_until(lambda: not runs(status["manager_pid"]), "end of the manager")
     assert [node["state"] for node in cluster.document("status", code=1)["nodes"]] == [
         "unmanaged"
     ] * 3
@@ -156,7 +155,7 @@ def test_nodes_outlive_a_killed_manager_and_the_next_takes_them_over(cluster: Co
     assert taken_over["manager_pid"] != status["manager_pid"]
     assert pids(taken_over) == pids(status)
     os.kill(taken_over["manager_pid"], signal.SIGKILL)
-    wait_for("end of the manager", lambda: not runs(taken_over["manager_pid"]))
+    wait_until(lambda: not runs(taken_over["manager_pid"]), "end of the manager")
     assert cluster.document("down") == {"stopped": True}
     assert not any(map(runs, pids(status)))
 

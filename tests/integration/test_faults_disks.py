@@ -18,12 +18,11 @@ import pytest
 
 from bench.cluster_processes import ClusterProcesses
 from tests.integration.faulted import NODES, Load, cluster_on, disks, hurt
-from tests.integration.waiting import wait_for, wait_for_log
 from tests.soak.power import LoopDisk
+from tests.waiting import wait_for_log, wait_until
 
 MIB = 160
 VICTIM = 2
-EXIT_S_MAX = 20.0
 LOSS = "may lack acknowledged records after a power cut"
 ASYNC = {"flush": "async"}
 PATH = "/topics/all-async"
@@ -125,7 +124,7 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
         (row,) = cluster.nodes[1].request("GET", "/topics/all-async/partitions")
         return bool(row["leader"] == -1)
 
-    wait_for("partition without leader", is_leaderless)
+    wait_until(is_leaderless, "partition without leader")
     with pytest.raises(urllib.error.HTTPError) as caught:
         cluster.nodes[1].request("GET", f"{PATH}/partitions/0/records?offset=0")
     with caught.value as answer:
@@ -133,7 +132,7 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
     # After accepting the loss, an operator can elect a leader with the remaining records.
     leader = "/v1/topics/all-async/partitions/0/leader"
     cluster.nodes[1].request("POST", leader, {"broker": 1, "unclean": True})
-    wait_for("unclean leader", lambda: not is_leaderless())
+    wait_until(lambda: not is_leaderless(), "unclean leader")
 
 
 def test_what_a_node_with_a_full_disk_leads_is_led_by_others_until_there_is_room(
@@ -157,7 +156,7 @@ def test_a_disk_that_fails_ends_its_node_alone(
     async def act(load: Load) -> None:
         node = cluster.nodes[VICTIM]
         await asyncio.to_thread(own[VICTIM].fail)
-        await asyncio.to_thread(wait_for, "end of the node", lambda: node.has_ended, EXIT_S_MAX)
+        await asyncio.to_thread(wait_until, lambda: node.has_ended, "end of the node")
         await load.until_led_without(VICTIM)
         await load.progress()
         cluster.kill(VICTIM)

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode, MeasuredNode
 from raftlog.cli.main import cli
-from tests.integration.waiting import wait_for, wait_for_log
 from tests.soak.nemesis import Pace
 from tests.soak.registers import soak
 from tests.verification.register_history import Kind, Outcome
+from tests.waiting import wait_for_log, wait_until
 
 FAULTS = ["kill controller", "pause controller", "kill quorum follower"]
 PACE = Pace(calm_s=(0.5, 2.0), down_s=(1.0, 1.0), pause_s=(2.0, 2.0))
@@ -79,9 +79,9 @@ def members(cluster: ClusterProcesses, node_id: int, role: str) -> list[int]:
 
 
 def wait_for_voters(cluster: ClusterProcesses, node_id: int, expected: list[int]) -> None:
-    wait_for(
-        f"voters {expected} at node {node_id}",
+    wait_until(
         lambda: members(cluster, node_id, "voters") == expected,
+        f"voters {expected} at node {node_id}",
     )
 
 
@@ -144,7 +144,7 @@ def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: ClusterProces
     cluster.restart(leader, second)
     cluster.wait_active()
     # The isolated node's write was never acknowledged: applied or not, both are right.
-    value = wait_for("fresh read", lambda: fresh_values(survivor).get("retention.ms"))
+    value = wait_until(lambda: fresh_values(survivor).get("retention.ms"), "fresh read")
     assert value in {"1001", "1002"}
 
 
@@ -154,7 +154,7 @@ def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
     set_value(cluster.nodes[1], "retention.ms", 4_321)
     fourth = cluster.join()
     assert fresh_values(fourth)["retention.ms"] == "4321"
-    wait_for("observer 4", lambda: members(cluster, 1, "observers") == [4])
+    wait_until(lambda: members(cluster, 1, "observers") == [4], "observer 4")
     nodes = fourth.request("GET", "/v1/nodes")["nodes"]
     assert {node["node_id"]: node["is_voter"] for node in nodes} == {
         1: True,
@@ -179,7 +179,7 @@ def test_leadership_moves_on_request(cluster: ClusterProcesses) -> None:
     leader = cluster.wait_active()
     other = next(node_id for node_id in sorted(cluster.nodes) if node_id != leader)
     cluster.nodes[leader].request("POST", "/v1/quorum/transfer", {"node_id": other})
-    wait_for(f"leader {other}", lambda: cluster.leader() == other)
+    wait_until(lambda: cluster.leader() == other, f"leader {other}")
 
 
 def test_a_node_with_another_secret_stays_outside_and_says_why(

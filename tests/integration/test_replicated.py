@@ -14,7 +14,8 @@ import pytest
 
 from bench.cluster_processes import ClusterProcesses
 from bench.state.processes import REPLICAS, running_store
-from tests.soak.state_clients import TOKEN_HEADER, LostError, until
+from tests.soak.state_clients import TOKEN_HEADER, LostError
+from tests.waiting import until
 
 LEASE_S = 1.5
 

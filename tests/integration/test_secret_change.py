@@ -11,7 +11,7 @@ from raftlog_client import Producer
 from bench.cluster_processes import ClusterProcesses
 from raftlog.node.secret import SECRET_FILE
 from tests.integration.test_quorum_processes import members, stranger_of
-from tests.integration.waiting import wait_for, wait_for_log
+from tests.waiting import wait_for_log, wait_until
 
 TOPIC = "t"
 SEND_TIMEOUT_S = 20.0
@@ -93,7 +93,7 @@ def test_secret_changes_under_load_without_a_stop(tmp_path: Path) -> None:
             outsider.launch()
             insider.launch()
             wait_for_log(outsider, "does not know this node's cluster secret")
-            wait_for("observer 9", lambda: members(cluster, 1, "observers") == [9])
+            wait_until(lambda: members(cluster, 1, "observers") == [9], "observer 9")
         finally:
             outsider.kill()
             insider.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, Message
 
 from raftlog.broker.authorize import ANONYMOUS
 from tests.kafka.peers import KafkaNode, group_node
+from tests.waiting import until
 
 RECORDS: Final = 60
 CLIENTS_S: Final = 60.0
@@ -47,12 +48,6 @@ async def consumer(address: str) -> AsyncIterator[Any]:
         yield one
     finally:
         await one.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for the clients, which give no notice."""
-    while not condition():  # noqa: ASYNC110 (plain data)
-        await asyncio.sleep(0.01)
 
 
 def address_of(one: KafkaNode) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +11,7 @@ from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from tests.kafka.peers import DEADLINE_S, KafkaNode, RawClient, kafka_node
 from tests.kafka.test_connection import VERSIONS, fetch, produce
+from tests.waiting import until
 
 PREFIX = "raftlog_kafka_"
 
@@ -25,12 +25,6 @@ def samples(one: KafkaNode) -> dict[tuple[str, ...], float]:
         for family in one.listener.metric_families()
         for sample in family.samples
     }
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not is_so():  # noqa: ASYNC110 (plain data)
-            await asyncio.sleep(0.005)
 
 
 def sizes(client: RawClient, *frames: bytes) -> int:

@@ -20,7 +20,8 @@ from raftlog.peer.network import HttpNetwork
 from raftlog.peer.opening import ResponseReader, request_head
 from raftlog.world.network import Connection, Receiver
 from tests.http.fakes import FakeNode, start_server
-from tests.http.http_peers import PATIENCE_S, RawPeer, eventually
+from tests.http.http_peers import PATIENCE_S, RawPeer
+from tests.waiting import until
 
 SECRET = b"the secret of a cluster in tests"
 CHANNEL = "quorum"
@@ -59,11 +60,11 @@ class Recorder:
         self.closed_count += 1
 
     async def has(self, count: int) -> list[bytes]:
-        await eventually(lambda: len(self.messages) >= count)
+        await until(lambda: len(self.messages) >= count)
         return self.messages
 
     async def ends(self) -> None:
-        await eventually(lambda: self.closed_count)
+        await until(lambda: self.closed_count)
         assert self.closed_count == 1
 
 

@@ -24,7 +24,8 @@ from raftlog.world.network import (
     RefusedError,
     RejectedError,
 )
-from tests.http.http_peers import PATIENCE_S, eventually
+from tests.http.http_peers import PATIENCE_S
+from tests.waiting import until
 
 from .node_peers import CHANNEL, SECRET, FakeAcceptor, Recorder, connect, node, on_both_loops, pair
 
@@ -216,7 +217,7 @@ async def test_peer_that_takes_the_connection_and_says_nothing_is_given_up() -> 
         with pytest.raises(NetworkError, match="did not answer within"):
             await network.connect(address, CHANNEL, b"h", never, timeout_s=0.2)
         assert not await network.is_refused(address, timeout_s=PATIENCE_S)
-        await eventually(lambda: not network._openings.callers)
+        await until(lambda: not network._openings.callers)
 
 
 @pytest.mark.parametrize("address", ["", "host", "::1:80", "a b:80", "h:0", "h:99999", "h:1\n"])
@@ -273,7 +274,7 @@ async def test_connection_lost_at_its_first_write_leaves_no_descriptor() -> None
         patch.setattr(peer_network, "dial", reset)
         with pytest.raises(NetworkError):
             await connect(HttpNetwork([SECRET]), f"127.0.0.1:{listening.getsockname()[1]}")
-        await eventually(lambda: dialled[0].fileno() == -1)
+        await until(lambda: dialled[0].fileno() == -1)
 
 
 @on_both_loops
@@ -288,7 +289,7 @@ async def test_caller_that_is_cancelled_leaves_nothing_behind() -> None:
             await asyncio.gather(task, return_exceptions=True)
             if not task.cancelled():
                 (await task).connection.close()
-        await eventually(lambda: not callee.handed_over and not network._openings.sockets)
+        await until(lambda: not callee.handed_over and not network._openings.sockets)
         assert all(receiver.closed_count == 1 for receiver in callee.acceptor.receivers)
 
 
@@ -302,7 +303,7 @@ async def test_callers_hello_can_be_rejected_with_words() -> None:
         with pytest.raises(RejectedError, match=r"Another cluster: älter\.") as rejected:
             await callee.network.connect(callee.address, CHANNEL, b"h", never, timeout_s=PATIENCE_S)
         assert rejected.value.code == 40903
-        await eventually(lambda: not callee.handed_over)
+        await until(lambda: not callee.handed_over)
 
 
 @on_both_loops
@@ -314,7 +315,7 @@ async def test_callee_can_reject_the_connection_itself() -> None:
     async with node(acceptor=FakeAcceptor(opened_by=reject)) as callee:
         with pytest.raises(RejectedError, match=r"Changed my mind\."):
             await callee.network.connect(callee.address, CHANNEL, b"h", never, timeout_s=PATIENCE_S)
-        await eventually(lambda: not callee.handed_over)
+        await until(lambda: not callee.handed_over)
 
 
 @on_both_loops
@@ -483,7 +484,7 @@ async def test_closing_is_told_to_both_sides_once_and_sends_what_was_sent() -> N
             await theirs.ends()
             assert ends[1 - closer].messages == [b"the last"]
             ends[1 - closer].connection.close()
-            await eventually(lambda callee=callee: not callee.handed_over)  # type: ignore[misc]
+            await until(lambda callee=callee: not callee.handed_over)  # type: ignore[misc]
             assert mine.connection.queued_bytes == theirs.connection.queued_bytes == 0
 
 

@@ -178,14 +178,6 @@ def cluster(world: World, voters: int, observers: int = 0) -> dict[int, Member]:
     return members
 
 
-async def until(world: World, condition: Callable[[], bool], *, within_s: float) -> None:
-    """Return once the condition holds; fail after so much virtual time."""
-    deadline = world.loop.now + within_s
-    while not condition():
-        assert world.loop.now < deadline, f"not within {within_s} s"
-        await asyncio.sleep(0.001)
-
-
 def all_connected(members: dict[int, Member], voters: int) -> bool:
     """Whether every pair with a voter is connected, as seen by both sides."""
     return all(

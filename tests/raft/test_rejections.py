@@ -10,8 +10,9 @@ import pytest
 from raftlog.raft.peers.peers import REJECTIONS_MAX, Rejections
 from raftlog.raft.voters import VoterSet
 from raftlog.world.network import RejectedError
-from tests.raft.peers_world import Member, all_connected, cluster, play, until, voter, voter_set
+from tests.raft.peers_world import Member, all_connected, cluster, play, voter, voter_set
 from tests.simulation.world import World
+from tests.waiting import until
 
 SEEDS = range(25)
 
@@ -51,7 +52,7 @@ def only_rejection(member: Member) -> str:
 def test_a_wiped_disk_is_refused_on_both_sides_until_it_is_forgotten(wiped: int) -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         victim, other = members[wiped], members[3 - wiped]
         victim.crash()
         world.disk(wiped).remove("peers.json")
@@ -60,7 +61,7 @@ def test_a_wiped_disk_is_refused_on_both_sides_until_it_is_forgotten(wiped: int)
         other.crash(power=True)
         other.start()
         victim.start()
-        await until(world, lambda: bool(other.peers and other.live.rejections), within_s=5)
+        await until(lambda: bool(other.peers and other.live.rejections), deadline_s=5)
         await asyncio.sleep(5)
         assert victim.connected == other.connected == []
         assert "another data directory than before" in only_rejection(other)
@@ -69,7 +70,7 @@ def test_a_wiped_disk_is_refused_on_both_sides_until_it_is_forgotten(wiped: int)
         await asyncio.sleep(5)
         assert victim.connected == other.connected == []
         context.run(other.live.forget, wiped, unless="new")
-        await until(world, lambda: all_connected(members, 2), within_s=5)
+        await until(lambda: all_connected(members, 2), deadline_s=5)
         assert other.live.rejections == victim.live.rejections == {}
 
     for seed in SEEDS:
@@ -94,7 +95,7 @@ def test_a_wiped_voter_that_only_is_called_is_told_by_the_voter_set() -> None:
 def test_a_second_node_with_an_id_in_use_is_refused_and_the_first_stays() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=1, observers=1)
-        await until(world, lambda: all_connected(members, 1), within_s=3)
+        await until(lambda: all_connected(members, 1), deadline_s=3)
         twin = Member(
             world,
             2,

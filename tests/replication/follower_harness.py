@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -27,6 +26,7 @@ from raftlog.world.network import Acceptor, Opened, Receiver, RejectedError
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock
 from tests.replication.streams_world import TOPIC_ID, Batch, FakePartition, row
+from tests.waiting import until
 
 LEADER = BrokerImage(
     broker_id=BrokerId(1),
@@ -149,11 +149,7 @@ class Stage:
         await self.until(lambda: len(self.subscribed()) == len(self.replicas))
 
     async def until(self, condition: Callable[[], object]) -> None:
-        for _ in range(5000):
-            if condition():
-                return
-            await asyncio.sleep(0.0005)
-        raise AssertionError("it does not come about")
+        await until(condition)
 
     @property
     def connection(self) -> Connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, TopicId
@@ -115,11 +115,3 @@ def asks(
         log_start_offset=Offset(0),
         horizon=NO_HORIZON,
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(20_000):
-        if condition():
-            return
-        await asyncio.sleep(0.0005)
-    raise AssertionError("it does not come about")

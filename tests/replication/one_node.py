@@ -34,6 +34,7 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world.time import SystemClock
 from tests.simulation.disk import SimulatedDisk
+from tests.waiting import until
 
 ME = BrokerId(1)
 BROKERS = 3
@@ -240,11 +241,7 @@ class OneNode:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Let other tasks run until the condition holds. Storage pauses in real time."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + DEADLINE_S
-        while not condition():
-            assert loop.time() < deadline, "it did not come true"
-            await asyncio.sleep(0)
+        await until(condition, poll_s=0)
 
     async def turns(self, number: int = 200) -> None:
         """Let other tasks run."""

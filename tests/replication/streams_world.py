@@ -587,14 +587,6 @@ class Cluster:
         )
 
 
-async def until(world: World, condition: Callable[[], bool], *, within_s: float) -> None:
-    """Return once the condition holds; fail after so much virtual time."""
-    deadline = world.loop.now + within_s
-    while not condition():
-        assert world.loop.now < deadline, f"not within {within_s} s"
-        await asyncio.sleep(0.001)
-
-
 def play(seed: int, main: Callable[[World], Coroutine[Any, Any, None]]) -> str:
     """Run one; returns the digest."""
     world = World(seed)

@@ -21,10 +21,11 @@ from raftlog.world.network import Acceptor, Opened, Receiver, RefusedError
 from raftlog.world.time import SystemClock
 from tests.broker.data_fakes import DataNode, contents, waiting_readers
 from tests.http.fakes import FakeMetadata
-from tests.http.http_peers import Reply, eventually
+from tests.http.http_peers import Reply
 from tests.rest.data_fakes import DataPeer, serving
 from tests.rest.v1.test_batches import batch, fetch, frames, produce, want
 from tests.rest.v1.test_tail import SSE, tailing
+from tests.waiting import until
 
 RECORDS = "/topics/t/partitions/0/records"
 
@@ -222,10 +223,10 @@ async def test_a_long_poll_at_the_follower_ends_with_the_leaders_record() -> Non
     async with two() as both:
         asked = asyncio.create_task(get(both.other, f"{RECORDS}?timeout=60000"))
         partition = both.leader.node.replicas.here("t", 0)
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         await post(both.leader, "/topics/t", records(5))
         assert [row["value"] for row in (await asked).json] == [5]
-        await eventually(lambda: not waiting_readers(partition))
+        await until(lambda: not waiting_readers(partition))
 
 
 async def test_a_tail_at_the_follower_gives_all_partitions() -> None:
@@ -370,7 +371,7 @@ async def test_a_long_poll_at_any_replica_ends_with_what_it_learns() -> None:
             asyncio.create_task(get(both.other, f"{RECORDS}?replica=any&offset=1&timeout=60000")),
         ]
         partition = both.other.node.replicas.here("t", 0)
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         partition.follower_role.update_watermarks(
             leader_epoch=LeaderEpoch(7), high_watermark=Offset(2), log_start_offset=Offset(0)
         )

@@ -26,8 +26,9 @@ from raftlog.record.compression import Compression
 from raftlog.record.frames import ProduceFrame, encode_produce_frames
 from raftlog.record.types import LeaderEpoch, PartitionId
 from tests.broker.data_fakes import batch_of
-from tests.http.http_peers import Reply, eventually
+from tests.http.http_peers import Reply
 from tests.rest.data_fakes import DataPeer, data_node
+from tests.waiting import until
 
 STEP_S = 0.15
 MIB = 1 << 20
@@ -260,7 +261,7 @@ async def test_reads_of_stored_batches(
     async with data_node() as one:
         log = one.node.replicas.partition("one", 0).log
         await log.appender.append([batch], LeaderEpoch(0))
-        await eventually(lambda: one.node.log().flushed_offset == batch.header.record_count)
+        await until(lambda: one.node.log().flushed_offset == batch.header.record_count)
         for accept in (BINARY, TEXT, JSON_TYPE):
             with longest_step(monkeypatch) as longest:
                 replies = await read_all(one, accept)

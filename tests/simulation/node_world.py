@@ -27,6 +27,7 @@ from raftlog.world import DiskError
 from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.node_checker import NodeChecker
 from tests.simulation.world import Process, World, run
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -269,12 +270,7 @@ class NodeWorld:
 
     async def until(self, condition: Callable[[], T | None], seconds: float = UNTIL_S) -> T:
         """Wait for a condition, in virtual time, and return its result."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while not (result := condition()):
-            assert loop.time() < deadline, f"it did not come true in time:\n{self.describe()}"
-            await asyncio.sleep(POLL_S)
-        return result
+        return await until(condition, self.describe, deadline_s=seconds, poll_s=POLL_S)
 
     async def ready(self, *node_ids: int) -> int:
         """Wait until these nodes, or all, serve and are unfenced; return the active controller."""

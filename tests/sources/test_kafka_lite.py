@@ -32,7 +32,6 @@ from raftlog_client import (
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode, MeasuredNode
 from raftlog.record.errors import NOT_ENOUGH_REPLICAS
-from tests.integration.waiting import wait_for
 from tests.simulation.data.data_world import DataWorld, simulate_data
 from tests.sources.simulated import (
     NODES,
@@ -43,6 +42,7 @@ from tests.sources.simulated import (
     refusal,
     write_numbered,
 )
+from tests.waiting import SLOW_POLL_S, until, wait_until
 
 TOPIC = "messages"
 GROUP = "readers"
@@ -113,9 +113,7 @@ class Scenario:
         return values - {REFUSED}
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110 - the readers do not wait for it
-                await asyncio.sleep(0.02)
+        await until(condition, poll_s=SLOW_POLL_S)
 
     async def check(self) -> None:
         """All records are read by the group, and every consumer has seen the log's order."""
@@ -146,9 +144,10 @@ class Scenario:
         return [(row.leader or 0, tuple(row.isr)) for row in described.partitions]
 
     async def until_rows(self, condition: Callable[[int, tuple[int, ...]], bool]) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not all(condition(*row) for row in await self.rows()):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        async def holds() -> bool:
+            return all(condition(*row) for row in await self.rows())
+
+        await until(holds, poll_s=SLOW_POLL_S)
 
 
 @asynccontextmanager
@@ -387,7 +386,7 @@ def test_where_n_minus_1_of_n_nodes_are_dead_so_is_the_quorum(
                 await producer.send_and_wait("all", b"3", partition=partition)
 
     for node in three_brokers.nodes.values():
-        wait_for(f"records at {node.address}", partial(is_read, node), TIMEOUT_S)
+        wait_until(partial(is_read, node), f"records at {node.address}", deadline_s=TIMEOUT_S)
     asyncio.run(run())
     three_brokers.restart(dead[0])
     three_brokers.wait_active(TIMEOUT_S)

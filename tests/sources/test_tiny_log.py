@@ -20,7 +20,6 @@ from bench.node import LoneNode, MeasuredNode
 from raftlog.cli.main import cli
 from raftlog.record.errors import NO_LEADER, NOT_ENOUGH_REPLICAS
 from raftlog.replication.partition import Acks
-from tests.integration.waiting import wait_for
 from tests.simulation.data.data_world import DataWorld, simulate_data
 from tests.sources.simulated import (
     NODES,
@@ -33,6 +32,7 @@ from tests.sources.simulated import (
     send,
     write_numbered,
 )
+from tests.waiting import wait_until
 
 ELEVEN: Final = tuple(range(4, 15))
 LIGHT_MIB: Final = 100
@@ -228,13 +228,13 @@ def test_a_killed_process_is_started_again_and_needs_nothing_else(
         row = cluster.nodes[1].request("GET", "/v1/metadata?topics=kept")["topics"][0]
         return len(row["partitions"][0]["isr"]) == isr
 
-    wait_for("full ISR", lambda: in_sync(3), WHOLE_S)
+    wait_until(lambda: in_sync(3), "full ISR", deadline_s=WHOLE_S)
     # From its own replica.
     read = "/topics/kept/partitions/0/records?offset=earliest&replica=any"
-    wait_for(
-        "record of the time when it was away",
+    wait_until(
         lambda: len(cluster.nodes[3].request("GET", read)) == 2,
-        WHOLE_S,
+        "record of the time when it was away",
+        deadline_s=WHOLE_S,
     )
 
 

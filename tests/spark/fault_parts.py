@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from itertools import chain
 from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 120.0
-POLL_S = 0.02
 LIST = "value string"
 ROOT = Path(__file__).parents[2]
 """Where `python -m tests.…` finds its program."""
@@ -215,12 +213,3 @@ def run_available(
     with Batches(frame, checkpoint, act=act, available_now=True) as batches:
         batches.join()
         return batches.rows
-
-
-def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = TIMEOUT_S) -> T:
-    """The first true answer of `condition`."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"within {timeout_s} s there was no {what}"
-        time.sleep(POLL_S)
-    return answer

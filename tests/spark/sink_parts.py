@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 TIMEOUT_S = 120
-POLL_S = 0.02
 
 
 def create(servers: str, topic: str, partitions: int = 3, *, replicas: int = 1) -> str:
@@ -101,11 +98,3 @@ def count(servers: str, topic: str, *, isolation: str = "read_committed") -> int
     with Cluster(servers) as cluster:
         bounds = cluster.bounds([topic], isolation=isolation)
     return sum(each.end - each.start for each in bounds.values())
-
-
-def wait_for(what: str, condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"within {TIMEOUT_S} s there was no {what}"
-        time.sleep(POLL_S)

@@ -16,6 +16,7 @@ from raftlog_client import Admin
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode
+from tests.waiting import wait_until
 
 from .fault_parts import ROOT
 from .sink_parts import (
@@ -28,7 +29,6 @@ from .sink_parts import (
     save,
     start_available_now,
     values,
-    wait_for,
 )
 from .sink_program import copied
 from .sink_proxy import SinkProxy
@@ -137,7 +137,7 @@ def test_a_write_that_fails_leaves_nothing_and_holds_nobody_back(
     frame = numbered(spark).mapInArrow(fail_some, "value string, key string")
     with pytest.raises(Exception, match="never works"):
         save(frame, servers, topic, sinkId=topic)
-    wait_for("end of all transactions", lambda: not open_transactions(servers, topic))
+    wait_until(lambda: not open_transactions(servers, topic), "end of all transactions")
     assert values(spark, servers, topic) == []
     save(numbered(spark, 10), servers, topic)
     assert values(spark, servers, topic) == expected(10)
@@ -218,7 +218,7 @@ def test_a_driver_killed_at_any_step_writes_each_row_once(
     with SinkProxy(servers) as proxy:
         start(proxy, tmp_path / "write")
         try:
-            wait_for("held task", held.exists)
+            wait_until(held.exists, "held task")
         finally:
             kill()
         proxy.before = kill_in_batch_2
@@ -260,7 +260,9 @@ def test_a_batch_whose_transaction_has_expired_fails_and_runs_again(
 ) -> None:
     def wait_until_expired(path: str) -> None:
         sink = path.split("/")[3]
-        wait_for("end of the transactions", lambda: not open_transactions(servers, f"sink/{sink}/"))
+        wait_until(
+            lambda: not open_transactions(servers, f"sink/{sink}/"), "end of the transactions"
+        )
 
     with SinkProxy(servers, before=wait_until_expired) as proxy:
         said = r"Batch 0 is not committed, and no part of it: .*transactionTimeoutMs"
@@ -352,7 +354,7 @@ def test_a_node_that_dies_at_any_step_costs_no_row_and_doubles_none(
                 topic,
                 sinkId=topic,
             )
-            wait_for("a written task", lambda: not query.isActive or (held / "written").exists())  # noqa: B023
+            wait_until(lambda: not query.isActive or (held / "written").exists(), "a written task")  # noqa: B023
             if step == "write":
                 killer.kill(proxy)
             (held / "go").touch()

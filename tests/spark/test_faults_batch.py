@@ -11,8 +11,9 @@ import pytest
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode
+from tests.waiting import wait_until
 
-from .fault_parts import LIST, TIMEOUT_S, Topic, batch, failing_once, listed, wait_for
+from .fault_parts import LIST, TIMEOUT_S, Topic, batch, failing_once, listed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +138,7 @@ def test_a_leader_killed_in_the_middle_of_a_query_costs_no_row(
     with ThreadPoolExecutor(1) as pool:
         query = pool.submit(listed, frame)
         try:
-            wait_for("task with rows", lambda: query.done() or (tmp_path / "began").exists())
+            wait_until(lambda: query.done() or (tmp_path / "began").exists(), "task with rows")
             spark_cluster.kill(victim)
         finally:
             (tmp_path / "go").touch()

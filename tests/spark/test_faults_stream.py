@@ -14,6 +14,7 @@ import pytest
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode
+from tests.waiting import wait_until
 
 from .fault_parts import (
     ROOT,
@@ -23,7 +24,6 @@ from .fault_parts import (
     merged,
     run_available,
     stream,
-    wait_for,
 )
 from .programs import STOPPED_AT
 
@@ -66,9 +66,9 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_very_same_batch(
         )
         try:
             held = [tmp_path / f"{name}-{number}.json" for name, number in STOPPED_AT.items()]
-            wait_for(
-                "stream that is stopped",
+            wait_until(
                 lambda: all(map(Path.exists, held)) or driver.poll() is not None,
+                "stream that is stopped",
             )
             assert driver.poll() is None, log.read_text()
         finally:

@@ -25,8 +25,8 @@ from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.client.fake_node import FakeCluster, Fault
 from tests.client.fake_partition import FakePartition
-from tests.http.http_peers import eventually
 from tests.spark.query_parts import blocking, encoded, values_in
+from tests.waiting import until
 
 FETCH = "/v1/fetch"
 COUNT = 40
@@ -146,7 +146,7 @@ async def test_a_reader_that_is_left_gives_up_what_it_waits_for(fake: FakeCluste
     loop = cluster._parts.background._loop
     assert asyncio.all_tasks(loop)
     await blocking(chunks.close)  # type: ignore[attr-defined]
-    await eventually(lambda: not asyncio.all_tasks(loop))
+    await until(lambda: not asyncio.all_tasks(loop))
     await blocking(cluster.close)
 
 

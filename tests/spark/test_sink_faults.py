@@ -15,8 +15,9 @@ import pytest
 from bench.cluster_processes import ClusterProcesses
 from raftlog.record.errors import CORRUPT_BATCH
 from tests.client.fake_node import FakeCluster, Fault
+from tests.waiting import wait_until
 
-from .sink_parts import count, create, leader, read, run_available_now, save, wait_for
+from .sink_parts import count, create, leader, read, run_available_now, save
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +104,7 @@ def test_a_leader_that_dies_while_the_sink_writes_costs_no_row(
         def written() -> int:
             return count(servers, topic, isolation="read_uncommitted")
 
-        wait_for("record written", lambda: written() >= 100)
+        wait_until(lambda: written() >= 100, "record written")
         found = written()
         spark_cluster.kill(leader(servers, topic))
         return found

@@ -2,8 +2,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
 from uuid import uuid4
@@ -12,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.node import RAFTLOG, RunningNode, running_node
+from tests.waiting import wait_until
 
 SECONDS_MAX = 20
 
@@ -358,10 +357,3 @@ def values(node: RunningNode, topic: str) -> list[bytes]:
     command = [*RAFTLOG, "topic", "consume", topic]
     done = subprocess.run(command, env=node.environment, capture_output=True, check=False)
     return done.stdout.splitlines()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -68,7 +68,7 @@ async def take(reader: Consumer[Any, Any], count: int) -> list[bytes | None]:
         return [(await reader.getone()).value for _ in range(count)]
 
 
-async def until(condition: Any, *readers: Consumer[Any, Any]) -> list[bytes | None]:
+async def read_until(condition: Any, *readers: Consumer[Any, Any]) -> list[bytes | None]:
     """Read with all readers until the condition holds; the values that were read."""
     values: list[bytes | None] = []
     async with asyncio.timeout(30):
@@ -117,11 +117,13 @@ async def test_members_share_partitions_and_every_record_is_read_once(
     async with member(cluster, **settings) as first:
         values += await take(first, 10)
         async with member(cluster, **settings) as second:
-            values += await until(lambda: first.assignment() and second.assignment(), first, second)
+            values += await read_until(
+                lambda: first.assignment() and second.assignment(), first, second
+            )
             assert first.assignment() | second.assignment() == {P0, P1, P2}
             assert not first.assignment() & second.assignment()
-            values += await until(lambda: sum(committed(cluster).values()) > 60, first, second)
-        values += await until(lambda: len(first.assignment()) == 3, first)
+            values += await read_until(lambda: sum(committed(cluster).values()) > 60, first, second)
+        values += await read_until(lambda: len(first.assignment()) == 3, first)
         async with asyncio.timeout(30):
             while len(values) < 150:
                 values += await take(first, 1)
@@ -136,7 +138,7 @@ async def test_partitions_that_need_not_move_never_stop(cluster: FakeCluster) ->
         await first.subscribe(["t"], listener=log)
         async with member(cluster) as second:
             await second.subscribe(["t"], listener=other)
-            await until(lambda: len(second.assignment()) == 1, first, second)
+            await read_until(lambda: len(second.assignment()) == 1, first, second)
             moved = second.assignment()
     assert log.events[0] == ("revoked", frozenset(moved))
     assert len(log.events) == 2
@@ -168,7 +170,7 @@ async def test_no_record_of_a_revoked_partition_is_given_out_and_its_commit_is_e
                         break
         assert joining is not None
         await joining
-        await until(second.assignment, first, second)
+        await read_until(second.assignment, first, second)
         [moved] = second.assignment()
         assert committed(cluster).get(moved, 0) == seen.get(moved, 0)
         await second.close()
@@ -298,7 +300,7 @@ async def test_a_busy_event_loop_is_survived_within_the_session_and_measured_bey
         append(single.topics["t"].partitions[0], b"last")
         with caplog.at_level(logging.WARNING, logger="raftlog_client"):
             assert (await take(reader, 1))[0] is not None
-            await until(lambda: "session lost" in caplog.text, reader)
+            await read_until(lambda: "session lost" in caplog.text, reader)
     assert re.search(r"stalled for up to 0\.[78] s", caplog.text)
 
 
@@ -363,10 +365,10 @@ async def test_a_final_refusal_is_raised(single: FakeCluster) -> None:
 async def test_a_static_member_comes_back_to_its_partitions(cluster: FakeCluster) -> None:
     async with member(cluster) as other:
         async with member(cluster, group_instance_id="i") as reader:
-            await until(reader.assignment, other, reader)
+            await read_until(reader.assignment, other, reader)
             before = reader.assignment()
         async with member(cluster, group_instance_id="i") as reader:
-            await until(reader.assignment, other, reader)
+            await read_until(reader.assignment, other, reader)
             assert reader.assignment() == before
         assert len(group(cluster).members) == 2
 
@@ -412,8 +414,8 @@ async def test_a_failing_listener_is_raised_and_the_partition_is_given_up_all_th
         await first.subscribe(["t"], listener=Failing())
         async with member(cluster) as second:
             with pytest.raises(ZeroDivisionError):
-                await until(second.assignment, first, second)
-            await until(second.assignment, first, second)
+                await read_until(second.assignment, first, second)
+            await read_until(second.assignment, first, second)
             await first.subscribe(["t"])
 
 
@@ -536,7 +538,7 @@ async def test_a_commit_begun_before_the_session_was_lost_is_never_sent_after(
         await single.wait_for_requests(COMMIT, 2)
         group(single).members.clear()
         # Back in the group, with the same partition and another incarnation.
-        await until(lambda: group(single).members and reader.assignment(), reader)
+        await read_until(lambda: group(single).members and reader.assignment(), reader)
         single.faults[COMMIT].clear()
         with pytest.raises(CommitFailedError):
             await committing

@@ -29,6 +29,7 @@ from raftlog.record.errors import (
 )
 from tests.client.fake_groups import FakeGroup
 from tests.client.fake_node import FakeCluster, Fault
+from tests.waiting import SLOW_POLL_S, until
 
 HEARTBEAT = "/v1/groups/{group}/heartbeat"
 GROUP = "state.x"
@@ -109,14 +110,6 @@ async def members(servers: str, *names: str, **where: str) -> AsyncIterator[list
     finally:
         for member in reversed(found):
             await member.lease.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.002)
 
 
 def group(cluster: FakeCluster) -> FakeGroup:
@@ -585,15 +578,13 @@ async def test_a_killed_primary_is_replaced_well_before_its_session_ends(
 async def until_described(
     admin: Admin, name: str, wanted: set[tuple[str | None, str | None, int | None, bool]]
 ) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            found = {
-                (one.instance_id, one.endpoint, one.position, bool(one.assignment))
-                for one in (await admin.describe_group(name)).members
-            }
-            if found == wanted:
-                return
-            await asyncio.sleep(0.02)
+    async def described() -> bool:
+        members = (await admin.describe_group(name)).members
+        return wanted == {
+            (one.instance_id, one.endpoint, one.position, bool(one.assignment)) for one in members
+        }
+
+    await until(described, poll_s=SLOW_POLL_S)
 
 
 async def test_a_real_coordinator_takes_hand_overs_and_leaves(real_node: LoneNode) -> None:

@@ -29,7 +29,7 @@ from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
 from tests.controller.clock import settle
-from tests.coordinator.harness import ShardHarness, marker, until
+from tests.coordinator.harness import ShardHarness, marker
 from tests.coordinator.registers import (
     CLIENT,
     KIND,
@@ -42,6 +42,7 @@ from tests.coordinator.registers import (
     RegisterShard,
     record,
 )
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from raftlog.record.errors import (
     LogError,
 )
 from tests.controller.clock import settle
-from tests.coordinator.harness import until
 from tests.coordinator.transaction_partition import A, B, TransactionPartition
+from tests.waiting import until
 
 
 @pytest.fixture

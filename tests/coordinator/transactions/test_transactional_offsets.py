@@ -44,10 +44,10 @@ from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.world.time import SystemClock
 from tests.controller.clock import settle
-from tests.coordinator.harness import until
 from tests.coordinator.scripted_coordinator import ScriptedCoordinator
 from tests.http.fakes import FakeMetadata
 from tests.replication.pair import HandFeed, Node, ack, catch_up, nodes, row, send
+from tests.waiting import until
 
 GROUP = "g"
 NONE = -1

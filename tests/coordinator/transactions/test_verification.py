@@ -24,11 +24,11 @@ from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
 from raftlog.storage.types import AppendResult
 from raftlog.world.time import SystemClock
-from tests.coordinator.harness import until
 from tests.coordinator.scripted_coordinator import ScriptedCoordinator
 from tests.http.fakes import FakeMetadata
 from tests.replication.pair import Node, one, row
 from tests.storage.transactional import transactional
+from tests.waiting import until
 
 
 class Leader:

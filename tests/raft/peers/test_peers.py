@@ -25,12 +25,12 @@ from tests.raft.peers_world import (
     cluster,
     hello_of,
     play,
-    until,
     voter,
     voter_set,
 )
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.world import World
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ SEEDS = range(25)
 def test_each_pair_with_a_voter_gets_one_connection(seed: int) -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=3, observers=2)
-        await until(world, lambda: all_connected(members, 3), within_s=3)
+        await until(lambda: all_connected(members, 3), deadline_s=3)
         await asyncio.sleep(5)
         assert all_connected(members, 3)
         for member in members.values():
@@ -62,7 +62,7 @@ def test_what_is_sent_arrives_in_order_also_at_once_after_the_start() -> None:
         world.disk(1).times.slow = 40.0  # type: ignore[union-attr]
         one.start()
         two.start()
-        await until(world, lambda: one.got(2) == frames == two.got(1), within_s=5)
+        await until(lambda: one.got(2) == frames == two.got(1), deadline_s=5)
 
     for seed in SEEDS:
         play(seed, main)
@@ -71,7 +71,7 @@ def test_what_is_sent_arrives_in_order_also_at_once_after_the_start() -> None:
 def test_a_member_that_is_not_connected_cannot_be_sent_to() -> None:
     async def main(world: World) -> None:
         one = cluster(world, voters=1)[1]
-        await until(world, lambda: one.peers is not None, within_s=1)
+        await until(lambda: one.peers is not None, deadline_s=1)
         assert not one.live.send(2, b"x")
 
     play(0, main)
@@ -85,9 +85,9 @@ def test_too_much_before_the_pin_ends_the_connection_and_the_next_one_works() ->
         two = Member(world, 2, voter_set(1, 2), is_voter=True, on_up=frames)
         one.start()
         two.start()
-        await until(world, lambda: one.peers is not None, within_s=1)
+        await until(lambda: one.peers is not None, deadline_s=1)
         world.disk(1).times.stick(0.5)  # type: ignore[union-attr]
-        await until(world, lambda: one.got(2) == frames, within_s=3)
+        await until(lambda: one.got(2) == frames, deadline_s=3)
         assert one.told(2) == ["up"]
         assert len(two.told(1)) > 1
 
@@ -106,7 +106,7 @@ def test_more_than_the_limit_are_put_off() -> None:
         (second,) = {2, 3} - {first}
         assert others[second - 2].connected == []
         others[first - 2].crash()
-        await until(world, lambda: one.connected == [second], within_s=3)
+        await until(lambda: one.connected == [second], deadline_s=3)
 
     play(2, main)
 
@@ -118,7 +118,7 @@ def test_a_directory_that_cannot_be_noted_is_not_connected_until_it_can() -> Non
             world.disk(1).fail_next("sync", "peers.json.tmp", DiskError)
         one.start()
         two.start()
-        await until(world, lambda: 2 in one.connected, within_s=10)
+        await until(lambda: 2 in one.connected, deadline_s=10)
         assert one.told(2) == ["up"]
 
     play(3, main)
@@ -127,12 +127,12 @@ def test_a_directory_that_cannot_be_noted_is_not_connected_until_it_can() -> Non
 def test_a_closed_member_tells_nothing_more_and_leaves_no_task() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=3)
-        await until(world, lambda: all_connected(members, 3), within_s=3)
+        await until(lambda: all_connected(members, 3), deadline_s=3)
         two = members[2]
         # In its second life it has nothing to pin, so closing waits for its tasks alone.
         two.crash()
         two.start()
-        await until(world, lambda: all_connected(members, 3), within_s=3)
+        await until(lambda: all_connected(members, 3), deadline_s=3)
         members[1].crash()
 
         async def close() -> None:
@@ -142,7 +142,7 @@ def test_a_closed_member_tells_nothing_more_and_leaves_no_task() -> None:
 
         await world.processes[2].run(close())
         two.forget_events()
-        await until(world, lambda: members[3].told(2)[-1] == "down", within_s=1)
+        await until(lambda: members[3].told(2)[-1] == "down", deadline_s=1)
         await asyncio.sleep(3)
         assert two.events == []
         assert two.connected == []
@@ -158,7 +158,7 @@ def test_a_closed_member_tells_nothing_more_and_leaves_no_task() -> None:
 def test_a_killed_process_is_known_to_be_dead_within_50_ms(victim: int) -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=3)
-        await until(world, lambda: all_connected(members, 3), within_s=3)
+        await until(lambda: all_connected(members, 3), deadline_s=3)
         killed_at = world.loop.now
         members[victim].crash()
         await asyncio.sleep(2)
@@ -174,9 +174,9 @@ def test_a_killed_process_is_known_to_be_dead_within_50_ms(victim: int) -> None:
 def test_an_observer_that_was_killed_is_known_to_be_dead_though_nobody_calls_it() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=1, observers=1)
-        await until(world, lambda: all_connected(members, 1), within_s=3)
+        await until(lambda: all_connected(members, 1), deadline_s=3)
         members[2].crash()
-        await until(world, lambda: members[1].told(2) == ["up", "down", "dead"], within_s=0.05)
+        await until(lambda: members[1].told(2) == ["up", "down", "dead"], deadline_s=0.05)
 
     play(0, main)
 
@@ -184,7 +184,7 @@ def test_an_observer_that_was_killed_is_known_to_be_dead_though_nobody_calls_it(
 def test_a_broken_connection_is_replaced_at_once_and_nobody_is_called_dead() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         await asyncio.sleep(2)
         world.network.reset(1, 2)
         await asyncio.sleep(0.6)
@@ -199,14 +199,14 @@ def test_a_broken_connection_is_replaced_at_once_and_nobody_is_called_dead() -> 
 def test_after_a_loss_the_peer_is_called_at_once() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         one, two = members[1], members[2]
         for _ in range(5):
             await asyncio.sleep(2)
             one.forget_events()
             two.forget_events()
             world.processes[1].context.copy().run(one.live.disconnect, 2, "silent")
-            await until(world, lambda: two.told(1) == ["down", "up"], within_s=0.025)
+            await until(lambda: two.told(1) == ["down", "up"], deadline_s=0.025)
 
     for seed in SEEDS:
         play(seed, main)
@@ -228,14 +228,14 @@ def test_a_peer_that_ends_every_connection_is_not_called_ever_faster() -> None:
 def test_a_machine_without_power_is_lost_but_not_called_dead() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         members[2].crash(power=True)
         one = members[1]
         world.processes[1].context.copy().run(one.live.disconnect, 2, "silent")
         await asyncio.sleep(5)
         assert one.told(2) == ["up", "down"]
         members[2].start()
-        await until(world, lambda: all_connected(members, 2), within_s=5)
+        await until(lambda: all_connected(members, 2), deadline_s=5)
 
     play(0, main)
 
@@ -245,12 +245,12 @@ def test_a_machine_without_power_is_lost_but_not_called_dead() -> None:
 def test_a_process_that_is_restarted_at_once_is_connected_again(seed: int, victim: int) -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2, observers=1)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         for _ in range(5):
             members[victim].crash()
             await asyncio.sleep(world.random(f"pause {world.loop.now}").uniform(0, 0.05))
             members[victim].start()
-            await until(world, lambda: all_connected(members, 2), within_s=3)
+            await until(lambda: all_connected(members, 2), deadline_s=3)
         await asyncio.sleep(2)
         # Every handler checks: no peer is reported dead while connected, or connected since.
         assert all_connected(members, 2)
@@ -261,11 +261,11 @@ def test_a_process_that_is_restarted_at_once_is_connected_again(seed: int, victi
 def test_a_silent_connection_is_ended_by_its_owner_and_opened_anew() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         one = members[1]
         world.processes[1].context.copy().run(one.live.disconnect, 2, "silent")
         assert one.told(2) == ["up", "down"]
-        await until(world, lambda: one.told(2) == ["up", "down", "up"], within_s=1)
+        await until(lambda: one.told(2) == ["up", "down", "up"], deadline_s=1)
 
     play(0, main)
 
@@ -400,7 +400,7 @@ def test_two_sides_that_both_call_end_with_one_connection(seed: int) -> None:
         two = Member(world, 2, voters, is_voter=True)
         one.start()
         two.start()
-        await until(world, lambda: one.peers is not None and two.peers is not None, within_s=1)
+        await until(lambda: one.peers is not None and two.peers is not None, deadline_s=1)
         await asyncio.sleep(6)
         assert (one.connected, two.connected) == ([2], [1])
         one.forget_events()
@@ -411,9 +411,8 @@ def test_two_sides_that_both_call_end_with_one_connection(seed: int) -> None:
         assert world.network.connections == made
         world.network.reset(1, 2)
         await until(
-            world,
             lambda: "up" in one.told(2) and one.connected == [2] and two.connected == [1],
-            within_s=10,
+            deadline_s=10,
         )
 
     play(seed, main)
@@ -426,16 +425,15 @@ def test_a_side_that_calls_again_is_let_in_though_the_other_thinks_it_is_connect
         one, two = (Member(world, node_id, voters, is_voter=True) for node_id in (1, 2))
         one.start()
         two.start()
-        await until(world, lambda: one.connected == [2] and two.connected == [1], within_s=3)
+        await until(lambda: one.connected == [2] and two.connected == [1], deadline_s=3)
         # The connection is young, and of the call of the higher id. Now 1 would call, too.
         one.retarget(False, voters)
         world.network.reset(1, 2)
-        await until(world, lambda: len(one.told(2)) + len(two.told(1)) > 2, within_s=1)
+        await until(lambda: len(one.told(2)) + len(two.told(1)) > 2, deadline_s=1)
         # Of either side, the other one may notice seconds later or never.
         await until(
-            world,
             lambda: one.told(2)[-1] == two.told(1)[-1] == "up" and "down" in one.told(2),
-            within_s=1,
+            deadline_s=1,
         )
 
     for seed in SEEDS:
@@ -445,7 +443,7 @@ def test_a_side_that_calls_again_is_let_in_though_the_other_thinks_it_is_connect
 def test_a_new_voter_is_called_and_a_former_one_stays_connected() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2, observers=1)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         for node_id, member in members.items():
             member.retarget(node_id != 1, voter_set(2, 3))
         await asyncio.sleep(1)
@@ -454,8 +452,8 @@ def test_a_new_voter_is_called_and_a_former_one_stays_connected() -> None:
         # Node 3 was an observer; a new observer calls it now.
         four = Member(world, 4, voter_set(2, 3), is_voter=False)
         four.start()
-        await until(world, lambda: four.peers is not None, within_s=1)
-        await until(world, lambda: four.connected == [2, 3], within_s=1)
+        await until(lambda: four.peers is not None, deadline_s=1)
+        await until(lambda: four.connected == [2, 3], deadline_s=1)
 
     play(0, main)
 
@@ -463,7 +461,7 @@ def test_a_new_voter_is_called_and_a_former_one_stays_connected() -> None:
 def test_a_voter_is_found_by_the_voter_set_and_an_observer_by_its_hello() -> None:
     async def main(world: World) -> None:
         members = cluster(world, voters=2, observers=1)
-        await until(world, lambda: all_connected(members, 2), within_s=3)
+        await until(lambda: all_connected(members, 2), deadline_s=3)
         one = members[1].live
         assert one.address(2) == "n2.test:8082"
         assert one.address(3) == "n3.test:8082"

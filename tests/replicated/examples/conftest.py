@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -16,6 +15,7 @@ from raftlog_replicated.replica import Replica
 from raftlog_replicated.types import Codec, Host, Role
 
 from tests.simulation.replicated.service import Service, SimulatedLog
+from tests.waiting import until
 
 WAIT_S_MAX: Final = 10.0
 
@@ -36,13 +36,6 @@ class Pair:
     primary: Served
     other: Served
     http: ClientSession
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition. Raises TimeoutError."""
-    async with asyncio.timeout(WAIT_S_MAX):
-        while not condition():  # noqa: ASYNC110 (of a replica's state)
-            await asyncio.sleep(0.001)
 
 
 Start = Callable[

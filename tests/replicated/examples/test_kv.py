@@ -10,7 +10,8 @@ from raftlog_replicated.examples import watch as watch_module
 from raftlog_replicated.examples.kv import CODEC, KeyValues, application
 from raftlog_replicated.types import Role, Token
 
-from tests.replicated.examples.conftest import Pair, Start, until
+from tests.replicated.examples.conftest import Pair, Start
+from tests.waiting import until
 
 TOKEN = "X-State-Token"
 

@@ -28,8 +28,9 @@ from raftlog_replicated.replica import Replica
 from raftlog_replicated.types import At, Role
 
 from bench.node import free_port
-from tests.replicated.examples.conftest import WAIT_S_MAX, until
+from tests.replicated.examples.conftest import WAIT_S_MAX
 from tests.simulation.replicated.service import Service, SimulatedLog
+from tests.waiting import until
 
 ERRORS: Final = [
     (NotPrimaryError("host:2", 3), 307, {"Location": "http://host:2/fail?a=b"}),

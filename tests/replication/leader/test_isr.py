@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,6 +28,7 @@ from raftlog.replication.leader.state import LeaderState
 from raftlog.replication.partition import Acks, Partition
 from tests.replication.one_node import JumpingClock
 from tests.replication.pair import TOPIC_ID, HandFeed, Node, attach, nodes, one, row, send
+from tests.waiting import until
 
 HOUR_S = 3600.0
 
@@ -99,14 +99,6 @@ class World:
 
     async def idle(self) -> None:
         await until(lambda: not self.keeper._busy)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not come true")
 
 
 async def world(*in_sync: int) -> World:

@@ -27,9 +27,9 @@ from tests.replication.streams_world import (
     FakePartition,
     play,
     row,
-    until,
 )
 from tests.simulation.world import World
+from tests.waiting import until
 
 # Failed appends
 
@@ -52,8 +52,8 @@ def test_what_could_not_be_appended_is_asked_for_again(
             cluster.append(b"%d" % number, 1)
             await asyncio.sleep(0.0002)
         assert not cluster.agree()
-        await until(world, lambda: cluster.agree(1), within_s=0.1)
-        await until(world, cluster.agree, within_s=2)
+        await until(lambda: cluster.agree(1), deadline_s=0.1)
+        await until(cluster.agree, deadline_s=2)
         assert follower.failures == []
         assert world.loop.now - began > 0.04, "after a while, and after a longer one"
         (status,) = cluster[2].follower.describe()
@@ -77,7 +77,7 @@ def test_what_goes_on_failing_is_asked_for_less_and_less_often() -> None:
         assert "for a test" in cluster[2].follower.error_of(TOPIC_ID, PartitionId(0))
         assert leader.reads < 150
         follower.failures.clear()
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
 
     play(0, main)
 
@@ -126,8 +126,8 @@ def test_a_failed_storage_is_left_alone_until_there_is_another() -> None:
         node = cluster[2]
         follower.failures = [LogError(STORAGE_FAILED, "for a test")]
         cluster.append(b"1")
-        await until(world, lambda: node.state() is FollowState.FAILED, within_s=1)
-        await until(world, lambda: leader.feeds == {}, within_s=0.1)
+        await until(lambda: node.state() is FollowState.FAILED, deadline_s=1)
+        await until(lambda: leader.feeds == {}, deadline_s=0.1)
         await asyncio.sleep(5)
         assert node.state() is FollowState.FAILED
         assert node.follower.describe()[0].failed == 1
@@ -137,7 +137,7 @@ def test_a_failed_storage_is_left_alone_until_there_is_another() -> None:
         node.replicas[0] = FakePartition(2, follower.image)
         node.do(node.follow, node.replicas[0])
         assert follower.on_durable is None
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
 
     play(0, main)
 
@@ -146,12 +146,12 @@ def test_the_leaders_failed_storage_is_not_the_followers() -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, partitions=2)
         leader, _ = leader_and_follower(cluster)
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         leader.read_failures = [LogError(STORAGE_FAILED, "for a test")] * 3
         cluster.append(b"x")
         cluster.append(b"x", 1)
-        await until(world, lambda: cluster.agree(1), within_s=0.1)
-        await until(world, cluster.agree, within_s=2)
+        await until(lambda: cluster.agree(1), deadline_s=0.1)
+        await until(cluster.agree, deadline_s=2)
         assert leader.read_failures == []
 
     play(0, main)
@@ -161,14 +161,14 @@ def test_a_feed_that_retention_has_overtaken_begins_anew() -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, settings=SMALL)
         leader, follower = leader_and_follower(cluster)
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         for number in range(100):
             cluster.append(b"%03d" % number * 100)
-        await until(world, lambda: len(follower.batches) > 10, within_s=1)
+        await until(lambda: len(follower.batches) > 10, deadline_s=1)
         leader.read_failures = [LogError(OFFSET_OUT_OF_RANGE, "for a test")]
         cluster[1].do(leader.delete_before, 90)
-        await until(world, lambda: follower.log_end_offset == 100, within_s=2)
-        await until(world, lambda: follower.synced == 100, within_s=1)
+        await until(lambda: follower.log_end_offset == 100, deadline_s=2)
+        await until(lambda: follower.synced == 100, deadline_s=1)
         assert follower.restarts == [90]
 
     play(0, main)
@@ -180,7 +180,7 @@ def test_a_truncation_that_fails_is_tried_again_and_one_that_does_nothing_is_not
         await connected(cluster)
         _, follower = leader_and_follower(cluster)
         cluster.append(b"1")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         world.network.partition([1], [2])
         cluster.lead(2, 2, nodes=[2])
         cluster.append(b"2")
@@ -189,7 +189,7 @@ def test_a_truncation_that_fails_is_tried_again_and_one_that_does_nothing_is_not
         world.network.heal()
         cluster.lead(1, 3)
         cluster.append(b"3")
-        await until(world, cluster.agree, within_s=5)
+        await until(cluster.agree, deadline_s=5)
         assert follower.truncations == [1]
         # Now a follower that never truncates.
         world.network.partition([1], [2])
@@ -223,9 +223,9 @@ def test_what_comes_while_the_log_makes_wait_is_appended_in_order(seed: int) -> 
             cluster.append(b"%d" % number)
             cluster.append(b"%d" % number, 1)
             await asyncio.sleep(0.0005)
-        await until(world, lambda: cluster.agree(1), within_s=0.1)
+        await until(lambda: cluster.agree(1), deadline_s=0.1)
         follower.append_s = follower.append_s and 0.0001
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
         (status,) = cluster[2].follower.describe()
         assert (status.bytes_held, status.corrupt_count) == (0, 0)
 
@@ -242,11 +242,11 @@ def test_a_subscription_waits_for_the_task_of_the_one_before(seed: int, how: str
         follower = node.replicas[0]
         for number in range(3):
             cluster.append(b"%d" % number)
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         follower.append_s = 0.2
         for number in range(3, 10):
             cluster.append(b"%d" % number)
-        await until(world, lambda: follower.working > 0, within_s=0.1)
+        await until(lambda: follower.working > 0, deadline_s=0.1)
         # The fake's `position` fails the run during a change of the log.
         if how == "epoch":
             cluster.lead(1, 2)
@@ -262,8 +262,8 @@ def test_a_subscription_waits_for_the_task_of_the_one_before(seed: int, how: str
         await asyncio.sleep(0.1)
         assert follower.working == 1
         follower.append_s = 0.001
-        await until(world, lambda: follower.contents == cluster.leader().contents, within_s=2)
-        await until(world, cluster.agree, within_s=1)
+        await until(lambda: follower.contents == cluster.leader().contents, deadline_s=2)
+        await until(cluster.agree, deadline_s=1)
         assert all(status.bytes_held == 0 for status in node.follower.describe())
 
     play(seed, main)
@@ -275,16 +275,16 @@ def test_marks_that_come_while_the_log_makes_wait_are_taken_after_that() -> None
         await connected(cluster)
         leader, follower = leader_and_follower(cluster)
         cluster.append(b"1")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         follower.append_s = 0.2
         cluster.append(b"2")
-        await until(world, lambda: follower.working > 0, within_s=0.1)
+        await until(lambda: follower.working > 0, deadline_s=0.1)
         cluster[1].do(leader.delete_before, 1)
         await asyncio.sleep(0.1)
         assert cluster[2].state() is FollowState.FOLLOWING
         assert (follower.working, follower.start) == (1, 0)
-        await until(world, lambda: follower.start == 1, within_s=0.12)
-        await until(world, lambda: follower.synced == 2, within_s=0.01)
+        await until(lambda: follower.start == 1, deadline_s=0.12)
+        await until(lambda: follower.synced == 2, deadline_s=0.01)
         assert cluster[2].follower.error_of(TOPIC_ID, PartitionId(0)) == ""
 
     play(0, main)
@@ -298,7 +298,7 @@ def test_a_replica_that_is_unfollowed_in_the_middle_is_forgotten_when_its_task_i
         follower = node.replicas[0]
         follower.append_s = 0.2
         cluster.append(b"1")
-        await until(world, lambda: follower.working > 0, within_s=0.1)
+        await until(lambda: follower.working > 0, deadline_s=0.1)
         node.do(node.follower.unfollow, follower)
         assert node.follower._replicas
         await asyncio.sleep(0.3)
@@ -316,18 +316,18 @@ def test_a_link_that_has_closed_has_no_say_when_its_last_replica_moves_on() -> N
         follower = node.replicas[0]
         follower.append_s = 6
         cluster.append(b"1")
-        await until(world, lambda: follower.working > 0, within_s=0.1)
+        await until(lambda: follower.working > 0, deadline_s=0.1)
         node.do(node.follower.unfollow, follower)
         await asyncio.sleep(5.5)
         assert node.follower.describe() == []
         assert follower.working == 1
         node.do(node.follow, follower)
         follower.append_s = None
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
         await asyncio.sleep(10)
         assert len(node.follower.describe()) == 1
         cluster.append(b"2")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
 
     play(0, main)
 
@@ -340,16 +340,16 @@ def test_a_replaced_replica_whose_task_ends_late_does_not_take_the_new_one_along
         old = node.replicas[0]
         old.append_s = 0.2
         cluster.append(b"1")
-        await until(world, lambda: old.working > 0, within_s=0.1)
+        await until(lambda: old.working > 0, deadline_s=0.1)
         node.replicas[0] = FakePartition(2, old.image)
         node.do(node.follow, node.replicas[0])
-        await until(world, cluster.agree, within_s=0.1)
+        await until(cluster.agree, deadline_s=0.1)
         assert old.working == 1
         await asyncio.sleep(0.3)
         assert node.state() is FollowState.FOLLOWING
         cluster.lead(1, 2)
         cluster.append(b"2")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         assert len(node.follower._replicas) == 1
 
     play(0, main)
@@ -363,12 +363,12 @@ def test_an_old_task_does_not_end_what_follows_it() -> None:
         follower = node.replicas[0]
         follower.append_s = 0.2
         cluster.append(b"1")
-        await until(world, lambda: follower.working > 0, within_s=0.1)
+        await until(lambda: follower.working > 0, deadline_s=0.1)
         follower.failures = [LogError(STORAGE_FAILED, "of the old task")]
         cluster.lead(1, 2)
-        await until(world, lambda: follower.failures == [], within_s=1)
+        await until(lambda: follower.failures == [], deadline_s=1)
         follower.append_s = None
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
 
     play(0, main)
 
@@ -391,7 +391,7 @@ def test_no_more_is_held_than_a_leader_may_send() -> None:
         await asyncio.sleep(3)
         assert world.network.connections > connections
         follower.append_s = None
-        await until(world, cluster.agree, within_s=20)
+        await until(cluster.agree, deadline_s=20)
 
     play(0, main)
 
@@ -406,14 +406,12 @@ def test_replicas_that_are_added_get_no_more_than_their_share() -> None:
         cluster[1].adding_bytes_per_s = 50_000
         one = cluster[1].replicas[0]
         one.image = row(1, 1, adding=(3,))
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         for _ in range(100):
             cluster.append(b"x" * 1000)
             cluster.append(b"x" * 1000, 1)
         await until(
-            world,
-            lambda: cluster[2].replicas[0].log_end_offset == 100 and cluster.agree(1),
-            within_s=1,
+            lambda: cluster[2].replicas[0].log_end_offset == 100 and cluster.agree(1), deadline_s=1
         )
         added = cluster[3].replicas[0]
         began, first = world.loop.now, added.log_end_offset
@@ -422,7 +420,7 @@ def test_replicas_that_are_added_get_no_more_than_their_share() -> None:
         assert 40_000 <= (added.log_end_offset - first) * 1000 <= 60_000
         # Without a bound all bytes pass at once.
         cluster[1].adding_bytes_per_s = 0
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         assert world.loop.now - began < 2
 
     play(0, main)
@@ -509,9 +507,7 @@ def test_replicas_agree_in_the_end_whatever_happens(seed: int) -> None:
             elect(each)
             cluster.append(b"end", each)
         await until(
-            world,
-            lambda: all(cluster.agree(number) for number in range(partitions)),
-            within_s=10,
+            lambda: all(cluster.agree(number) for number in range(partitions)), deadline_s=10
         )
         for number in range(partitions):
             contents = cluster.leader(number).contents
@@ -532,6 +528,6 @@ def test_the_same_seed_gives_the_same_run() -> None:
             if number % 10 == 5:
                 world.network.reset(1, number % 2 + 2)
             await asyncio.sleep(0.01)
-        await until(world, lambda: all(cluster.agree(each) for each in range(5)), within_s=3)
+        await until(lambda: all(cluster.agree(each) for each in range(5)), deadline_s=3)
 
     assert play(7, main) == play(7, main)

@@ -29,8 +29,9 @@ from raftlog.replication.streams.protocol import (
 from raftlog.replication.streams.settings import StreamSettings
 from raftlog.storage.compaction.plan import NO_HORIZON
 from raftlog.storage.types import ReadResult
-from tests.replication.leader_streams_world import Stage, asks, until
+from tests.replication.leader_streams_world import Stage, asks
 from tests.replication.streams_world import row
+from tests.waiting import until
 
 
 async def test_a_subscription_at_the_end_is_live_and_confirmed_at_once() -> None:

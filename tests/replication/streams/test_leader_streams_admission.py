@@ -22,8 +22,9 @@ from raftlog.replication.streams.protocol import (
 )
 from raftlog.world.network import Acceptor, Opened, RejectedError
 from raftlog.world.time import SystemClock
-from tests.replication.leader_streams_world import Connection, asks, until
+from tests.replication.leader_streams_world import Connection, asks
 from tests.replication.streams_world import FakePartition, row
+from tests.waiting import until
 
 
 class Network:

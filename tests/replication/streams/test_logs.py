@@ -28,8 +28,9 @@ from raftlog.replication.streams.leader_streams import LeaderStreams
 from raftlog.replication.streams.settings import StreamSettings
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import UNLIMITED, FlushMode, LogConfig, StorageSettings
-from tests.replication.streams_world import fail, play, until
+from tests.replication.streams_world import fail, play
 from tests.simulation.world import Process, World
+from tests.waiting import until
 
 TOPIC = TopicId("b" * 32)
 NODES = (1, 2, 3)
@@ -254,11 +255,11 @@ class Cluster:
 def test_replicas_become_the_same_byte_for_byte(seed: int, flush: FlushMode) -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, config=replace(SHORT_SEGMENTS, flush=flush))
-        await until(world, cluster.is_up, within_s=5)
+        await until(cluster.is_up, deadline_s=5)
         for number in range(100):
             acks = Acks.ALL if number % 10 == 0 else Acks.LEADER
             await cluster.append(batch(b"%d" % number * 30, 1 + number % 3), acks=acks)
-        await until(world, cluster.agree, within_s=5)
+        await until(cluster.agree, deadline_s=5)
         data = await cluster.same_bytes()
         assert len(list(iterate_batches(data))) == 100
         for node_id in (2, 3):
@@ -274,7 +275,7 @@ def test_replicas_become_the_same_byte_for_byte(seed: int, flush: FlushMode) -> 
 def test_a_replica_that_was_away_catches_up_over_many_segments(seed: int) -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, settings=SMALL)
-        await until(world, cluster.is_up, within_s=5)
+        await until(cluster.is_up, deadline_s=5)
         cluster.nodes[3].crash(power=seed % 2 == 0)
         for number in range(150):
             await cluster.append(batch(b"%d" % number * 100))
@@ -282,7 +283,7 @@ def test_a_replica_that_was_away_catches_up_over_many_segments(seed: int) -> Non
         await cluster.append(batch(b"long" * 5000))
         cluster.nodes[3].start()
         await cluster.append(batch(b"last"))
-        await until(world, cluster.agree, within_s=10)
+        await until(cluster.agree, deadline_s=10)
         assert len(list(iterate_batches(await cluster.same_bytes()))) == 152
 
     play(seed, main)
@@ -292,7 +293,7 @@ def test_a_replica_that_was_away_catches_up_over_many_segments(seed: int) -> Non
 def test_a_follower_begins_where_records_were_deleted_in_the_middle_of_a_batch(seed: int) -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, settings=SMALL)
-        await until(world, cluster.is_up, within_s=5)
+        await until(cluster.is_up, deadline_s=5)
         cluster.nodes[3].crash(power=False)
         world.wipe(3)
         one = cluster.leader.partition
@@ -304,7 +305,7 @@ def test_a_follower_begins_where_records_were_deleted_in_the_middle_of_a_batch(s
         one.log.high_watermark = one.log_end_offset
         await world.processes[1].run(one.log.operations.delete_records_before(255))  # type: ignore[arg-type]
         cluster.nodes[3].start()
-        await until(world, cluster.agree, within_s=10)
+        await until(cluster.agree, deadline_s=10)
         three = cluster.nodes[3].partition
         assert three is not None
         assert three.log_start_offset == 255
@@ -377,13 +378,13 @@ def test_what_was_acknowledged_by_all_survives(seed: int) -> None:
         for each in NODES:
             if not world.is_up(each):
                 cluster.nodes[each].start()
-        await until(world, cluster.is_up, within_s=5)
+        await until(cluster.is_up, deadline_s=5)
         elect()
         # A truncation, or an append of fetched data, may have to end first.
-        await until(world, lambda: cluster.leader.leads, within_s=1)
+        await until(lambda: cluster.leader.leads, deadline_s=1)
         await asyncio.wait_for(asyncio.gather(*writers), 10)
         await cluster.append(batch(b"end"), acks=Acks.ALL)
-        await until(world, cluster.agree, within_s=10)
+        await until(cluster.agree, deadline_s=10)
         data = await cluster.same_bytes()
         for content in acknowledged:
             assert content in data

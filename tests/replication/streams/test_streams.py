@@ -11,8 +11,9 @@ from raftlog.metadata.image import BrokerImage
 from raftlog.record.types import BrokerId
 from raftlog.replication.streams.replica_fetcher import FollowState
 from raftlog.replication.streams.settings import StreamSettings
-from tests.replication.streams_world import Cluster, FakePartition, play, until
+from tests.replication.streams_world import Cluster, FakePartition, play
 from tests.simulation.world import World
+from tests.waiting import until
 
 SEEDS = range(12)
 
@@ -41,7 +42,7 @@ async def connected(cluster: Cluster) -> None:
             for number in node.replicas
         )
 
-    await until(cluster.world, all_follow, within_s=5)
+    await until(all_follow, deadline_s=5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -52,10 +53,10 @@ def test_what_is_appended_reaches_the_follower_and_is_committed(seed: int) -> No
         for number in range(20):
             cluster.append(b"%d" % number)
             await asyncio.sleep(0.001)
-        await until(world, cluster.agree, within_s=0.1)
+        await until(cluster.agree, deadline_s=0.1)
         leader, follower = leader_and_follower(cluster)
         assert leader.reads == 0, "live appends are sent from memory"
-        await until(world, lambda: follower.high_watermark == 20, within_s=0.1)
+        await until(lambda: follower.high_watermark == 20, deadline_s=0.1)
 
     play(seed, main)
 
@@ -64,19 +65,19 @@ def test_what_is_appended_reaches_the_follower_and_is_committed(seed: int) -> No
 def test_a_follower_that_is_behind_catches_up_and_goes_live(seed: int) -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, nodes=3, settings=SMALL)
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         for number in range(100):
             cluster.append(b"%d" % number * 100)
         for number in range(100):
             # While it catches up.
             cluster.append(b"%d" % number * 100)
             await asyncio.sleep(0.001)
-        await until(world, cluster.agree, within_s=5)
+        await until(cluster.agree, deadline_s=5)
         leader = cluster[1].replicas[0]
         reads = leader.reads
         assert reads < 150, "read in chunks, not batch by batch"
         cluster.append(b"live")
-        await until(world, cluster.agree, within_s=0.1)
+        await until(cluster.agree, deadline_s=0.1)
         assert leader.reads == reads
         assert [status.feeds_behind for status in cluster[1].leader.describe()] == [0, 0]
 
@@ -100,7 +101,7 @@ def test_no_more_than_the_window_is_in_flight() -> None:
         assert len(follower.batches) < 50
         follower.sync_s = 0.001
         cluster[2].do(follower.sync)
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
         (status,) = cluster[1].leader.describe()
         assert status.bytes_in_flight == 0
         assert status.bytes_sent == sum(len(batch.data) for batch in leader.batches)
@@ -111,15 +112,15 @@ def test_no_more_than_the_window_is_in_flight() -> None:
 def test_one_partition_that_is_far_behind_does_not_hold_up_the_others() -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, partitions=3, settings=SMALL)
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         for _ in range(2000):
             cluster.append(b"x" * 500, 0)
         for _ in range(20):
             cluster.append(b"y" * 500, 1)
             cluster.append(b"z" * 500, 2)
-        await until(world, lambda: cluster.agree(1) and cluster.agree(2), within_s=1)
+        await until(lambda: cluster.agree(1) and cluster.agree(2), deadline_s=1)
         assert len(cluster[2].replicas[0].batches) < 200
-        await until(world, cluster.agree, within_s=20)
+        await until(cluster.agree, deadline_s=20)
 
     play(0, main)
 
@@ -136,7 +137,7 @@ def test_a_batch_longer_than_a_message_goes_in_pieces(seed: int) -> None:
             # In between the pieces.
             cluster.append(b"other", 1)
             await asyncio.sleep(0.0005)
-        await until(world, lambda: cluster.agree(0) and cluster.agree(1), within_s=2)
+        await until(lambda: cluster.agree(0) and cluster.agree(1), deadline_s=2)
         (status,) = cluster[2].follower.describe()
         assert status.bytes_held == 0
         assert status.corrupt_count == 0
@@ -154,7 +155,7 @@ def test_lost_connections_are_replaced_at_once(seed: int) -> None:
             if number % 25 == 10:
                 world.network.reset(1, 2)
             await asyncio.sleep(0.02)
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
 
     play(seed, main)
 
@@ -169,7 +170,7 @@ def test_a_connection_that_lasted_is_replaced_without_a_pause_however_often_that
             await asyncio.sleep(1.5)
             assert link.stream is not None
             node.do(link.stream.end, "for a test")
-            await until(world, lambda: node.state() is FollowState.FOLLOWING, within_s=0.1)
+            await until(lambda: node.state() is FollowState.FOLLOWING, deadline_s=0.1)
 
     play(0, main)
 
@@ -190,10 +191,10 @@ def test_both_sides_end_a_silent_connection_and_the_follower_calls_again(seed: i
             world.network.block(2, 1)
         cluster.append(b"unheard")
         # Its own undelivered pings do not count as messages of the peer.
-        await until(world, lambda: not cluster[1].leader.describe(), within_s=4 if one_way else 3)
-        await until(world, lambda: not cluster[2].follower.describe()[0].is_connected, within_s=3)
+        await until(lambda: not cluster[1].leader.describe(), deadline_s=4 if one_way else 3)
+        await until(lambda: not cluster[2].follower.describe()[0].is_connected, deadline_s=3)
         world.network.heal()
-        await until(world, cluster.agree, within_s=5)
+        await until(cluster.agree, deadline_s=5)
         assert world.network.connections > connections
 
     play(seed, main)
@@ -212,7 +213,7 @@ def test_a_follower_that_starts_again_goes_on_from_what_it_has(seed: int, power:
             if number == 30:
                 cluster[2].start()
             await asyncio.sleep(0.01)
-        await until(world, cluster.agree, within_s=5)
+        await until(cluster.agree, deadline_s=5)
 
     play(seed, main)
 
@@ -224,7 +225,7 @@ def test_a_former_leader_cuts_what_the_new_one_does_not_have(seed: int) -> None:
         await connected(cluster)
         for number in range(10):
             cluster.append(b"old %d" % number)
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         world.network.partition([1], [2, 3])
         for number in range(5):
             cluster.append(b"lost %d" % number)
@@ -234,7 +235,7 @@ def test_a_former_leader_cuts_what_the_new_one_does_not_have(seed: int) -> None:
         cluster.append(b"new")
         world.network.heal()
         cluster[1].start()
-        await until(world, cluster.agree, within_s=5)
+        await until(cluster.agree, deadline_s=5)
         first = cluster[1].replicas[0]
         assert first.truncations == [10]
         assert first.contents == [b"old %d" % number for number in range(10)] + [b"new"]
@@ -247,7 +248,7 @@ def test_several_cuts_if_the_histories_part_more_than_once(seed: int) -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, nodes=2)
         one, two = leader_and_follower(cluster)
-        await until(world, lambda: cluster[2].streams is not None, within_s=1)
+        await until(lambda: cluster[2].streams is not None, deadline_s=1)
         world.network.partition([1], [2])
         # Node 1 led epochs 1, 3 and 5, node 2 led 2 and 4; each missed the epochs of the other.
         for epoch in range(1, 6):
@@ -258,7 +259,7 @@ def test_several_cuts_if_the_histories_part_more_than_once(seed: int) -> None:
         await asyncio.sleep(0.1)
         world.network.heal()
         cluster.lead(1, 6)
-        await until(world, cluster.agree, within_s=5)
+        await until(cluster.agree, deadline_s=5)
         assert one.truncations == []
         assert len(two.truncations) >= 1
         assert two.contents == [b"1", b"1", b"3", b"3", b"5", b"5"]
@@ -270,11 +271,11 @@ def test_a_follower_below_the_log_start_begins_there() -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, settings=SMALL)
         one, two = leader_and_follower(cluster)
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         for number in range(10):
             cluster.append(b"%d" % number)
         cluster[1].do(one.delete_before, 4)
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
         assert two.restarts == [4]
         assert two.log_start_offset == 4
 
@@ -288,12 +289,12 @@ def test_marks_move_without_data() -> None:
         one, two = leader_and_follower(cluster)
         for number in range(10):
             cluster.append(b"%d" % number)
-        await until(world, cluster.agree, within_s=1)
-        await until(world, lambda: two.high_watermark == 10, within_s=0.05)
+        await until(cluster.agree, deadline_s=1)
+        await until(lambda: two.high_watermark == 10, deadline_s=0.05)
         cluster[1].do(one.delete_before, 4)
-        await until(world, lambda: two.log_start_offset == 4, within_s=0.05)
+        await until(lambda: two.log_start_offset == 4, deadline_s=0.05)
         # And the leader gets the acknowledgement.
-        await until(world, lambda: one.ends[2][2] == 4, within_s=0.05)
+        await until(lambda: one.ends[2][2] == 4, deadline_s=0.05)
 
     play(1, main)
 
@@ -302,12 +303,12 @@ def test_what_compaction_left_out_is_no_gap() -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world, settings=SMALL)
         one, two = leader_and_follower(cluster)
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         for number in range(30):
             cluster.append(b"%d" % number)
         del one.batches[3:7]
         del one.batches[-5:-1]
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
         # Nothing is left behind: no data can say where the log ends, until some is appended.
         end = one.log_end_offset
         cluster[2].crash()
@@ -317,7 +318,7 @@ def test_what_compaction_left_out_is_no_gap() -> None:
         cluster[2].start()
         await connected(cluster)
         cluster.append(b"at last")
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
         assert cluster[2].follower.describe()[0].corrupt_count == 0
         assert len(two.batches) == 23
 
@@ -331,18 +332,18 @@ def test_a_thousand_partitions_share_one_connection() -> None:
         assert world.network.connections <= 2
         for number in range(1000):
             cluster.append(b"%d" % number, number)
-        await until(world, lambda: all(cluster.agree(number) for number in range(1000)), within_s=1)
+        await until(lambda: all(cluster.agree(number) for number in range(1000)), deadline_s=1)
         world.network.reset(1, 2)
         await asyncio.sleep(2)
         for number in range(1000):
             cluster.append(b"again %d" % number, number)
-        await until(world, lambda: all(cluster.agree(number) for number in range(1000)), within_s=1)
+        await until(lambda: all(cluster.agree(number) for number in range(1000)), deadline_s=1)
         for number in range(1000):
             cluster.lead(2, 2, number)
         await asyncio.sleep(1)
         for number in range(1000):
             cluster.append(b"turned %d" % number, number)
-        await until(world, lambda: all(cluster.agree(number) for number in range(1000)), within_s=1)
+        await until(lambda: all(cluster.agree(number) for number in range(1000)), deadline_s=1)
 
     play(0, main)
 
@@ -355,7 +356,7 @@ def test_what_is_said_of_many_partitions_is_gathered() -> None:
         assert len(to_leader) <= 6, "500 subscriptions in a message"
         for number in range(1000):
             cluster.append(b"%d" % number, number)
-        await until(world, lambda: cluster.agree(999), within_s=1)
+        await until(lambda: cluster.agree(999), deadline_s=1)
         acks = [line for line in world.lines if "2>1" in line and "received" in line]
         assert len(acks) < 300
 
@@ -368,7 +369,7 @@ def test_metadata_may_come_to_the_leader_or_to_the_follower_first(seed: int) -> 
         cluster = Cluster(world, nodes=3)
         await connected(cluster)
         cluster.append(b"1")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         # The follower first: its leader does not know yet.
         cluster.lead(1, 2, nodes=[2])
         await asyncio.sleep(0.3)
@@ -379,7 +380,7 @@ def test_metadata_may_come_to_the_leader_or_to_the_follower_first(seed: int) -> 
         assert cluster[3].state() is FollowState.STALE
         cluster.append(b"2")
         cluster.apply(3)
-        await until(world, cluster.agree, within_s=2)
+        await until(cluster.agree, deadline_s=2)
 
     play(seed, main)
 
@@ -388,14 +389,14 @@ def test_a_stale_subscription_is_asked_for_again_after_a_while() -> None:
     async def main(world: World) -> None:
         cluster = Cluster(world)
         one, _ = leader_and_follower(cluster)
-        await until(world, lambda: cluster[1].feeds is not None, within_s=1)
+        await until(lambda: cluster[1].feeds is not None, deadline_s=1)
         # The leader is behind the follower and does not know that it is: it follows, says its
         # metadata, in the very epoch in which the follower's says that it leads.
         image = one.image
         one.image = msgspec.structs.replace(image, leader=2)
-        await until(world, lambda: cluster[2].state() is FollowState.STALE, within_s=2)
+        await until(lambda: cluster[2].state() is FollowState.STALE, deadline_s=2)
         one.image = image
-        await until(world, lambda: cluster[2].state() is FollowState.FOLLOWING, within_s=3)
+        await until(lambda: cluster[2].state() is FollowState.FOLLOWING, deadline_s=3)
 
     play(0, main)
 
@@ -409,9 +410,7 @@ def test_leadership_goes_round(seed: int) -> None:
             for number in range(3):
                 cluster.append(b"%d" % epoch, number)
                 cluster.append(b"%d" % epoch, number)
-            await until(
-                world, lambda: all(cluster.agree(number) for number in range(3)), within_s=3
-            )
+            await until(lambda: all(cluster.agree(number) for number in range(3)), deadline_s=3)
             for number in range(3):
                 cluster.lead((epoch + number) % 3 + 1, epoch, number)
         await asyncio.sleep(10)
@@ -427,14 +426,14 @@ def test_a_connection_ends_some_time_after_nothing_is_followed_on_it() -> None:
         one, two = leader_and_follower(cluster)
         cluster[2].do(cluster[2].follower.unfollow, two)
         assert two.on_durable is None
-        await until(world, lambda: 2 not in one.feeds, within_s=0.1)
+        await until(lambda: 2 not in one.feeds, deadline_s=0.1)
         await asyncio.sleep(1)
         assert cluster[1].leader.describe()
-        await until(world, lambda: not cluster[1].leader.describe(), within_s=6)
+        await until(lambda: not cluster[1].leader.describe(), deadline_s=6)
         assert cluster[2].follower.describe() == []
         cluster[2].do(cluster[2].follow, two)
         cluster.append(b"x")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         # A shorter pause keeps the connection.
         cluster[2].do(cluster[2].follower.unfollow, two)
         await asyncio.sleep(1)
@@ -455,7 +454,7 @@ def test_a_leader_at_another_address_is_called_there() -> None:
         await asyncio.sleep(3)
         world.network.move(1, "moved.test:9")
         cluster[1].start()
-        await until(world, lambda: cluster[2].state() is FollowState.FOLLOWING, within_s=0.5)
+        await until(lambda: cluster[2].state() is FollowState.FOLLOWING, deadline_s=0.5)
 
     play(0, main)
 
@@ -467,7 +466,7 @@ def test_a_leader_that_returns_is_followed_soon() -> None:
         cluster[1].crash()
         await asyncio.sleep(20)
         cluster[1].start()
-        await until(world, lambda: cluster[2].state() is FollowState.FOLLOWING, within_s=0.3)
+        await until(lambda: cluster[2].state() is FollowState.FOLLOWING, deadline_s=0.3)
 
     play(0, main)
 
@@ -522,7 +521,7 @@ def test_only_the_registered_start_of_a_broker_follows(
             assert status.rejection is not None
             assert reason in status.rejection
         cluster.broker = real  # type: ignore[method-assign]
-        await until(world, lambda: cluster[2].state() is FollowState.FOLLOWING, within_s=2)
+        await until(lambda: cluster[2].state() is FollowState.FOLLOWING, deadline_s=2)
 
     play(0, main)
 
@@ -534,7 +533,7 @@ def test_a_newer_connection_takes_the_place_of_the_older_one() -> None:
         cluster = Cluster(world, settings=StreamSettings(silent_pings_max=1000))
         await connected(cluster)
         cluster.append(b"1")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
         follower = cluster[2]
         link = follower.follower._links[BrokerId(1)]
         # The leader cannot hear of the end.
@@ -544,10 +543,10 @@ def test_a_newer_connection_takes_the_place_of_the_older_one() -> None:
         await asyncio.sleep(1)
         assert len(cluster[1].leader.describe()) == 1
         world.network.heal()
-        await until(world, lambda: follower.state() is FollowState.FOLLOWING, within_s=3)
+        await until(lambda: follower.state() is FollowState.FOLLOWING, deadline_s=3)
         assert len(cluster[1].leader.describe()) == 1
         cluster.append(b"2")
-        await until(world, cluster.agree, within_s=1)
+        await until(cluster.agree, deadline_s=1)
 
     play(0, main)
 

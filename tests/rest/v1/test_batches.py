@@ -23,8 +23,9 @@ from raftlog.record.frames import (
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 from raftlog.rest.v1.batches import FETCH_FRAME_BYTES, PARTITIONS_PER_TURN
 from tests.broker.data_fakes import contents, waiting_readers
-from tests.http.http_peers import RawPeer, Reply, eventually
+from tests.http.http_peers import RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
+from tests.waiting import until
 
 
 def batch(*values: bytes, sequence: int = -1) -> bytes:
@@ -309,7 +310,7 @@ async def test_fetch_waits_for_the_first_of_many_partitions() -> None:
         body = {"partitions": [want("six", n) for n in range(6)], "max_wait_ms": 60_000}
         asked = asyncio.create_task(waiting.request("POST", "/v1/fetch", json.dumps(body).encode()))
         partition = one.node.replicas.partition("six", 3)
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         await produce(one, frames(("six", 3, batch(b"a"))))
         found = parsed((await asked).body)
         assert [len(frame.data) > 0 for frame in found] == [n == 3 for n in range(6)]
@@ -346,9 +347,9 @@ async def test_min_bytes_waits_for_more() -> None:
         body = {"partitions": [want("one", 0)], "max_wait_ms": 60_000, "min_bytes": 130}
         asked = asyncio.create_task(waiting.request("POST", "/v1/fetch", json.dumps(body).encode()))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         await produce(one, frames(("one", 0, batch(b"a"))))
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         assert not asked.done()
         await produce(one, frames(("one", 0, batch(b"a"))))
         assert len(records_in(parsed((await asked).body)[0])) == 2
@@ -358,7 +359,7 @@ async def test_fetch_ends_when_the_server_closes() -> None:
     async with data_node() as one:
         asked = asyncio.create_task(fetch(one, want("one", 0), max_wait_ms=60_000))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         await one.server.close()
         assert [frame.data for frame in await asked] == [b""]
 
@@ -382,7 +383,7 @@ async def test_answers_below_a_chunk_count_as_they_grow() -> None:
             await stack.enter_async_context(RawPeer.connected(one.server.port)) for _ in range(4)
         ]
         sent = [asyncio.ensure_future(peer.request("POST", "/v1/fetch", body)) for peer in peers]
-        await eventually(lambda: sum(each.done() for each in sent) == 2)
+        await until(lambda: sum(each.done() for each in sent) == 2)
         assert 200_000 < one.server.context.broker.bytes_in_flight.used <= 250_000
         gate.set()
         replies = await asyncio.gather(*sent)

@@ -16,8 +16,9 @@ from raftlog.record.errors import BAD_REQUEST, STORAGE_FAILED, LogError
 from raftlog.record.types import Offset, PartitionId
 from raftlog.rest.v1.tail import TAIL_PARTITIONS_MAX, EventWriter, TailPosition, parse_event_id
 from tests.broker.data_fakes import waiting_readers
-from tests.http.http_peers import RawPeer, eventually
+from tests.http.http_peers import RawPeer
 from tests.rest.data_fakes import DataPeer, data_node, few
+from tests.waiting import until
 
 SSE = "text/event-stream"
 TAIL = "/v1/topics/six/tail"
@@ -210,8 +211,8 @@ async def test_tail_ends_when_its_reader_leaves() -> None:
     async with data_node() as one:
         partition = one.node.replicas.partition("six", 0)
         async with tailing(one, TAIL):
-            await eventually(lambda: waiting_readers(partition))
-        await eventually(lambda: not waiting_readers(partition))
+            await until(lambda: waiting_readers(partition))
+        await until(lambda: not waiting_readers(partition))
 
 
 async def test_failure_while_tailing_is_told_and_ends_it() -> None:

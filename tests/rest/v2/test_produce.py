@@ -20,8 +20,9 @@ from raftlog.record.errors import (
 )
 from raftlog.record.partitioner import partition_for_key
 from tests.broker.data_fakes import NOW_MS, MemoryLog, contents
-from tests.http.http_peers import RawPeer, Reply, eventually
+from tests.http.http_peers import RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
+from tests.waiting import until
 
 ONE = '{"records":[{"value":{"x":1}}]}'
 
@@ -330,7 +331,7 @@ async def test_requests_that_arrive_together_share_a_batch_and_get_their_own_off
         ]
         for peer, request in zip(peers, raw, strict=True):
             peer.writer.write(request.encode())
-        await eventually(lambda: one.node.record_count() == 16)
+        await until(lambda: one.node.record_count() == 16)
         one.node.log().flush_now()
         values = [value for _, value in contents(one.node.log())]
         for number, peer in enumerate(peers):

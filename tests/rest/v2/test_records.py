@@ -19,8 +19,9 @@ from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch
 from raftlog.rest.v2 import topics as v2
 from tests.broker.data_fakes import NOW_MS, batch_of, waiting_readers
-from tests.http.http_peers import RawPeer, Reply, eventually
+from tests.http.http_peers import RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
+from tests.waiting import until
 
 RECORDS = "/topics/one/partitions/0/records"
 BINARY = "application/vnd.kafka.binary.v2+json"
@@ -234,7 +235,7 @@ async def test_long_poll_returns_with_the_first_record() -> None:
     async with data_node() as one, RawPeer.connected(one.server.port) as waiting:
         asked = asyncio.create_task(waiting.request("GET", f"{RECORDS}?timeout=60000"))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         await write(one, 7)
         assert values(await asked) == [7]
 
@@ -248,7 +249,7 @@ async def test_long_poll_ends_when_the_server_closes() -> None:
     async with data_node() as one:
         asked = asyncio.create_task(read(one, "timeout=60000"))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: waiting_readers(partition))
+        await until(lambda: waiting_readers(partition))
         await one.server.close()
         assert values(await asked) == []
 
@@ -260,8 +261,8 @@ async def test_long_poll_is_forgotten_when_its_reader_leaves() -> None:
             await leaving.send(
                 f"GET {RECORDS}?timeout=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
             )
-            await eventually(lambda: waiting_readers(partition))
-        await eventually(lambda: not waiting_readers(partition))
+            await until(lambda: waiting_readers(partition))
+        await until(lambda: not waiting_readers(partition))
 
 
 @pytest.mark.parametrize("stored", ["gA==", "", "Iv8i", "eA==", "e30gMQ==", "WzFd/w==", "TmFO"])
@@ -291,7 +292,7 @@ async def test_value_too_deep_for_a_parser_is_no_internal_error() -> None:
     async with data_node() as one:
         deep = batch_of([b"[" * 50_000 + b"]" * 50_000])
         await one.node.replicas.partition("one", 0).log.appender.append([deep], LeaderEpoch(0))
-        await eventually(lambda: one.node.log().flushed_offset == 1)
+        await until(lambda: one.node.log().flushed_offset == 1)
         assert (await read(one)).error_code == 40601
         assert len(values(await read(one, Accept=BINARY))) == 1
 
@@ -301,7 +302,7 @@ async def append(one: DataPeer, *batches: RecordBatch) -> None:
     log = one.node.replicas.partition("one", 0).log
     end = log.log_end_offset + sum(batch.header.record_count for batch in batches)
     await log.appender.append(batches, LeaderEpoch(0))
-    await eventually(lambda: one.node.log().flushed_offset == end)
+    await until(lambda: one.node.log().flushed_offset == end)
 
 
 async def test_batch_of_very_many_records_is_answered_in_bounded_memory() -> None:
@@ -357,7 +358,7 @@ async def test_batches_of_reads_that_wait_for_a_thread_are_counted_and_given_bac
         async with AsyncExitStack() as stack:
             reads = await five_reads(one, stack)
             # A quarter of the bytes, for this address: three batches.
-            await eventually(lambda: sum(each.done() for each in reads) == 2)
+            await until(lambda: sum(each.done() for each in reads) == 2)
             assert broker.bytes_in_flight.used == 3 * stored.header.size_bytes
             refused = [await each for each in reads if each.done()]
             assert [reply.error_code for reply in refused] == [42901] * 2
@@ -382,7 +383,7 @@ async def test_uncompressed_batches_of_reads_that_wait_for_a_turn_are_counted() 
         async with AsyncExitStack() as stack:
             reads = await five_reads(one, stack)
             # An address holds a quarter: three stored batches, until their answers have had a turn.
-            await eventually(lambda: sum(each.done() for each in reads) == 2)
+            await until(lambda: sum(each.done() for each in reads) == 2)
             assert broker.bytes_in_flight.used >= 3 * len(stored.data)
             refused = [await each for each in reads if each.done()]
             assert [reply.error_code for reply in refused] == [42901] * 2
@@ -424,7 +425,7 @@ async def test_records_removed_by_compaction_are_passed_over() -> None:
         compacted = RecordBatch(sealed(data, header), bytes(data))
         log = one.node.replicas.partition("one", 0).log
         await log.appender.append([compacted, compacted], LeaderEpoch(0))
-        await eventually(lambda: one.node.log().flushed_offset == 20)
+        await until(lambda: one.node.log().flushed_offset == 20)
         reply = await read(one)
         assert [record["offset"] for record in reply.json] == [0, 1, 10, 11]
         assert next_offset(reply) == 20

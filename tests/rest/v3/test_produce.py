@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from raftlog.record.errors import DISK_FULL, LogError
 from tests.broker.data_fakes import contents
-from tests.http.http_peers import PATIENCE_S, RawPeer, Reply, eventually
+from tests.http.http_peers import PATIENCE_S, RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
+from tests.waiting import until
 
 RECORDS = "/v3/clusters/-/topics/one/records"
 SIX = "/v3/clusters/-/topics/six/records"
@@ -127,7 +128,7 @@ async def test_malformed_json_ends_the_stream_after_what_came_before(rest: bytes
     async with data_node() as one:
         await begin(one.peer)
         await send_chunk(one.peer, good)
-        await eventually(lambda: one.node.record_count() == 1)
+        await until(lambda: one.node.record_count() == 1)
         await send_chunk(one.peer, rest + b"\n" + good)
         reply = await one.peer.reply()
         assert [row["error_code"] for row in receipts(reply)] == [200, 42201]
@@ -251,7 +252,7 @@ async def test_whole_records_count_as_bytes_in_flight_until_they_are_written() -
             await stack.enter_async_context(RawPeer.connected(one.server.port)) for _ in range(6)
         ]
         sent = [asyncio.ensure_future(peer.request("POST", RECORDS, body)) for peer in peers]
-        await eventually(lambda: sum(each.done() for each in sent) == 3)
+        await until(lambda: sum(each.done() for each in sent) == 3)
         refused = [await each for each in sent if each.done()]
         assert [reply.error_code for reply in refused] == [42901] * 3
         assert 3 * len(body) < budget.used <= 4_000
@@ -267,8 +268,8 @@ async def test_stream_gives_the_bytes_of_written_records_back_while_it_goes_on()
         log, budget = one.node.log(), one.server.context.broker.bytes_in_flight
         for written in range(1, 6):
             await send_chunk(one.peer, stream({"value": {"type": "STRING", "data": "x" * 1000}}))
-            await eventually(lambda written=written: log.log_end_offset == written)
-            await eventually(lambda: budget.used == 0)
+            await until(lambda written=written: log.log_end_offset == written)
+            await until(lambda: budget.used == 0)
         await one.peer.send(b"0\r\n\r\n")
         assert len(receipts(await one.peer.reply())) == 5
 
@@ -321,7 +322,7 @@ async def test_stream_ends_when_the_server_closes() -> None:
     async with data_node() as one:
         await begin(one.peer)
         await send_chunk(one.peer, stream({"value": json_data("a")}))
-        await eventually(lambda: one.node.record_count() == 1)
+        await until(lambda: one.node.record_count() == 1)
         closing = asyncio.create_task(one.server.close())
         assert len(receipts(await one.peer.reply())) == 1
         await closing

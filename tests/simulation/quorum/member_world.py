@@ -17,6 +17,7 @@ from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.quorum.checker import Checker
 from tests.simulation.quorum.recording_state_machine import RecordingStateMachine
 from tests.simulation.world import Process, World
+from tests.waiting import until
 
 DIRECTORY = "metadata"
 NEVER = 10**9
@@ -140,13 +141,13 @@ class MemberWorld:
 
     async def until(self, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
         """Wait for a condition, in virtual time, and return its value."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while not (result := condition()):
-            self.check_failures()
-            assert loop.time() < deadline, f"the condition did not come true:\n{self.describe()}"
-            await asyncio.sleep(0.005)
-        return result
+
+        def checked() -> Any:
+            if not (result := condition()):
+                self.check_failures()
+            return result
+
+        return await until(checked, self.describe, deadline_s=seconds, poll_s=0.005)
 
     async def elected(self) -> int:
         """Wait for an active leader."""

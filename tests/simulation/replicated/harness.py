@@ -14,6 +14,7 @@ from tests.simulation.loop import SimulatedLoop, still
 from tests.simulation.replicated.service import Service
 from tests.simulation.replicated.workloads import KvWorkload
 from tests.simulation.replicated.world import NAMES, SNAPSHOT_BYTES, AnyReplica, World
+from tests.waiting import until
 
 PATIENCE_S: Final = 12.0
 SCENARIO_S_MAX: Final = 60.0
@@ -40,12 +41,6 @@ def run(scenario: Scenario, *, snapshot_bytes: int = SNAPSHOT_BYTES) -> None:
             loop.run(main())
     finally:
         loop.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    while not condition():  # noqa: ASYNC110 (of a few states of replicas)
-        await asyncio.sleep(0.01)
 
 
 async def primary_of(world: World, *, besides: str = "") -> str:

@@ -42,11 +42,11 @@ from tests.simulation.replicated.harness import (
     replica,
     run,
     submit,
-    until,
 )
 from tests.simulation.replicated.service import LEASE_S, SimulatedWriter
 from tests.simulation.replicated.workloads import KvWorkload
 from tests.simulation.replicated.world import NAMES, World
+from tests.waiting import until
 
 ACKNOWLEDGED_S_MAX: Final = 0.05
 """A command's answer takes two calls, of at most 2 ms each, and a turn or two."""

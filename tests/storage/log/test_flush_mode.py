@@ -19,6 +19,7 @@ from raftlog.world import DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch
+from tests.waiting import until
 
 SYNC = LogConfig(flush=FlushMode.SYNC)
 ASYNC = LogConfig(flush=FlushMode.ASYNC)
@@ -43,11 +44,7 @@ class Node:
         await self.manager.tick()
 
     async def until(self, log: Log, mode: FlushMode) -> None:
-        for _ in range(100):
-            if log.flush_mode is mode:
-                return
-            await asyncio.sleep(0)
-        raise AssertionError(f"it does not become {mode}")
+        await until(lambda: log.flush_mode is mode)
 
 
 async def append(log: Log) -> None:

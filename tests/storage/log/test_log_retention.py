@@ -25,6 +25,7 @@ from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, Gate, batch, new_log, numbered, read_all, sent
+from tests.waiting import until
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
 T = TypeVar("T")
@@ -273,14 +274,6 @@ async def test_a_flipped_bit_in_a_time_index_makes_no_segment_old(bit: int) -> N
     assert [segment.max_timestamp_ms for segment in log.segments.all] == [now_ms] * len(
         log.segments
     )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(TURNS_MAX):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("the condition does not come true")
 
 
 class _HeldDisk(SimulatedDisk):
