@@ -523,7 +523,8 @@ async def test_a_hand_over_ends_with_the_lease(single: FakeCluster, is_closing: 
 
 PROCESS = """
 import asyncio, os, signal, sys
-from tests.client.groups.test_lease import Member, until
+from tests.client.groups.test_lease import Member
+from tests.waiting import until
 
 async def run(servers, name, topic, group):
     member = Member(servers, name, topic, group)
@@ -537,7 +538,7 @@ async def run(servers, name, topic, group):
 
 asyncio.run(run(*sys.argv[1:]))
 """
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 async def test_a_killed_primary_is_replaced_well_before_its_session_ends(
