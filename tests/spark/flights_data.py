@@ -93,6 +93,17 @@ def create(servers: str, *names: str) -> None:
     asyncio.run(run())
 
 
+def delete(servers: str, *names: str) -> None:
+    """Delete topics."""
+
+    async def run() -> None:
+        async with Admin(bootstrap_servers=servers) as admin:
+            for name in names:
+                await admin.delete_topic(name)
+
+    asyncio.run(run())
+
+
 def send(servers: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
     """Write keys and values."""
 

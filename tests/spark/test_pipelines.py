@@ -23,7 +23,7 @@ from bench.cluster_processes import ClusterProcesses
 from raftlog.cli.main import cli
 
 from .fault_parts import ROOT
-from .flights_data import assert_equal, create, flights, letters, read, send, table_of
+from .flights_data import assert_equal, create, delete, flights, letters, read, send, table_of
 from .test_examples import HALF, hourly
 
 PROJECT = Path(raftlog_spark.examples.__file__).parent / "flights_project"
@@ -209,15 +209,27 @@ def test_figures_are_skipped_in_a_run_and_nowhere_else() -> None:
 # Whole runs.
 
 
-def test_the_flights_project_takes_what_is_new_in_every_run(servers: str, tmp_path: Path) -> None:
-    create(servers, "flights", "flights-delays", "flights-good", "flights-bad")
+@pytest.fixture
+def flights_topics(servers: str) -> Iterator[None]:
+    """The topics that the project names."""
+    names = ("flights", "flights-delays", "flights-good", "flights-bad")
+    create(servers, *names)
+    yield
+    delete(servers, *names)
+
+
+@pytest.mark.usefixtures("flights_topics")
+@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.full)])  # each starts Spark
+def test_the_flights_project_takes_what_is_new_in_every_run(
+    servers: str, tmp_path: Path, runs: int
+) -> None:
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project)
     spec = project / "spark-pipeline.yml"
     storage = (tmp_path / "storage").as_uri()
     spec.write_text(spec.read_text().replace("file:///tmp/raftlog-flights-project", storage))
     table = flights()
-    for known in (table[:HALF], table):
+    for known in (table[:HALF], table)[:runs]:
         done = 0 if len(known) == HALF else HALF
         send(servers, "flights", letters(known[done:], "flight"))
         if not done:
@@ -257,6 +269,7 @@ CREATE MATERIALIZED VIEW counted AS SELECT value, count(*) AS count FROM letters
 """
 
 
+@pytest.mark.full  # starts Spark three times
 def test_a_topic_feeds_a_streaming_table_over_several_runs(
     servers: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -289,6 +302,7 @@ def test_a_topic_feeds_a_streaming_table_over_several_runs(
     assert counted() == {"one": 1, "two": 3, "three": 1}
 
 
+@pytest.mark.full  # starts another Spark; the errors before it are tested above
 def test_what_fails_is_told_in_words(servers: str, topic_name: str, tmp_path: Path) -> None:
     create(servers, topic_name)
     definitions = LETTERS.format(topic=topic_name, column="missing")
@@ -299,6 +313,7 @@ def test_what_fails_is_told_in_words(servers: str, topic_name: str, tmp_path: Pa
     assert "raftlog/cli" not in output, "no traceback of the command"
 
 
+@pytest.mark.full  # starts Spark twice
 def test_two_runs_at_a_time_do_not_meet(servers: str, topic_name: str, tmp_path: Path) -> None:
     """Spark's own port would be taken; a pipeline must not run in another one's Spark."""
     create(servers, topic_name)

@@ -74,7 +74,7 @@ class World:
 
     async def proposed(self) -> Command:
         """The next proposal, which waits for its outcome."""
-        await until(lambda: bool(self.quorum.waiting))
+        await until(lambda: bool(self.quorum.waiting), poll_s=0)
         assert len(self.quorum.waiting) == 1
         return self.quorum.waiting[0][0]
 
@@ -98,7 +98,7 @@ class World:
                 self.partition.require_leader().acked(feed, end, 0)  # type: ignore[arg-type]
 
     async def idle(self) -> None:
-        await until(lambda: not self.keeper._busy)
+        await until(lambda: not self.keeper._busy, poll_s=0)
 
 
 async def world(*in_sync: int) -> World:
@@ -187,7 +187,7 @@ async def test_what_was_refused_by_the_quorum_is_withdrawn_and_tried_again() -> 
     w.keeper.maybe_propose(w.partition)
     await w.proposed()
     w.end(Refused(NO_CONTROLLER, "nobody"))
-    await until(lambda: not w.state.has_pending_proposal)
+    await until(lambda: not w.state.has_pending_proposal, poll_s=0)
     await w.proposed()
     w.carry_out()
     await w.idle()
