@@ -29,8 +29,9 @@ PARTITIONS = 6
 RATE = 300.0
 PROGRESS = 100
 """Acknowledgements that prove "writes go on"."""
-UNTIL_S_MAX = 20.0
-TEST_S_MAX = 60.0
+UNTIL_S_MAX = 60.0
+TEST_S_MAX = 240.0
+"""Only a failing test reaches these deadlines, also on a busy machine."""
 POLL_S = 0.02
 NODES = (1, 2, 3)
 

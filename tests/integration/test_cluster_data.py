@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.error
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,14 +25,6 @@ TIMEOUT_S = 30.0
 START_MS = 1_700_000_000_000
 
 BytesRecord = Record[bytes | None, bytes | None]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three voters with an active leader, all ready."""
-    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
-        processes.start()
-        yield processes
 
 
 def places(topic: str) -> list[TopicPartition]:

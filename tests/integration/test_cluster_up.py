@@ -124,6 +124,7 @@ def test_cluster_heals_a_killed_node_and_starts_again_from_its_directory(
     assert cluster.document("status")["whole"]
 
 
+@pytest.mark.full  # starts five nodes; tests/cluster has the steps
 def test_node_is_added_and_a_lost_one_replaced(cluster: Commands) -> None:
     status = cluster.up("--base-port", "0")
     assert cluster.document("add-node")["node_id"] == 4
@@ -144,6 +145,7 @@ def test_node_is_added_and_a_lost_one_replaced(cluster: Commands) -> None:
     raftlog("cluster", "health", "--servers", servers)
 
 
+@pytest.mark.full  # tests/cluster takes fake nodes over
 def test_nodes_outlive_a_killed_manager_and_the_next_takes_them_over(cluster: Commands) -> None:
     status = cluster.up("--base-port", "0")
     os.kill(status["manager_pid"], signal.SIGKILL)

@@ -83,6 +83,7 @@ def test_promise_1_power_cuts_of_one_node_and_then_of_all_cost_no_acknowledged_r
     hurt(cluster, "cut", tmp_path, act)
 
 
+@pytest.mark.full  # the simulator has this fault too
 def test_promise_2_a_node_whose_power_was_cut_without_syncs_is_not_believed(
     cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_promise_2_a_node_whose_power_was_cut_without_syncs_is_not_believed(
     hurt(cluster, "cut-async", tmp_path, act, ASYNC)
 
 
+@pytest.mark.full  # the simulator has this fault too
 def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_no_shorter_log(
     cluster: ClusterProcesses, own: Mapping[int, LoopDisk]
 ) -> None:
@@ -135,6 +137,7 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
     wait_until(lambda: not is_leaderless(), "unclean leader")
 
 
+@pytest.mark.full  # the simulator has this fault too
 def test_what_a_node_with_a_full_disk_leads_is_led_by_others_until_there_is_room(
     cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
@@ -150,6 +153,7 @@ def test_what_a_node_with_a_full_disk_leads_is_led_by_others_until_there_is_room
     hurt(cluster, "full", tmp_path, act)
 
 
+@pytest.mark.full  # the simulator has this fault too
 def test_a_disk_that_fails_ends_its_node_alone(
     cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:

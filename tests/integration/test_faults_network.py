@@ -80,6 +80,7 @@ def test_promise_7_a_leader_that_the_others_cannot_hear_or_reach_commits_nothing
     hurt(cluster, "cut-off", tmp_path, act)
 
 
+@pytest.mark.full  # the simulator has this fault too
 def test_a_node_without_network_costs_no_acknowledged_record(
     cluster: ClusterProcesses, wires: Wires, tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ The long version, with random faults for minutes, is scripts/soak.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from tests.soak.nemesis import Nemesis
 ALONE_S = 0.5
 UNDER_WAY_MAX = 30
 """Sends of a tenth of a second; half a second would be 150."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three voters with an active leader, all ready."""
-    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
-        processes.start()
-        yield processes
 
 
 async def leader(load: Load) -> int:
@@ -49,6 +40,7 @@ def test_promise_1_a_killed_leader_and_then_all_killed_cost_no_acknowledged_reco
     hurt(cluster, "killed", tmp_path, act)
 
 
+@pytest.mark.full  # the simulator has this fault too; test_replicated pauses a process
 def test_promise_7_a_leader_that_was_paused_past_its_session_commits_nothing(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
@@ -66,6 +58,7 @@ def test_promise_7_a_leader_that_was_paused_past_its_session_commits_nothing(
     hurt(cluster, "paused-leader", tmp_path, act)
 
 
+@pytest.mark.full  # restarts three nodes under load
 def test_a_rolling_restart_is_no_error_to_the_client(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:

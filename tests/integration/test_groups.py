@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,6 @@ from raftlog.record.errors import GROUP_NOT_EMPTY, UNKNOWN_GROUP
 PARTITIONS = 6
 TIMEOUT_S = 60.0
 SESSION_MS = 2_000
-
-
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three voters with an active leader, all ready."""
-    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
-        processes.start()
-        yield processes
 
 
 def addresses(cluster: ClusterProcesses) -> str:
@@ -131,24 +122,28 @@ async def administer(servers: str) -> None:
         assert (await admin.list_groups()).groups == []
 
 
-def test_new_partitions_are_assigned_by_themselves(node: LoneNode) -> None:
-    asyncio.run(grow(node.address))
+def test_new_partitions_are_assigned_by_themselves(shared_node: LoneNode) -> None:
+    asyncio.run(grow(shared_node.address))
 
 
 async def grow(servers: str) -> None:
     async with Admin(bootstrap_servers=servers) as admin:
-        await admin.create_topic("t", partitions=2)
-        async with member(servers, "t") as reader:
+        await admin.create_topic("grown", partitions=2)
+        async with member(servers, "grown", group_id="grown") as reader:
             assert len(reader.assignment()) == 2
-            await admin.create_partitions("t", PARTITIONS)
+            await admin.create_partitions("grown", PARTITIONS)
             await read_until(lambda: len(reader.assignment()) == PARTITIONS, set(), reader)
+
+
+TAKEN, SURVIVED = "taken", "survived"
+"""Topics and groups of the shared cluster."""
 
 
 def read_forever(servers: str) -> None:
     """The program of a member that is killed."""
 
     async def read() -> None:
-        async with member(servers, "t") as reader:
+        async with member(servers, TAKEN, group_id=TAKEN) as reader:
             while True:
                 await reader.getmany(timeout_ms=100)
 
@@ -161,9 +156,9 @@ def test_another_member_takes_over_from_a_killed_one(cluster: ClusterProcesses) 
 
 async def take_over(servers: str) -> None:
     async with Admin(bootstrap_servers=servers) as admin:
-        await admin.create_topic("t", partitions=PARTITIONS)
+        await admin.create_topic(TAKEN, partitions=PARTITIONS)
         values: set[int] = set()
-        async with member(servers, "t") as survivor:
+        async with member(servers, TAKEN, group_id=TAKEN) as survivor:
             process = multiprocessing.get_context("spawn").Process(
                 target=read_forever, args=(servers,)
             )
@@ -175,10 +170,10 @@ async def take_over(servers: str) -> None:
             finally:
                 process.kill()
                 process.join()
-            await fill(servers, "t", 0, 600)
+            await fill(servers, TAKEN, 0, 600)
             await read_until(lambda: len(values) == 600, values, survivor)
             assert len(survivor.assignment()) == PARTITIONS
-            assert len((await admin.describe_group("g")).members) == 1
+            assert len((await admin.describe_group(TAKEN)).members) == 1
 
 
 def test_members_and_offsets_survive_the_coordinators_kill_and_a_restart_of_all(
@@ -198,26 +193,29 @@ def test_members_and_offsets_survive_the_coordinators_kill_and_a_restart_of_all(
 
 async def survive_a_kill(cluster: ClusterProcesses, servers: str) -> dict[TopicPartition, int]:
     async with Admin(bootstrap_servers=servers) as admin:
-        await admin.create_topic("t", partitions=PARTITIONS)
-        await fill(servers, "t", 0, 600)
+        await admin.create_topic(SURVIVED, partitions=PARTITIONS)
+        await fill(servers, SURVIVED, 0, 600)
         values: set[int] = set()
-        async with member(servers, "t") as first, member(servers, "t") as second:
+        async with (
+            member(servers, SURVIVED, group_id=SURVIVED) as first,
+            member(servers, SURVIVED, group_id=SURVIVED) as second,
+        ):
             await read_until(lambda: len(values) == 600, values, first, second)
-            coordinator = (await admin.describe_group("g")).coordinator
+            coordinator = (await admin.describe_group(SURVIVED)).coordinator
             await asyncio.to_thread(cluster.nodes[coordinator].kill)
-            await fill(servers, "t", 600, 600)
+            await fill(servers, SURVIVED, 600, 600)
             await read_until(lambda: len(values) == 1200, values, first, second)
-            assert (await admin.describe_group("g")).coordinator != coordinator
-        found = await committed(admin)
+            assert (await admin.describe_group(SURVIVED)).coordinator != coordinator
+        found = await committed(admin, SURVIVED)
         assert set(found.values()) == {200}
         return found
 
 
 async def go_on(servers: str, before: dict[TopicPartition, int]) -> None:
     async with Admin(bootstrap_servers=servers) as admin:
-        assert await committed(admin) == before
-        await fill(servers, "t", 1200, 60)
+        assert await committed(admin, SURVIVED) == before
+        await fill(servers, SURVIVED, 1200, 60)
         values: set[int] = set()
-        async with member(servers, "t") as reader:
+        async with member(servers, SURVIVED, group_id=SURVIVED) as reader:
             await read_until(lambda: len(values) == 60, values, reader)
         assert values == set(range(1200, 1260))

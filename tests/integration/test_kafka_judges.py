@@ -22,6 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
         yield running
 
 
+@pytest.mark.full  # programs that others wrote
 @pytest.mark.parametrize("judge", JUDGES, ids=lambda judge: judge.name)
 def test_judge_finds_nothing_wrong(cluster: Trial, judge: Judge) -> None:
     try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.cluster_processes import ClusterProcesses
 from bench.replication.cluster import Cluster, run_workload
 from tests.soak.kafka import KafkaRun, is_history, soak
@@ -16,6 +18,7 @@ FAULTS = ("kill coordinator", "zombie client")
 PACE = Pace(calm_s=(1.0, 1.0), down_s=(0.2, 0.2), pause_s=(1.0, 1.0))
 
 
+@pytest.mark.full  # a soak of half a minute; test_kafka_gateway kills a leader
 def test_kafka_clients_lose_and_double_nothing_under_faults(tmp_path: Path) -> None:
     history = tmp_path / "history"
     history.mkdir()

@@ -50,7 +50,13 @@ FORBIDDEN_WRITES = re.compile(
 OPERATIONS = "^/v1/(produce|topics/.*/tail|quorum/transfer|cluster/settings)"
 
 
-@pytest.mark.parametrize("names", ["", NAMES], ids=["random", "existing"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param("", id="random", marks=pytest.mark.full),  # as long as the other run
+        pytest.param(NAMES, id="existing"),
+    ],
+)
 def test_every_answer_is_as_described(node: LoneNode, tmp_path: Path, names: str) -> None:
     node.create_topic("t", 2)
     node.request("POST", "/consumers/g", {"name": "i"})

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode, MeasuredNode
 from raftlog.cli.main import cli
+from tests.processes import make_whole
 from tests.soak.nemesis import Pace
 from tests.soak.registers import soak
 from tests.verification.register_history import Kind, Outcome
@@ -30,9 +31,24 @@ SETTINGS = "/v1/cluster/settings"
 FRESH = f"{SETTINGS}?fresh=true"
 
 
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    """Three voters; tests use `cluster`. The tests change the settings of the whole cluster."""
+    with ClusterProcesses(tmp_path_factory.mktemp("quorum") / "cluster", 3) as processes:
+        processes.start()
+        yield processes
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
+def cluster(processes: ClusterProcesses) -> ClusterProcesses:
     """Three voters with an active leader, all ready."""
+    make_whole(processes)
+    return processes
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
+    """Three voters that a test does not leave as it found them."""
     with ClusterProcesses(tmp_path / "cluster", 3) as processes:
         processes.start()
         yield processes
@@ -93,6 +109,7 @@ def is_ready(node: MeasuredNode) -> bool:
     return True
 
 
+@pytest.mark.full  # histories of the simulator have these faults
 def test_kills_and_pauses_leave_a_linearizable_history(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
@@ -148,13 +165,14 @@ def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: ClusterProces
     assert value in {"1001", "1002"}
 
 
+@pytest.mark.full  # another cluster; simulation/test_cluster_voters has the steps
 def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
-    cluster: ClusterProcesses,
+    own_cluster: ClusterProcesses,
 ) -> None:
-    set_value(cluster.nodes[1], "retention.ms", 4_321)
-    fourth = cluster.join()
+    set_value(own_cluster.nodes[1], "retention.ms", 4_321)
+    fourth = own_cluster.join()
     assert fresh_values(fourth)["retention.ms"] == "4321"
-    wait_until(lambda: members(cluster, 1, "observers") == [4], "observer 4")
+    wait_until(lambda: members(own_cluster, 1, "observers") == [4], "observer 4")
     nodes = fourth.request("GET", "/v1/nodes")["nodes"]
     assert {node["node_id"]: node["is_voter"] for node in nodes} == {
         1: True,
@@ -163,15 +181,15 @@ def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
         4: False,
     }
     fourth.request("POST", "/v1/quorum/voters", {"node_id": 4})
-    for node_id in cluster.nodes:
-        wait_for_voters(cluster, node_id, [1, 2, 3, 4])
-    cluster.kill(4)
-    cluster.restart(4)
-    cluster.nodes[4].wait_ready()
-    cluster.wait_quiet()
-    cluster.nodes[2].request("DELETE", "/v1/quorum/voters/4", None)
-    for node_id in cluster.nodes:
-        wait_for_voters(cluster, node_id, [1, 2, 3])
+    for node_id in own_cluster.nodes:
+        wait_for_voters(own_cluster, node_id, [1, 2, 3, 4])
+    own_cluster.kill(4)
+    own_cluster.restart(4)
+    own_cluster.nodes[4].wait_ready()
+    own_cluster.wait_quiet()
+    own_cluster.nodes[2].request("DELETE", "/v1/quorum/voters/4", None)
+    for node_id in own_cluster.nodes:
+        wait_for_voters(own_cluster, node_id, [1, 2, 3])
     assert fresh_values(fourth)["retention.ms"] == "4321"
 
 
@@ -209,54 +227,56 @@ def test_a_second_node_of_a_known_id_stays_outside_and_says_why(
     set_value(cluster.nodes[2], "retention.ms", 5_555)
 
 
+@pytest.mark.full  # another cluster; simulation/test_cluster_strangers has the case
 def test_a_node_of_another_cluster_stays_outside_and_both_say_why(
-    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+    own_cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
-    alone = stranger_of(cluster, tmp_path / "other-cluster", 1)
+    alone = stranger_of(own_cluster, tmp_path / "other-cluster", 1)
     strangers.append(alone)
     alone.start()
     # At the address of node 1 the others now reach node 1 of the other cluster.
-    alone.move_to(cluster.nodes[1].port)
-    cluster.kill(1)
+    alone.move_to(own_cluster.nodes[1].port)
+    own_cluster.kill(1)
     alone.launch()
-    wait_for_log(cluster.nodes[2], "cluster", "node 1")
-    cluster.wait_active()
-    set_value(cluster.nodes[2], "retention.ms", 6_666)
+    wait_for_log(own_cluster.nodes[2], "cluster", "node 1")
+    own_cluster.wait_active()
+    set_value(own_cluster.nodes[2], "retention.ms", 6_666)
     assert "retention.ms" not in fresh_values(alone)
 
 
-def test_a_wiped_disk_is_refused_and_the_others_go_on(cluster: ClusterProcesses) -> None:
-    wiped = cluster.nodes[3]
-    cluster.kill(3)
+@pytest.mark.full  # another cluster; simulation/test_cluster_strangers has the case
+def test_a_wiped_disk_is_refused_and_the_others_go_on(own_cluster: ClusterProcesses) -> None:
+    wiped = own_cluster.nodes[3]
+    own_cluster.kill(3)
     shutil.rmtree(wiped.data_dir)
     wiped.relaunch()
     wait_for_log(wiped, "node 3", "data directory")
     assert not is_ready(wiped)
-    cluster.wait_active()
-    set_value(cluster.nodes[1], "retention.ms", 7_777)
-    assert fresh_values(cluster.nodes[2])["retention.ms"] == "7777"
-    view = cluster.quorum(1)
+    own_cluster.wait_active()
+    set_value(own_cluster.nodes[1], "retention.ms", 7_777)
+    assert fresh_values(own_cluster.nodes[2])["retention.ms"] == "7777"
+    view = own_cluster.quorum(1)
     assert view is not None
     assert [member["connected"] for member in view["voters"] if member["node_id"] == 3] == [False]
 
 
 def test_a_lost_disk_is_replaced_by_the_command_in_its_log(
-    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+    own_cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     def raftlog(*words: str, code: int = 0) -> str:
         done = CliRunner().invoke(
-            cli, words, env={"RAFTLOG_SERVERS": cluster.nodes[leader].address}
+            cli, words, env={"RAFTLOG_SERVERS": own_cluster.nodes[leader].address}
         )
         assert done.exit_code == code, done.output
         return done.output
 
-    leader = cluster.wait_active()
-    wiped, other = sorted(set(cluster.nodes) - {leader})
-    node = cluster.nodes[wiped]
+    leader = own_cluster.wait_active()
+    wiped, other = sorted(set(own_cluster.nodes) - {leader})
+    node = own_cluster.nodes[wiped]
     raftlog("topic", "create", "t", "-p", "6", "-r", "3")
     for number in range(6):
         node.request("POST", "/topics/t", {"records": [{"value": number, "partition": number}]})
-    cluster.kill(wiped)
+    own_cluster.kill(wiped)
     shutil.rmtree(node.data_dir)
     node.relaunch()
     wait_for_log(node, f"`raftlog serve --replace {wiped} --join …`")
@@ -264,18 +284,18 @@ def test_a_lost_disk_is_replaced_by_the_command_in_its_log(
     node.kill()
 
     # The manager would start it with the options of its first start.
-    addresses = ",".join(cluster.nodes[each].address for each in (leader, other))
+    addresses = ",".join(own_cluster.nodes[each].address for each in (leader, other))
     back = stranger_of(
-        cluster, tmp_path / "back", wiped, "--replace", str(wiped), "--join", addresses
+        own_cluster, tmp_path / "back", wiped, "--replace", str(wiped), "--join", addresses
     )
     strangers.append(back)
     back.start()
     for node_id in (leader, other):
-        wait_for_voters(cluster, node_id, [1, 2, 3])
+        wait_for_voters(own_cluster, node_id, [1, 2, 3])
     assert raftlog("cluster", "health") == "healthy\n"
     assert (back.data_dir / "directory.json").exists()
     # Its vote and its replicas count: another node may go.
-    cluster.kill(other)
+    own_cluster.kill(other)
     for number in range(6):
         back.request("POST", "/topics/t", {"records": [{"value": number, "partition": number}]})
     set_value(back, "retention.ms", 8_888)
@@ -288,6 +308,6 @@ def test_a_node_that_is_alive_is_not_replaced(
     second = stranger_of(cluster, tmp_path / "second", 3, "--replace", "3", "--join", addresses)
     strangers.append(second)
     second.launch()
-    wait_for_log(second, "node 3 is alive, so it cannot be replaced", timeout_s=60.0)
+    wait_for_log(second, "node 3 is alive, so it cannot be replaced")
     assert members(cluster, 1, "voters") == [1, 2, 3]
     assert is_ready(cluster.nodes[3])

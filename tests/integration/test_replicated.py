@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,19 +19,13 @@ from tests.waiting import until
 LEASE_S = 1.5
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three nodes with an active leader, all ready."""
-    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
-        processes.start()
-        yield processes
-
-
 def servers(cluster: ClusterProcesses) -> str:
     return ",".join(node.address for node in cluster.nodes.values())
 
 
-@pytest.mark.parametrize("layout", ["shared", "per-replica"])
+@pytest.mark.parametrize(
+    "layout", ["shared", pytest.param("per-replica", marks=pytest.mark.full)]
+)  # the simulator runs both layouts
 async def test_a_killed_primary_is_replaced_and_nothing_is_lost(
     cluster: ClusterProcesses, tmp_path: Path, layout: str
 ) -> None:
@@ -78,6 +71,7 @@ async def test_a_primary_paused_past_its_lease_writes_and_answers_nothing_stale(
             assert await kv.get(name, "x") == "new"
 
 
+@pytest.mark.full  # the simulator has this fault too
 async def test_all_replicas_and_all_nodes_are_killed_and_each_put_is_there_once(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
@@ -125,6 +119,7 @@ async def test_a_hand_over_moves_the_primary_at_once(
         assert [one["replica_id"] for one in members if one["is_primary"]] == [heir]
 
 
+@pytest.mark.full  # the simulator has this fault too
 async def test_a_stopped_replica_holds_up_nobody_and_tokens_go_with_the_client(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:

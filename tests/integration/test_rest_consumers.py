@@ -73,7 +73,14 @@ def retried(node: ClusterNode, method: str, path: str, body: Any = None) -> Any:
                 raise
 
 
-@pytest.mark.parametrize("commits", [True, False], ids=["auto commit", "commits by itself"])
+@pytest.mark.parametrize(
+    "commits",
+    [
+        pytest.param(True, id="auto commit"),
+        # Another cluster, and the same fault.
+        pytest.param(False, id="commits by itself", marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_coordinator_costs_no_record_and_no_instance(
     cluster: ClusterProcesses, commits: bool
 ) -> None:

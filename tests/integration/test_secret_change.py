@@ -11,7 +11,7 @@ from raftlog_client import Producer
 from bench.cluster_processes import ClusterProcesses
 from raftlog.node.secret import SECRET_FILE
 from tests.integration.test_quorum_processes import members, stranger_of
-from tests.waiting import wait_for_log, wait_until
+from tests.waiting import until, wait_for_log, wait_until
 
 TOPIC = "t"
 SEND_TIMEOUT_S = 20.0
@@ -73,7 +73,7 @@ def test_secret_changes_under_load_without_a_stop(tmp_path: Path) -> None:
                 for node_id in (1, 2, 3):
                     await asyncio.to_thread(change, node_id, accepted, *lines)
                     assert not writing.done()
-            await asyncio.sleep(1)
+            await until(lambda: writing.done() or writer.written > 100)
             writer.stop()
             await writing
             return writer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,14 +24,6 @@ from raftlog.record.coordinators import partition_of
 
 PARTITIONS = 3
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three voters with an active leader, all ready."""
-    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
-        processes.start()
-        yield processes
 
 
 class Client:
@@ -105,8 +97,8 @@ async def ends(client: Client) -> None:
     assert await client.read("read_uncommitted") == sorted([b"a", b"b", b"c"] * PARTITIONS)
 
 
-def test_a_transaction_is_seen_whole_or_not_at_all(node: LoneNode) -> None:
-    play(node.address, "ends", ends)
+def test_a_transaction_is_seen_whole_or_not_at_all(shared_node: LoneNode) -> None:
+    play(shared_node.address, "ends", ends)
 
 
 def test_a_transaction_over_three_nodes_is_seen_whole_or_not_at_all(
@@ -138,8 +130,16 @@ async def leader_of(client: Client, topic: str, partition: int) -> int:
         return leader
 
 
-@pytest.mark.parametrize("role", ["coordinator", "leader"])
-@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize(
+    ("role", "is_commit"),
+    [
+        ("coordinator", True),
+        ("leader", False),
+        # The simulator kills nodes in every step of a transaction.
+        pytest.param("coordinator", False, marks=pytest.mark.full),
+        pytest.param("leader", True, marks=pytest.mark.full),
+    ],
+)
 def test_a_transaction_outlives_a_killed_node(
     cluster: ClusterProcesses, role: str, *, is_commit: bool
 ) -> None:
@@ -191,7 +191,9 @@ def tailed(node: LoneNode, topic: str, count: int) -> list[Any]:
     return found
 
 
-def test_json_reads_have_no_markers_and_committed_ones_no_aborted_records(node: LoneNode) -> None:
+def test_json_reads_have_no_markers_and_committed_ones_no_aborted_records(
+    shared_node: LoneNode,
+) -> None:
     async def act(client: Client) -> None:
         async with client.producer("json") as producer:
             transaction = producer.transaction()
@@ -204,13 +206,13 @@ def test_json_reads_have_no_markers_and_committed_ones_no_aborted_records(node: 
             await client.write(producer, b"3")
             await client.read_until([b"2"] * PARTITIONS)
             for isolation, wanted in (("read_uncommitted", [1, 2, 3]), ("read_committed", [2])):
-                values = await asyncio.to_thread(json_values, node, client.topic, isolation)
+                values = await asyncio.to_thread(json_values, shared_node, client.topic, isolation)
                 assert values == wanted, isolation
             await transaction.commit()
             await client.read_until([b"2", b"3"] * PARTITIONS)
-            assert await asyncio.to_thread(tailed, node, client.topic, 2) == [2, 3]
+            assert await asyncio.to_thread(tailed, shared_node, client.topic, 2) == [2, 3]
 
-    play(node.address, "json", act)
+    play(shared_node.address, "json", act)
 
 
 def test_json_writes_through_any_node_join_a_transaction(cluster: ClusterProcesses) -> None:
@@ -264,12 +266,14 @@ def test_an_operator_finds_a_transaction_and_ends_it(node: LoneNode) -> None:
     play(node.address, "hung", act)
 
 
-def test_a_sink_epoch_commits_prepared_transactions_and_aborts_the_others(node: LoneNode) -> None:
+def test_a_sink_epoch_commits_prepared_transactions_and_aborts_the_others(
+    shared_node: LoneNode,
+) -> None:
     names = [f"sink/lake/{number}" for number in range(3)]
 
     def commit_epoch() -> Any:
         body = {"transactional_ids": names[:2]}
-        return node.request("POST", "/v1/sinks/lake/epochs/7", body)
+        return shared_node.request("POST", "/v1/sinks/lake/epochs/7", body)
 
     async def act(client: Client) -> None:
         for name in names:
@@ -282,13 +286,13 @@ def test_a_sink_epoch_commits_prepared_transactions_and_aborts_the_others(node: 
         for _ in range(2):
             assert await asyncio.to_thread(commit_epoch) == {"sink": "lake", "epoch": 7}
         await client.read_until(sorted([b"0", b"1"] * PARTITIONS))
-        found = await asyncio.to_thread(node.request, "GET", "/v1/sinks/lake")
+        found = await asyncio.to_thread(shared_node.request, "GET", "/v1/sinks/lake")
         assert found == {"sink": "lake", "epoch": 7}
 
-    play(node.address, "sinks", act)
+    play(shared_node.address, "sinks", act)
 
 
-def test_a_transaction_without_an_end_is_aborted_after_its_timeout(node: LoneNode) -> None:
+def test_a_transaction_without_an_end_is_aborted_after_its_timeout(shared_node: LoneNode) -> None:
     async def act(client: Client) -> None:
         async with client.producer("slow", transaction_timeout_ms=300) as producer:
             transaction = producer.transaction()
@@ -304,7 +308,7 @@ def test_a_transaction_without_an_end_is_aborted_after_its_timeout(node: LoneNod
                 await client.write(producer, b"c")
             await client.read_until([b"b"] * PARTITIONS + [b"c"] * PARTITIONS)
 
-    play(node.address, "slow", act)
+    play(shared_node.address, "slow", act)
 
 
 # Offsets in a transaction
@@ -393,8 +397,8 @@ async def offsets_with_the_commit(client: Client) -> None:
         await chain.wait_committed(2 * PARTITIONS)
 
 
-def test_offsets_count_with_the_commit_of_their_transaction(node: LoneNode) -> None:
-    play(node.address, "offsets", offsets_with_the_commit)
+def test_offsets_count_with_the_commit_of_their_transaction(shared_node: LoneNode) -> None:
+    play(shared_node.address, "offsets", offsets_with_the_commit)
 
 
 def test_offsets_over_three_nodes_count_with_the_commit(cluster: ClusterProcesses) -> None:
@@ -421,8 +425,8 @@ async def reader_waits(client: Client) -> None:
             assert sorted(found) == list(range(4 * PARTITIONS, 30))
 
 
-def test_the_next_reader_waits_for_the_end_of_the_transaction(node: LoneNode) -> None:
-    play(node.address, "stable", reader_waits)
+def test_the_next_reader_waits_for_the_end_of_the_transaction(shared_node: LoneNode) -> None:
+    play(shared_node.address, "stable", reader_waits)
 
 
 async def zombies(client: Client) -> None:
@@ -494,8 +498,8 @@ async def copied_once(client: Client) -> None:
     assert len(await client.read("read_uncommitted")) > count, "some attempts were aborted"
 
 
-def test_read_process_write_is_exactly_once_over_restarts(node: LoneNode) -> None:
-    play(node.address, "copied", copied_once)
+def test_read_process_write_is_exactly_once_over_restarts(shared_node: LoneNode) -> None:
+    play(shared_node.address, "copied", copied_once)
 
 
 @pytest.mark.parametrize("role", ["group", "transaction"])
