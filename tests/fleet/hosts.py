@@ -14,7 +14,7 @@ import pytest
 
 from raftlog.cluster.process import free_ports, start_ticks, why_taken
 from tests.fleet.fake_hosts import SSH
-from tests.integration.waiting import wait_for
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 FAKE = Path(__file__).with_name("fake_hosts.py")
@@ -53,7 +53,7 @@ class Hosts:
         """Kill a node; return after its end."""
         pid = json.loads(self.path(host, f"{name}.unit").read_text())["pid"]
         os.kill(pid, signal.SIGKILL)
-        wait_for("the end of the node", lambda: start_ticks(pid) is None)
+        wait_until(lambda: start_ticks(pid) is None, "the end of the node")
 
     def lose_disk(self, host: str, name: str) -> None:
         """Kill a node, and remove its data."""
