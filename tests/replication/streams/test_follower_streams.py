@@ -160,7 +160,7 @@ async def test_what_a_leader_cannot_mean_ends_the_connection(message: bytes) -> 
     assert stage.connection.is_closed
     assert stage.state() is FollowState.IDLE
     first = stage.network.opened[0][1]
-    await stage.until(lambda: len(stage.network.opened) == 2 and stage.subscribed())
+    await stage.until(lambda: len(stage.subscribed()) == 2)
     # The old connection has nothing to say any more, nor does its end.
     first.received(data(1, 0, 1, batch(0)))
     first.closed()
