@@ -13,7 +13,8 @@ from typing import Final
 
 import pytest
 
-from tests.language import ROOT, texts_of
+from tests.language import ROOT
+from tests.prose import texts_of
 
 MARKDOWN_LINK: Final = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PAGE: Final = re.compile(r"(?<![\w/.*-])[\w./-]+\.md\b")
