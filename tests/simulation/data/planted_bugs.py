@@ -360,7 +360,7 @@ BLIND_SPOTS: Final = (
             (opening, "create_segment", _without_name_sync(opening.create_segment)),
             (LogCore, "begin_sync", _syncs_no_name(LogCore.begin_sync)),
         ),
-        1,
+        19,
     ),
     BlindSpot(
         "isr-of-any-incarnation",

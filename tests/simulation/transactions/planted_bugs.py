@@ -116,7 +116,7 @@ PLANTED: Final = (
         "3-aborted-are-sent",
         "A fetch names no aborted transactions, so readers take their records for committed.",
         ((Partition, "_read", _with_aborted),),
-        0,
+        3,
     ),
     BlindSpot(
         "3-aborted-are-forgotten",
@@ -152,7 +152,7 @@ PLANTED: Final = (
         "4-joins-the-decided",
         "A coordinator adds partitions to a transaction that is decided.",
         ((transaction, "_check_extensible", _nothing),),
-        0,
+        1,
     ),
     BlindSpot(
         "4-old-coordinator",
