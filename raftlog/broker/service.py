@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from raftlog.api.common import Status
 from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
 from raftlog.broker.classic_groups import ClassicGroupService
@@ -23,7 +24,7 @@ from raftlog.broker.coordinators import CoordinatorLookup
 from raftlog.broker.fetch import FetchService
 from raftlog.broker.groups import GroupService
 from raftlog.broker.limits import BrokerSettings
-from raftlog.broker.node import NodeServices, cluster_hosts
+from raftlog.broker.node import NodeServices, cluster_hosts, unready
 from raftlog.broker.offsets import OffsetService
 from raftlog.broker.placement import PlacementService
 from raftlog.broker.produce import ProduceService
@@ -39,6 +40,8 @@ more threads would only take processors from syncs and from other clients."""
 
 class Broker(ListenedService):
     """One node's operations. Lives in the event loop."""
+
+    noun = "node"
 
     def __init__(
         self, services: NodeServices, settings: BrokerSettings, authorize: Authorize = allow_all
@@ -87,3 +90,17 @@ class Broker(ListenedService):
         reason = self.services.is_ready()
         if reason is not None:
             raise LogError(NOT_READY, reason)
+
+    def check_whole(self) -> None:
+        """Raise LogError unless the node serves and knows the active controller."""
+        error = unready(self.services)
+        if error is not None:
+            raise error
+
+    def status(self, text: str) -> Status:
+        """The body of the responses of /healthy and /ready."""
+        return Status(text, self.node_id, self.cluster_id)
+
+    def keep_metrics(self) -> None:
+        """Drop the counters of deleted topics."""
+        self.topics.keep_topics(self.services.metadata.image.topics_by_name)

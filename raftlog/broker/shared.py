@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import ClassVar
+
+import msgspec
 
 from raftlog.broker.closing import Closing
 from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
@@ -17,6 +20,9 @@ from raftlog.world import Clock
 
 class ListenedService(ABC):
     """The shared state of all listeners of one process."""
+
+    noun: ClassVar[str]
+    """The service in messages."""
 
     def __init__(self, settings: BrokerSettings, clock: Clock) -> None:
         self.clock = clock
@@ -32,6 +38,17 @@ class ListenedService(ABC):
     @abstractmethod
     def check_ready(self) -> None:
         """Raise LogError NOT_READY, with the reason, unless the service answers requests."""
+
+    @abstractmethod
+    def check_whole(self) -> None:
+        """Raise LogError, with the reason, unless the service can do everything."""
+
+    @abstractmethod
+    def status(self, text: str) -> msgspec.Struct:
+        """The body of the responses of /healthy and /ready."""
+
+    def keep_metrics(self) -> None:  # noqa: B027 - most services have nothing to drop
+        """Drop counters of what no longer exists, before a page of metrics."""
 
     @abstractmethod
     def hosts(self) -> Iterable[str]:

@@ -18,7 +18,7 @@ from aiohttp import web
 from raftlog.api.records import OffsetsRequest, OffsetsResponse, TimesRequest, TimesResponse
 from raftlog.broker.offsets import NamedOffset
 from raftlog.gateway.forwarding import Context, answer, filled, passed_on
-from raftlog.gateway.group_reads import GroupRead
+from raftlog.gateway.group_reads import ClusterSource
 from raftlog.gateway.links import Reply
 from raftlog.gateway.service import Gateway
 from raftlog.http.request import Request, own_url
@@ -41,6 +41,7 @@ from raftlog.rest.v2.consumers import (
     required_body,
     time_ms_of,
 )
+from raftlog.rest.v2.instance_reads import InstanceRead
 from raftlog.rest.v2.topics import V2_MEDIA_TYPE
 
 T = TypeVar("T")
@@ -120,7 +121,8 @@ async def read_records(request: Request, context: Context) -> web.StreamResponse
     """GET …/records: records from the positions on; waits for the first."""
     instance_of(request)
     bounds = read_bounds(request, context.limits)
-    read = GroupRead(request, context, accepted_media_types(request), bounds)
+    source = ClusterSource(request, context, bounds)
+    read = InstanceRead(context, source, accepted_media_types(request), bounds)
     body, content_type = await read.run()
     return bytes_response(body, content_type)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from raftlog.api.catalog import CatalogEntry
@@ -21,8 +22,24 @@ STATES: Final = ("creating", "online", "degraded")
 """States of served logs, as labels."""
 
 
+class GatewayStatus(msgspec.Struct, frozen=True):
+    """The answer of /healthy and /ready."""
+
+    status: str
+    logs: int
+    """Served logs."""
+    catalog_age_s: float
+    """Since the home cluster last answered; -1: never."""
+    catalog_failure: str
+    """Empty while the home cluster answers."""
+    logs_without_groups: dict[str, str]
+    """Logs that groups cannot read, and why."""
+
+
 class Gateway(ListenedService):
     """The state of one gateway: the catalog as last seen, and links to all clusters."""
+
+    noun = "gateway"
 
     def __init__(self, home: Sequence[str], settings: ServerSettings, clock: Clock) -> None:
         """`home` are the addresses of nodes of the home cluster."""
@@ -52,6 +69,20 @@ class Gateway(ListenedService):
         """
         if self.catalog_seen_s is None:
             raise LogError(NOT_READY, f"The gateway has no catalog: {self.catalog_failure}.")
+
+    def check_whole(self) -> None:
+        """Raise LogError NOT_READY until the catalog has been loaded once."""
+        self.check_ready()
+
+    def status(self, text: str) -> GatewayStatus:
+        """The body of the responses of /healthy and /ready."""
+        return GatewayStatus(
+            text,
+            len(self.catalog.logs()),
+            round(self.catalog_age_s, 3),
+            self.catalog_failure,
+            self.logs_without_groups(),
+        )
 
     def hosts(self) -> Iterable[str]:
         """None: a gateway has no advertised name besides its settings."""

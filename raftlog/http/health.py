@@ -1,7 +1,7 @@
 """/healthy, /ready and /metrics, for monitoring and load balancers.
 
-`/healthy`: the process answers. `/ready`: the node can do everything, and should get load; see
-broker/node.py for the two questions behind that.
+`/healthy`: the process answers. `/ready`: the service can do everything, and should get load; see
+broker/node.py for the two questions that a node has behind that.
 """
 
 from __future__ import annotations
@@ -10,74 +10,79 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from raftlog.api.common import Status
-from raftlog.broker.node import unready
+from raftlog.broker.shared import ListenedService
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Route
-from raftlog.record.errors import NO_CONTROLLER, NOT_READY, LogError
+from raftlog.record.errors import NO_CONTROLLER, NOT_READY, ErrorEntry, LogError
 
 METRICS_MEDIA_TYPE = "text/plain"
 
 
-def _status(context: ServerContext, status: str) -> web.StreamResponse:
+async def healthy(_request: Request, context: ServerContext[ListenedService]) -> web.StreamResponse:
+    """The process answers, whether or not the service serves."""
+    return json_response(context.broker.status("healthy"))
+
+
+async def ready(_request: Request, context: ServerContext[ListenedService]) -> web.StreamResponse:
+    """The service can do everything; otherwise the error has the reason."""
     broker = context.broker
-    return json_response(Status(status, broker.node_id, broker.cluster_id))
+    if broker.closing.is_set():
+        raise LogError(NOT_READY, f"The {broker.noun} is stopping.")
+    broker.check_whole()
+    return json_response(broker.status("ready"))
 
 
-async def healthy(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """The process answers, whether or not the node serves."""
-    return _status(context, "healthy")
-
-
-async def ready(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """The node serves and knows the active controller; otherwise the error has the reason."""
-    if context.broker.closing.is_set():
-        raise LogError(NOT_READY, "The node is stopping.")
-    error = unready(context.broker.services)
-    if error is not None:
-        raise error
-    return _status(context, "ready")
-
-
-async def metrics(_request: Request, context: ServerContext) -> web.StreamResponse:
+async def metrics(_request: Request, context: ServerContext[ListenedService]) -> web.StreamResponse:
     """Everything in Prometheus' text format."""
-    broker = context.broker
-    broker.topics.keep_topics(broker.services.metadata.image.topics_by_name)
+    context.broker.keep_metrics()
     return bytes_response(context.metrics.render(), CONTENT_TYPE_LATEST)
 
 
-ROUTES = (
-    Route(
-        "GET",
-        "/healthy",
-        healthy,
-        "Whether the process answers",
-        tag="node",
-        response_type=Status,
-        serves_always=True,
-        any_query=True,
-        any_host=True,
-    ),
-    Route(
-        "GET",
-        "/ready",
-        ready,
-        "Whether the node serves and knows the active controller",
-        tag="node",
-        response_type=Status,
-        errors=(NOT_READY, NO_CONTROLLER),
-        serves_always=True,
-        any_query=True,
-        any_host=True,
-    ),
-    Route(
-        "GET",
-        "/metrics",
-        metrics,
-        "Metrics for Prometheus",
-        tag="node",
-        response_media_types=(METRICS_MEDIA_TYPE,),
-        serves_always=True,
-        any_query=True,
-    ),
+def routes(
+    tag: str, response_type: type, ready_summary: str, errors: tuple[ErrorEntry, ...]
+) -> tuple[Route, ...]:
+    """The three routes of a service."""
+    return (
+        Route(
+            "GET",
+            "/healthy",
+            healthy,
+            "Whether the process answers",
+            tag=tag,
+            response_type=response_type,
+            serves_always=True,
+            any_query=True,
+            any_host=True,
+        ),
+        Route(
+            "GET",
+            "/ready",
+            ready,
+            ready_summary,
+            tag=tag,
+            response_type=response_type,
+            errors=errors,
+            serves_always=True,
+            any_query=True,
+            any_host=True,
+        ),
+        Route(
+            "GET",
+            "/metrics",
+            metrics,
+            "Metrics for Prometheus",
+            tag=tag,
+            response_media_types=(METRICS_MEDIA_TYPE,),
+            serves_always=True,
+            any_query=True,
+        ),
+    )
+
+
+ROUTES = routes(
+    "node",
+    Status,
+    "Whether the node serves and knows the active controller",
+    (NOT_READY, NO_CONTROLLER),
 )

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from raftlog.broker.fetch import Fetched, PartitionHandle, ReadProgress
+from raftlog.broker.shared import ListenedService
 from raftlog.http.request import Request, ServerContext
 from raftlog.record.codec import Record
 from raftlog.record.errors import LogError
@@ -148,12 +149,6 @@ class RecordsAnswer:
             or (progress.end_offset is not None and progress.offset >= progress.end_offset)
         )
 
-    def drop(self) -> None:
-        """Answer none of the records."""
-        self._context.free(self._request, self.size_bytes)
-        self._pieces.clear()
-        self.size_bytes = self.progress.count = 0
-
     async def body(self) -> bytes:
         """The JSON array of all records."""
         return await joined(self._context, self._pieces)
@@ -164,7 +159,7 @@ class RecordsAnswer:
         return self._pieces
 
 
-async def joined(context: ServerContext, pieces: Sequence[bytes]) -> bytes:
+async def joined(context: ServerContext[ListenedService], pieces: Sequence[bytes]) -> bytes:
     """The JSON array of all pieces."""
     if sum(map(len, pieces)) > GROUP_BYTES:
         await context.broker.turns.wait()

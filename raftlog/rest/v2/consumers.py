@@ -74,6 +74,7 @@ from raftlog.rest.v2.consumer_shapes import (
     Subscription,
 )
 from raftlog.rest.v2.instance_reads import InstanceRead, ReadBounds
+from raftlog.rest.v2.leader_reads import LeaderSource
 from raftlog.rest.v2.topics import (
     ISOLATION_QUERY,
     MAX_BYTES_DEFAULT,
@@ -276,7 +277,8 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
     """GET …/records: records from the positions on; waits for the first."""
     instance_of(request)
     bounds = read_bounds(request, context.limits)
-    read = InstanceRead(request, context, accepted_media_types(request), bounds)
+    source = LeaderSource(request, context, bounds)
+    read = InstanceRead(context, source, accepted_media_types(request), bounds)
     body, content_type = await read.run()
     return bytes_response(body, content_type)
 

@@ -15,7 +15,7 @@ import pytest
 from raftlog.broker.authorize import Operation
 from raftlog.record.errors import FORBIDDEN, NO_LEADER, LogError
 from raftlog.record.types import Offset
-from raftlog.rest.v2 import instance_reads
+from raftlog.rest.v2 import leader_reads
 from tests.http.http_peers import RawPeer, Reply
 from tests.rest.data_fakes import DataPeer
 from tests.rest.v1.test_groups import group_node
@@ -478,7 +478,7 @@ async def test_a_read_that_waits_for_bytes_passes_over_a_value_that_is_not_json(
 async def test_partitions_behind_one_without_a_leader_have_their_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(instance_reads, "PARTITION_S", 0.05)
+    monkeypatch.setattr(leader_reads, "PARTITION_S", 0.05)
     async with instance() as client:
         await client.subscribe("one", "six")
         await produce(client.one, "one", 1)
