@@ -5,4 +5,4 @@ Rules: imports point down, `cli → node → server → coordinator → replicat
 coroutines around them do I/O in the order that safety needs.
 """
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
