@@ -64,7 +64,7 @@ def systemctl(arguments: Sequence[str]) -> int:
                     f"ActiveState={'active' if unit['pid'] else 'inactive'}\nMainPID={unit['pid']}"
                 )
                 _say(f"ExecMainStatus=0\nExecMainExitTimestampMonotonic={unit['ended']}")
-                _say("Result=success\nNRestarts=0")
+                _say(f"Result=success\nNRestarts={unit.get('restarts', 0)}")
             case "enable" | "disable" | "reset-failed":
                 pass
             case _:

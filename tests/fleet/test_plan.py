@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.api.catalog import CatalogEntry
 from raftlog.fleet import plan, steps
+from raftlog.fleet.deploy import cluster_of
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.safety import PartitionState
 from raftlog.fleet.spec import ClusterSpec, FleetSpec, TopicSpec, parse
@@ -221,6 +223,43 @@ def test_fewer_replicas_come_before_nodes_leave() -> None:
     found = planned(spec(3), state, [TopicSpec("orders", 1, 3, {})])
     shrunk = found.index("~ c: give each partition of orders 3 replicas")
     assert shrunk < min(i for i, text in enumerate(found) if "decommission" in text)
+
+
+def hosted(*hosts: str, **changes: Any) -> ClusterState:
+    """A cluster with a node on each host; node 1 is the controller, the first three vote."""
+    state = running(len(hosts))
+    nodes = (replace(node, host=host) for node, host in zip(state.nodes, hosts, strict=True))
+    return replace(state, nodes=tuple(nodes), **changes)
+
+
+def test_without_a_file_votes_decommissions_and_other_nodes_stay_as_found() -> None:
+    written = cluster_of(["h1", "h2", "h3"])
+    state = changed(hosted("h1", "h2", "h3", "h4"), 1, is_voter=False)
+    state = changed(state, 2, is_decommissioning=True, version="2")
+    away = {"is_managed": False, "is_running": False, "is_ready": False, "is_voter": True}
+    assert planned(written, changed(state, 4, **away)) == []
+    # Only the release is that of the command.
+    assert planned(msgspec.structs.replace(written, version="2"), changed(state, 4, **away)) == [
+        "~ node: restart node 3: version 1 → 2",
+        "~ node: restart node 1: version 1 → 2",
+    ]
+
+
+def test_without_a_file_a_host_without_settings_has_lost_its_member() -> None:
+    written = cluster_of(["h1", "h2", "h3"])
+    state = changed(hosted("h1", "h2", "h3"), 3, is_managed=False, is_ready=False)
+    with pytest.raises(FleetError, match="node 3 was at h3:1, and its host") as caught:
+        planned(written, state)
+    assert "scripts/deploy --replace 3" in (caught.value.hint or "")
+    # In its place, or in that of another host.
+    for words in (["h1", "h2", "h3"], ["h1", "h2", "h9"]):
+        found, end = plan.plan_cluster(cluster_of(words), state, (), {3})
+        assert found == (steps.ReplaceNode(cluster="node", node_id=3, host=words[2]),)
+        assert end.node(3).host == words[2] and end.node(3).is_managed
+    with pytest.raises(FleetError, match="node 3 is alive at h3:1"):
+        planned(cluster_of(["h1", "h2", "h9"]), changed(state, 3, is_ready=True), lost={3})
+    with pytest.raises(FleetError, match="there is no node 7 to replace"):
+        planned(written, state, lost={7})
 
 
 # The catalog

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 from raftlog_client import Admin
 
+from raftlog.fleet.drivers.ssh import SshDriver
 from raftlog.fleet.errors import FleetError
+from raftlog.fleet.files import FleetFiles
 from raftlog.fleet.reconciler import open_fleet
+from raftlog.fleet.spec import ClusterSpec
 from tests.fleet.hosts import HOSTS, Hosts
 
 
@@ -152,3 +156,28 @@ async def test_interrupted_creation_goes_on(hosts: Hosts, fleet: FleetFile) -> N
     fleet.write(HOSTS[:2], 'version = "1"\n')
     assert (await fleet.apply())[0].startswith("+ billing: create the cluster")
     assert [ready for *_, ready in await fleet.states()] == [True, True]
+
+
+async def test_node_that_systemd_starts_again_and_again_does_not_stay_up(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    spec = ClusterSpec(driver="ssh", name="billing", hosts=HOSTS[:1], port=hosts.port)
+    driver = SshDriver(spec, None, (), FleetFiles(tmp_path / "fleet.toml"), print)
+    settings = hosts.path(HOSTS[0], "etc/raftlog/billing-1.toml")
+    settings.parent.mkdir(parents=True)
+    settings.write_text("node_id = 1\n")
+    unit = hosts.path(HOSTS[0], "billing-1.unit")
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        found = []
+        # Restarts of earlier weeks do not count.
+        for restarts in (5, 7, 8):
+            unit.write_text(json.dumps({"pid": process.pid, "ended": 1, "restarts": restarts}))
+            await driver.look()
+            found.append(await driver.failure(1))
+        assert found[:2] == [None, None]
+        assert "the end of its log" in (found[2] or "")
+    finally:
+        await driver.close()
+        process.kill()
+        await process.wait()
