@@ -343,7 +343,6 @@ async def test_hosts_of_an_earlier_release_are_recognised_and_upgraded(
         assert await versions(HOSTS) == ["2", "2", "2"]
         await deployment.upgrade(installed("2"))
         assert "nothing to do" in hand.said[-1]
-    broken = hosts.path(HOSTS[0], "opt/raftlog/releases")
     for name in HOSTS:
         broken = hosts.path(name, "opt/raftlog/releases/3")
         broken.mkdir()
@@ -354,9 +353,18 @@ async def test_hosts_of_an_earlier_release_are_recognised_and_upgraded(
             await deployment.upgrade(installed("3"))
         assert "this release is broken" in str(caught.value)
     assert await versions(HOSTS) == ["2", "2", "2"]
+    # Stopped nodes: what does not start with the release goes back, and what serves stays.
+    hosts.path(HOSTS[0], "opt/raftlog/releases/3/broken").unlink()
+    async with hand.on(*HOSTS) as deployment:
+        hosts.kill(HOSTS[0], "node-1")
+        hosts.kill(HOSTS[1], "node-2")
+        with pytest.raises(FleetError, match="node 2 runs 2 again") as caught:
+            await deployment.upgrade(installed("3"))
+        assert "node 1 runs" not in str(caught.value)
+    assert await versions(HOSTS) == ["3", "2", "2"]
     for number, name in enumerate(HOSTS, 1):
         async with SshHost(name) as host:
-            assert await host.current() == "2"
+            assert await host.current() == ("3" if number == 1 else "2")
             assert await host.read_file(SECRET_PATH) == SECRET
             assert await host.configurations() == {f"node-{number}": texts[name]}
 

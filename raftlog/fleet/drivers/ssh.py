@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from raftlog.cluster.manifest import host_port
 from raftlog.cluster.membership import Probes
 from raftlog.fleet.drivers.driver import Machines, Tell
-from raftlog.fleet.drivers.ssh_host import DATA, SECRET_PATH, SshHost
+from raftlog.fleet.drivers.ssh_host import DATA, SECRET_PATH, NodeStatus, SshHost
 from raftlog.fleet.errors import FleetError, UnreachableError
 from raftlog.fleet.files import FleetFiles
 from raftlog.fleet.readiness import READY_TIMEOUT_S, await_ready
@@ -257,12 +257,16 @@ class SshDriver:
 
     async def failure(self, node_id: int) -> str | None:
         """Why a node does not stay up; None while its process runs."""
-        status = await self._hosts[self._host_of(node_id)].status(self._node_name(node_id))
-        restarts = status.restarts - self._restarts.setdefault(node_id, status.restarts)
+        status, restarts = await self._watched(node_id)
         if status.is_active and restarts < RESTARTS_MAX:
             return None
         ended = f"{status.state} ({status.result}, exit status {status.exit_status})"
         return f"{ended}; {await self.log_end(node_id)}"
+
+    async def _watched(self, node_id: int) -> tuple[NodeStatus, int]:
+        """A unit, and its restarts by systemd since the first look at it."""
+        status = await self._hosts[self._host_of(node_id)].status(self._node_name(node_id))
+        return status, status.restarts - self._restarts.setdefault(node_id, status.restarts)
 
     async def log_end(self, node_id: int) -> str:
         """The end of a node's log, with its title."""
@@ -367,11 +371,13 @@ class SshDriver:
         try:
             await self._await_ready(before)
         except FleetError as error:
-            back = {n: old for n, old in before.items() if old not in (None, version)}
+            back = {n: old for n, old in before.items() if old is not None and old != version}
+            if len(before) > 1:
+                # Others may serve by now, and a second node must not stop beside the broken node.
+                back = {n: old for n, old in back.items() if await self._is_broken(n)}
             if not back:
                 raise
             for node_id, old in back.items():
-                assert old is not None
                 self._tell(f"node {node_id} does not become ready with {version}: back to {old}")
                 host = self._hosts[self._host_of(node_id)]
                 await host.activate(old)
@@ -382,6 +388,10 @@ class SshDriver:
             raise FleetError(
                 f"release {version} does not become ready, and {named}: {error}"
             ) from error
+
+    async def _is_broken(self, node_id: int) -> bool:
+        status, restarts = await self._watched(node_id)
+        return not status.is_active or restarts > 0
 
     async def _await_ready(self, node_ids: Iterable[int]) -> None:
         addresses = {node_id: self._place(node_id).address for node_id in node_ids}
