@@ -7,17 +7,12 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# An example's duration depends on the machine's other work more than on the code.
-settings.register_profile("spark", deadline=None)
-settings.load_profile("spark")
 
 _numbers = count(1)
 

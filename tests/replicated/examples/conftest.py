@@ -18,6 +18,8 @@ from tests.simulation.replicated.service import Service, SimulatedLog
 from tests.waiting import until
 
 WAIT_S_MAX: Final = 10.0
+LEASE_S: Final = 60.0
+"""Lease of a primary. A busy machine must not end it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ Start = Callable[
 async def start() -> AsyncIterator[Start]:
     """Starts two replicas of an example."""
     async with AsyncExitStack() as stack:
-        service = Service(Random(1))
+        service = Service(Random(1), lease_s=LEASE_S)
         http = await stack.enter_async_context(ClientSession())
 
         async def serve(

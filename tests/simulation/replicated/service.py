@@ -71,6 +71,8 @@ class Service:
     """Replicas without a network."""
     fences: bool = True
     """Planted mistake if False: appends of old writers are taken."""
+    lease_s: float = LEASE_S
+    """Lease of a primary, in seconds. Replicas in real time need a long lease on a busy machine."""
 
     async def call(self, replica_id: str, effect: Callable[[], T]) -> T:
         """Do it at the service, after a while, and return the answer. ConnectionLostError."""
@@ -177,7 +179,7 @@ class Service:
         if one is not None and one.member is not member:
             return 0
         newest = number if one is None else max(number, one.number)
-        self.sessions[name] = _Session(position, now, now + LEASE_S, member, newest)
+        self.sessions[name] = _Session(position, now, now + self.lease_s, member, newest)
         if self.target is not None and self.target not in self.sessions:
             self.target = None
         if self.primary == name and not holds and number == newest and self.target:
@@ -214,7 +216,7 @@ class Service:
         """Another node goes on: members and primary are in records, positions and times are not."""
         now = asyncio.get_running_loop().time()
         for one in self.sessions.values():
-            one.position, one.renewed, one.ends = 0, now, now + LEASE_S
+            one.position, one.renewed, one.ends = 0, now, now + self.lease_s
 
     def members(self) -> list[LeaseMember]:
         """All sessions."""
@@ -318,7 +320,8 @@ class SimulatedLease:
 
     @property
     def is_primary(self) -> bool:
-        return self._grant > 0 and asyncio.get_running_loop().time() < self._sent + LEASE_S
+        ends = self._sent + self._service.lease_s
+        return self._grant > 0 and asyncio.get_running_loop().time() < ends
 
     @property
     def is_exclusive(self) -> bool:
