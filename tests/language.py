@@ -75,7 +75,8 @@ PREPOSITIONS: Final = frozenset(
 
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _CODE: Final = re.compile(r"`[^`]*`")
-_COLON: Final = re.compile(r":(?=[*_\"')]*\s+\S)")
+_COLON: Final = re.compile(r":(?=[\"')]*\s+\S)")
+"""A colon with prose behind it. The colon of an emphasised label (`*Rejected:*`) is none."""
 _COLON_OF_LOG: Final = re.compile(r":(?=\s+[^\s%])")
 _LABEL: Final = re.compile(r"\W{0,3}(?:[^\s:]+\s+){0,3}[^\s:]+:(?=[*_]*\s)")
 _BOLD_LABEL: Final = re.compile(r"\*\*[^*]+(?:\*\*:|:\*\*)")

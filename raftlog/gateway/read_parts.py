@@ -45,7 +45,9 @@ def move_of(part: Part) -> PositionMove:
     """The move of the position."""
     place = part.place
     offset = Offset(part.offset)
-    return PositionMove(place.topic_id, place.partition, part.planned, offset, part.reset_to)
+    return PositionMove(
+        place.topic_id, place.partition, part.planned, offset, reset_to=part.reset_to
+    )
 
 
 def take(room: Room, part: Part, body: bytes, following: int) -> int:

@@ -77,11 +77,11 @@ class Gateway(ListenedService):
     def status(self, text: str) -> GatewayStatus:
         """The body of the responses of /healthy and /ready."""
         return GatewayStatus(
-            text,
-            len(self.catalog.logs()),
-            round(self.catalog_age_s, 3),
-            self.catalog_failure,
-            self.logs_without_groups(),
+            status=text,
+            logs=len(self.catalog.logs()),
+            catalog_age_s=round(self.catalog_age_s, 3),
+            catalog_failure=self.catalog_failure,
+            logs_without_groups=self.logs_without_groups(),
         )
 
     def hosts(self) -> Iterable[str]:

@@ -140,13 +140,13 @@ class ReadSource(Protocol[Place]):
     async def begin(
         self, formats: Sequence[str], *, is_first: bool, wait_s: float
     ) -> tuple[Plan, list[ReadPart[Place]]]:
-        """Start a read, or continue it; wait for a first partition. Parts in order of turns."""
+        """Start or continue a read and wait for a first partition. Parts in order of turns."""
         ...
 
     def read(
         self, parts: Sequence[ReadPart[Place]], plan: Plan, room: Room, deadline: float
     ) -> AsyncGenerator[tuple[ReadPart[Place], LogError | None]]:
-        """Read each partition once, until there is no room; yields what had a turn."""
+        """Read each partition once, until there is no room. Yields each part after its turn."""
         ...
 
     async def wait(self, parts: Sequence[ReadPart[Place]], timeout_s: float) -> None:

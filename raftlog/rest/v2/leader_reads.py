@@ -74,7 +74,7 @@ class LeaderSource:
         )
 
     async def end(self, moved: Sequence[Part], last: Sequence[Part]) -> set[Part]:
-        """Move positions at the coordinator; counts the bytes that are returned."""
+        """Move positions at the coordinator and count the returned bytes."""
         moves = [
             PartitionMove(*_pair(part), part.planned, part.offset, part.reset_to) for part in moved
         ]
