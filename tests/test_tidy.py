@@ -81,10 +81,18 @@ def test_a_count_may_neither_rise_nor_fall_far_below_its_ceiling() -> None:
         return ratchet.faults([Figure("colon", "a", count, allowed)], ceilings)
 
     assert found(100, 100) == found(100, 115) == found(0, 10) == found(3, None, allowed=3) == []
-    assert found(101, 100) == ["colon a: 101, at most 100"]
+    assert found(103, 100) == []
+    assert found(104, 100) == ["colon a: 104, at most 103"]
     assert found(4, None, allowed=3) == ["colon a: 4, at most 3"]
     assert "ceiling 116" in found(100, 116)[0]
     assert "--lower" in found(0, 11)[0]
+
+
+def test_rules_of_code_have_no_tolerance_and_pages_one_in_words() -> None:
+    ceilings = {("positional", "a"): 5, ("words", "a"): 1000}
+    assert ratchet.faults([Figure("positional", "a", 6)], ceilings)
+    assert ratchet.faults([Figure("words", "a", 1020, 700)], ceilings) == []
+    assert ratchet.faults([Figure("words", "a", 1021, 700)], ceilings)
 
 
 def test_ceilings_are_lowered_and_never_raised(tmp_path: Path) -> None:
