@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.messages import (
     HEARTBEAT_S,
     Heartbeat,
@@ -23,7 +24,6 @@ from raftlog.controller.messages import (
     RefusalReason,
     encode_message,
 )
-from raftlog.controller.sessions import Lease
 from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId
@@ -48,11 +48,12 @@ class Heartbeats:
         clock: Clock,
         randomness: Randomness,
         broker_id: BrokerId,
+        permit: LeadPermit,
         deliver: Callable[[Heartbeat], HeartbeatReply],
         can_write: Callable[[], bool],
         on_cluster_time: Callable[[int, int], None],
     ) -> None:
-        """`deliver` has this node's own controller take a heartbeat.
+        """`deliver` has this node's own controller take a heartbeat; answers feed the `permit`.
 
         `can_write` tells whether this node's disk takes writes; `on_cluster_time` takes the lower
         and the upper cluster time of each answer.
@@ -61,18 +62,13 @@ class Heartbeats:
         self._clock = clock
         self._randomness = randomness
         self._broker_id = broker_id
+        self._permit = permit
         self._deliver = deliver
         self._can_write = can_write
         self._on_cluster_time = on_cluster_time
         self.unwritable: frozenset[BrokerId] = frozenset()
         """The brokers without a writable disk, by the newest answer."""
-        self.known_index = -1
-        """The newest index that a controller had applied when answering; -1 before the first
-        answer."""
-        self._broker_epoch: BrokerEpoch | None = None
-        self._lease = Lease()
         self._notified_valid = False
-        self._refused = False
         self._send_at = -math.inf
         self._stopping = False
         self._drained_index: int | None = None
@@ -81,16 +77,9 @@ class Heartbeats:
         self._on_lease_changed: list[Callable[[bool], None]] = []
         self._on_refused: list[Callable[[RefusalReason, str], None]] = []
 
-    @property
-    def broker_epoch(self) -> BrokerEpoch | None:
-        """The registered incarnation of this node; None before the registration."""
-        return self._broker_epoch
-
     def registered(self, broker_epoch: BrokerEpoch) -> None:
         """Begin to send heartbeats for this incarnation, which has no lease yet."""
-        self._broker_epoch = broker_epoch
-        self._lease = Lease()
-        self._refused = False
+        self._permit.registered(broker_epoch)
         self.send_soon()
 
     def send_soon(self) -> None:
@@ -99,7 +88,7 @@ class Heartbeats:
         self._wakeup.set()
 
     def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
-        """Call `callback` after the lease has begun or ended; `lease_valid` may be False
+        """Call `callback` after the lease has begun or ended; the permit may lack the lease
         earlier."""
         assert len(self._on_lease_changed) < LISTENERS_MAX
         self._on_lease_changed.append(callback)
@@ -109,30 +98,25 @@ class Heartbeats:
         assert len(self._on_refused) < LISTENERS_MAX
         self._on_refused.append(callback)
 
-    def lease_valid(self, now: float) -> bool:
-        """Whether this node may act as a leader at the given monotonic time: see DESIGN.md."""
-        if self._broker_epoch is None:
-            return False
-        return self._lease.is_valid(now) or self._decides_alone()
-
     def received(self, sender: int, reply: HeartbeatReply) -> None:
         """A reply to a heartbeat has come."""
-        if reply.broker_epoch != self._broker_epoch:
+        permit = self._permit
+        if reply.broker_epoch != permit.broker_epoch:
             return
         # The lease may have ended unnoticed while this process was busy. Without a notification,
         # commits withheld since would wait for the next append.
         self._notify_lease()
         if isinstance(reply, HeartbeatAnswer):
-            if self._lease.answered(sender, reply):
+            if permit.lease.answered(sender, reply):
                 self.unwritable = frozenset(reply.unwritable)
-                self.known_index = max(self.known_index, reply.applied_index)
+                permit.controller_applied(reply.applied_index)
                 if reply.cluster_time_ms is not UNSET:
                     time_ms, latest_ms = reply.cluster_time_ms, reply.cluster_latest_ms
                     self._on_cluster_time(time_ms, time_ms if latest_ms is UNSET else latest_ms)
                 if reply.drained and self._stopping:
                     self._drained_index = reply.applied_index
                 self._progress.set()
-        elif self._lease.refused(sender, reply.sequence):
+        elif permit.lease.refused(sender, reply.sequence):
             if reply.reason is RefusalReason.NOT_ACTIVE:
                 self._retry_soon()
             else:
@@ -164,8 +148,9 @@ class Heartbeats:
                 self._send(now)
             self._notify_lease()
             wake_at = self._send_at
-            if self._notified_valid and self._lease.until > now:
-                wake_at = min(wake_at, self._lease.until)
+            lease = self._permit.lease
+            if self._notified_valid and lease.until > now:
+                wake_at = min(wake_at, lease.until)
             await self._wakeup.wait(wake_at)
 
     def _interval_s(self) -> float:
@@ -173,7 +158,8 @@ class Heartbeats:
         return STOPPING_S if waits else HEARTBEAT_S
 
     def _send(self, now: float) -> None:
-        if self._broker_epoch is None or self._refused:
+        permit = self._permit
+        if permit.broker_epoch is None or permit.is_rejected:
             return
         leader_id = self._quorum.leader_id
         if leader_id is None:
@@ -181,9 +167,9 @@ class Heartbeats:
             return
         heartbeat = Heartbeat(
             # The time is from before whatever the controller will take for its arrival.
-            sequence=self._lease.sent(leader_id, now),
+            sequence=permit.lease.sent(leader_id, now),
             broker_id=self._broker_id,
-            broker_epoch=self._broker_epoch,
+            broker_epoch=permit.broker_epoch,
             applied_index=self._quorum.applied_index,
             stopping=self._stopping,
             can_write=self._can_write(),
@@ -201,20 +187,12 @@ class Heartbeats:
         self._wakeup.set()
 
     def _void_registration(self, reason: RefusalReason, explanation: str) -> None:
-        if self._refused:
+        if self._permit.is_rejected:
             return
-        self._refused = True
-        self._lease = Lease()
+        self._permit.rejected()
         logger.error("the controller rejected this node's registration: %s", explanation)
         for callback in self._on_refused:
             callback(reason, explanation)
-
-    def _decides_alone(self) -> bool:
-        """Whether no other node could ever take over the led partitions."""
-        if not self._quorum.is_active or self._refused:
-            return False
-        voters = self._quorum.voters
-        return len(voters.voters) == 1 and voters.find(self._broker_id) is not None
 
     def _is_drained(self) -> bool:
         # This node must have applied the handover, or would go on as the leader.
@@ -222,7 +200,7 @@ class Heartbeats:
         return index is not None and self._quorum.applied_index >= index
 
     def _notify_lease(self) -> None:
-        valid = self.lease_valid(self._clock.monotonic())
+        valid = not self._permit.is_cut_off
         if valid != self._notified_valid:
             self._notified_valid = valid
             if not valid:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from raftlog.controller.active import ActiveController
 from raftlog.controller.heartbeat import Heartbeats
+from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.log_ends import LogEndQueries
 from raftlog.controller.messages import (
     ControllerMessageError,
@@ -48,12 +49,13 @@ class ControllerService:
         clock: Clock,
         randomness: Randomness,
         broker_id: BrokerId,
+        permit: LeadPermit,
         on_fatal: Callable[[str], None],
         log_end: Callable[[PartitionKey], LogEnd],
         can_write: Callable[[], bool] = lambda: True,
         on_cluster_time: Callable[[int, int], None] = lambda _lower, _upper: None,
     ) -> None:
-        """`on_fatal` receives the reason if the node must end.
+        """Heartbeats feed the `permit`. `on_fatal` receives the reason if the node must end.
 
         `log_end` returns the end of this node's log of a partition, NO_LOG_END without a usable
         one. `can_write` says whether this node's disk takes writes: if not, other brokers should
@@ -62,8 +64,8 @@ class ControllerService:
         """
         self._quorum = quorum
         self._state_machine = state_machine
-        self._clock = clock
         self._broker_id = broker_id
+        self._permit = permit
         self._on_fatal = on_fatal
         self._log_ends = LogEndQueries(
             quorum=quorum,
@@ -85,6 +87,7 @@ class ControllerService:
             clock=clock,
             randomness=randomness,
             broker_id=broker_id,
+            permit=permit,
             deliver=self._active.handle_heartbeat,
             can_write=can_write,
             on_cluster_time=on_cluster_time,
@@ -94,24 +97,14 @@ class ControllerService:
         self._closed = False
 
     @property
-    def broker_epoch(self) -> BrokerEpoch | None:
-        """This node's registered incarnation; None before `registered`."""
-        return self._heartbeats.broker_epoch
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether this node must not act as a leader at this moment."""
-        return not self.lease_valid(self._clock.monotonic())
+    def permit(self) -> LeadPermit:
+        """Whether this node may act as a leader."""
+        return self._permit
 
     @property
     def unwritable(self) -> frozenset[BrokerId]:
         """The brokers without a writable disk, by the controller's newest answer."""
         return self._heartbeats.unwritable
-
-    @property
-    def known_index(self) -> int:
-        """Lower bound of the controller's applied index; -1 before its first answer."""
-        return self._heartbeats.known_index
 
     def start(self) -> None:
         """Receive messages, act while this node is the active controller, and send heartbeats once
@@ -135,13 +128,8 @@ class ControllerService:
         """This node has been registered: send heartbeats for this incarnation from now on."""
         self._heartbeats.registered(broker_epoch)
 
-    def lease_valid(self, now: float) -> bool:
-        """Whether this node may act as the leader of its led partitions at the given monotonic
-        time."""
-        return self._heartbeats.lease_valid(now)
-
     def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
-        """Call `callback` after the lease has begun (True) or ended; check `lease_valid` before
+        """Call `callback` after the lease has begun (True) or ended; check the permit before
         acting."""
         self._heartbeats.on_lease_changed(callback)
 
@@ -166,7 +154,7 @@ class ControllerService:
         on the stop from now on.
         """
         alone = len(self._state_machine.image.brokers) <= 1
-        if alone or self.broker_epoch is None:
+        if alone or self._permit.broker_epoch is None:
             return True
         return await self._heartbeats.drain(timeout_s)
 

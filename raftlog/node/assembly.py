@@ -15,6 +15,8 @@ from typing import Final
 
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
+from raftlog.controller.disk_watch import DiskWatch
+from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.service import ControllerService
 from raftlog.coordinator.groups.kind import VerifyTransaction, group_kind
 from raftlog.coordinator.groups.settings import GroupSettings
@@ -37,7 +39,7 @@ from raftlog.node.directory import (
     load_cluster_id,
     note_cluster_id,
 )
-from raftlog.node.disk_policy import DiskWatch, WritePolicy, follow_storage_limits
+from raftlog.node.disk_policy import WritePolicy, follow_storage_limits
 from raftlog.node.registration import Registration, create_cluster, find_cluster
 from raftlog.node.replacement import Replacement, TakePlace
 from raftlog.node.replication_service import ReplicationService
@@ -111,13 +113,15 @@ class NodeCore:
         self._creating_cluster = False
         follow_storage_limits(state_machine, logs)
         logs.on_failed(on_fatal)
-        self._disk_watch = DiskWatch(quorum=quorum, logs=logs, clock=clock)
+        self.permit = LeadPermit(quorum=quorum, clock=clock, broker_id=node_id)
+        self._disk_watch = DiskWatch(permit=self.permit, quorum=quorum, logs=logs, clock=clock)
         self.controller = ControllerService(
             quorum=quorum,
             state_machine=state_machine,
             clock=clock,
             randomness=randomness,
             broker_id=node_id,
+            permit=self.permit,
             on_fatal=on_fatal,
             log_end=partial(_log_end, logs),
             can_write=self._disk_watch.can_write,
@@ -125,7 +129,7 @@ class NodeCore:
         )
         logs.follow_cluster_time()
         self.writes = WritePolicy(
-            node_id=node_id, disk=self._disk_watch, controller=self.controller, clock=clock
+            node_id=node_id, permit=self.permit, disk=self._disk_watch, clock=clock
         )
         self.data = ReplicationService(
             state_machine=state_machine,
@@ -134,8 +138,7 @@ class NodeCore:
             settings=topic_settings,
             broker_id=node_id,
             directory_id=identity.directory_id,
-            own_epoch=lambda: self.controller.broker_epoch,
-            may_act=self.writes.may_act,
+            permit=self.permit,
             unwritable=lambda: self.controller.unwritable,
             log_ends=self.controller.log_ends,
             clock=clock,
@@ -300,7 +303,7 @@ class NodeCore:
                 raise
             # The old leader epochs must not take new records; reading does not need a new one.
             logger.error("the disk is full: serving reads only until there is room again")
-            self._disk_watch.registration_error = error
+            self._disk_watch.registration_failed(error)
         self.writes.update()
         if self.services.cluster_id:
             await self._disk.run(lambda: note_cluster_id(self._disk, self.services.cluster_id))
@@ -370,7 +373,7 @@ class NodeCore:
     async def _registered_with_room(self, epoch: BrokerEpoch) -> None:
         await self._join(epoch)
         logger.info("the disk has room again: accepting writes")
-        self._disk_watch.registration_error = None
+        self._disk_watch.registration_succeeded()
         self.writes.update()
 
     def _role_changed(self) -> None:
@@ -386,6 +389,6 @@ class NodeCore:
             self._creating_cluster = False
 
     def _lease_changed(self) -> None:
-        if self.controller.is_cut_off and self.not_ready is None:
+        if self.permit.is_cut_off and self.not_ready is None:
             logger.warning("cut off from the controller: rejecting writes")
         self.writes.update()

@@ -147,7 +147,7 @@ class Registration:
         deadline = self._clock.monotonic() + SERVING_TIMEOUT_S
         while self._clock.monotonic() < deadline:
             broker = self._own_broker()
-            if broker is not None and not broker.fenced and not self._controller.is_cut_off:
+            if broker is not None and not broker.fenced and not self._controller.permit.is_cut_off:
                 return
             await self._clock.sleep(REGISTRATION_RETRY_S / 10)
         logger.warning("serving, although the controller still has this node fenced")

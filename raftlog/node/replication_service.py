@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
+from raftlog.controller.lead_permit import LeadPermit
 from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.configs.broker import replica_lag_max_s
 from raftlog.metadata.configs.topic import throttled_rate
@@ -45,8 +46,7 @@ class ReplicationService:
         settings: TopicSettings,
         broker_id: BrokerId,
         directory_id: str,
-        own_epoch: Callable[[], BrokerEpoch | None],
-        may_act: Callable[[], bool],
+        permit: LeadPermit,
         unwritable: Callable[[], Set[BrokerId]],
         log_ends: CollectLogEnds,
         clock: Clock,
@@ -54,15 +54,17 @@ class ReplicationService:
         network: Network,
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`own_epoch` returns this node's broker epoch once registered; `may_act` whether this node
-        may lead right now; `unwritable` the brokers with unwritable disks, as known here;
-        `log_ends` asks the brokers, before unclean elections; `on_fatal` gets the reason when the
-        node must end."""
+        """`unwritable` returns the brokers with unwritable disks, as known here. `log_ends` asks
+        the brokers, before unclean elections. `on_fatal` gets the reason when the node must
+        end."""
         self._state_machine = state_machine
         self._broker_id = broker_id
         self._tasks = TaskGroup(on_fatal)
         self.on_lead_begun: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
         """Called when a partition begins to be led here."""
+
+        def own_epoch() -> BrokerEpoch | None:
+            return permit.broker_epoch
 
         def broker(broker_id: BrokerId) -> BrokerImage | None:
             return state_machine.image.brokers.get(broker_id)
@@ -87,13 +89,12 @@ class ReplicationService:
             Host(
                 broker_id=broker_id,
                 clock=clock,
+                permit=permit,
                 brokers=lambda: state_machine.image.brokers,
-                may_act=may_act,
                 on_isr_change_due=self._propose_isr,
                 on_lead_begun=self._lead_begun,
                 confirm=quorum.read_barrier,
                 next_producer_id=lambda: state_machine.image.next_producer_id,
-                is_registered=lambda: own_epoch() is not None,
             ),
             self.streams,
         )

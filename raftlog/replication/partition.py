@@ -175,7 +175,7 @@ class Partition(Replica):
         row = self.image
         if row.leader != self.host.broker_id or self.is_closed:
             return False
-        if not self.host.is_registered():
+        if self.host.permit.broker_epoch is None:
             # Perhaps an election of long ago, which accepted an earlier loss.
             self._opened_in_epoch = row.leader_epoch
         is_elected_since = row.leader_epoch > self._opened_in_epoch

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from raftlog.controller.lead_permit import LeadPermit
 from raftlog.metadata.apply.cluster import PRODUCER_ID_MAX
 from raftlog.metadata.configs.topic import TopicConfig, validate_defaults
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
@@ -74,10 +75,12 @@ class Host:
 
     broker_id: BrokerId
     clock: Clock
+    permit: LeadPermit
+    """Whether this node may act as a leader, and the registration of this start. Before the
+    registration the applied metadata may lag behind what this node knew at its last end (a start
+    with a full disk)."""
     brokers: Callable[[], Mapping[BrokerId, BrokerImage]]
     """As of the applied metadata."""
-    may_act: Callable[[], bool] = lambda: True
-    """Whether this node may act as a leader at the moment of the call: the lease."""
     on_isr_change_due: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
     """Called when a partition led here may need another ISR: see `LeaderRole.desired_isr`."""
     on_lead_begun: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
@@ -87,9 +90,6 @@ class Host:
     LogError."""
     next_producer_id: Callable[[], int] = lambda: PRODUCER_ID_MAX
     """The first producer id that the applied metadata has not issued."""
-    is_registered: Callable[[], bool] = lambda: True
-    """Whether the applied metadata includes the registration of this start. Before, it may lag
-    behind what this node knew at its last end (a start with a full disk)."""
 
 
 class Replica:

@@ -37,6 +37,7 @@ from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata
+from tests.replication.permits import SwitchedPermit
 
 NOW_MS = 1_700_000_000_000
 NOTHING = Offset(0)
@@ -193,6 +194,7 @@ class MemoryReplicas:
         self.host = Host(
             broker_id=BrokerId(node_id),
             clock=SystemClock(),
+            permit=SwitchedPermit(),
             brokers=lambda: metadata.image.brokers,
         )
         self.partitions: dict[tuple[str, int], Partition] = {}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from raftlog.controller import ControllerService, RefusalReason
+from raftlog.controller.lead_permit import LeadPermit
 from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import (
     Command,
@@ -241,12 +242,14 @@ class Cluster:
         """Start a process, connected and not registered."""
         quorum = FakeQuorum(self, node_id)
         fatal: list[str] = []
+        permit = LeadPermit(quorum=quorum, clock=self.clock, broker_id=BrokerId(node_id))
         service = ControllerService(
             quorum=quorum,
             state_machine=quorum.machine,
             clock=self.clock,
             randomness=Middle(),
             broker_id=BrokerId(node_id),
+            permit=permit,
             on_fatal=fatal.append,
             log_end=lambda _: self.log_ends.get(node_id, NO_LOG_END),
             can_write=lambda: node_id not in self.unwritable,
@@ -398,7 +401,7 @@ class Cluster:
         return {
             node_id
             for node_id, node in self.nodes.items()
-            if node_id not in self.dead and not node.service.is_cut_off
+            if node_id not in self.dead and not node.service.permit.is_cut_off
         }
 
     def _tell(self, node_id: int, event: ConnectionEvent) -> None:

@@ -218,7 +218,7 @@ async def test_fenced_broker_counts_as_fenced_while_the_outcome_is_unknown() -> 
         await past_grace(cluster)
         cluster.outcomes.append("lost")
         cluster.cut_off.add(2)
-        while not cluster.nodes[2].service.is_cut_off or cluster.outcomes:
+        while not cluster.nodes[2].service.permit.is_cut_off or cluster.outcomes:
             await cluster.clock.advance(0.01)
         cluster.cut_off.clear()
         cluster.nodes[2].service.registered(cluster.image.brokers[BrokerId(2)].broker_epoch)

@@ -92,7 +92,7 @@ class History:
         for node_id in NODES:
             node = cluster.nodes[node_id]
             if (
-                node.service.broker_epoch is None
+                node.service.permit.broker_epoch is None
                 and node_id not in cluster.dead
                 and cluster.leader_id is not None
                 and (node_id == cluster.leader_id or cluster.reaches(cluster.leader_id, node_id))

@@ -201,7 +201,7 @@ async def test_started_broker_that_does_not_report_loses_what_it_led() -> None:
 async def test_older_incarnation_is_rejected_and_must_end() -> None:
     async with running() as cluster:
         old = cluster.nodes[2].service
-        epoch = old.broker_epoch
+        epoch = old.permit.broker_epoch
         await cluster.register(2)
         assert epoch is not None
         assert cluster.nodes[2].refusals == []
@@ -209,14 +209,14 @@ async def test_older_incarnation_is_rejected_and_must_end() -> None:
         await settle()
         await cluster.clock.advance(1.0)
         assert cluster.nodes[2].refusals == [RefusalReason.STALE_EPOCH]
-        assert old.is_cut_off
+        assert old.permit.is_cut_off
 
 
 async def test_unregistered_broker_is_rejected_and_must_register() -> None:
     async with running() as cluster:
         cluster.cut_off.add(3)
         await past_grace(cluster)
-        epoch = cluster.nodes[3].service.broker_epoch
+        epoch = cluster.nodes[3].service.permit.broker_epoch
         assert epoch is not None
         cluster.commit(encode_command(UnregisterBroker(broker_id=BrokerId(3), broker_epoch=epoch)))
         cluster.cut_off.clear()
@@ -302,7 +302,7 @@ async def test_unregistered_node_has_no_lease() -> None:
     cluster.boot(1)
     await cluster.elect(1)
     await cluster.clock.advance(1.0)
-    assert cluster.nodes[1].service.is_cut_off
+    assert cluster.nodes[1].service.permit.is_cut_off
     await cluster.close()
 
 

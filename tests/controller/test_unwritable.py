@@ -31,7 +31,7 @@ async def test_others_lead_what_a_broker_cannot_write_and_its_isr_stays(victim: 
         assert sorted(cluster.leaders(1)) == others
         assert all(set(row.isr) == {1, 2, 3} for row in cluster.image.topic("t1").partitions)
         assert cluster.fenced() == set()
-        assert cluster.nodes[victim].service.lease_valid(cluster.clock.now)
+        assert cluster.nodes[victim].service.permit.has_lease(cluster.clock.now)
         await cluster.clock.advance(HEARTBEAT_S)
         assert all(node.service.unwritable == {victim} for node in cluster.nodes.values())
 

@@ -33,6 +33,7 @@ from raftlog.replication.repair import Repairs, ReplicaKey
 from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world.time import SystemClock
+from tests.replication.permits import SwitchedPermit
 from tests.simulation.disk import SimulatedDisk
 from tests.waiting import until
 
@@ -204,6 +205,7 @@ class OneNode:
         host = Host(
             broker_id=ME,
             clock=self.clock,
+            permit=SwitchedPermit(),
             brokers=lambda: self.state_machine.image.brokers,
         )
         settings = TopicSettings(

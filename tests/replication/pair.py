@@ -25,6 +25,7 @@ from raftlog.replication.partition import Host, Partition
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world.time import SystemClock
+from tests.replication.permits import SwitchedPermit
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import batch, read_all
 
@@ -134,11 +135,10 @@ class Node:
             host=Host(
                 broker_id=BrokerId(self.number),
                 clock=SystemClock(),
+                permit=SwitchedPermit(lambda: self.may_act, lambda: self.is_registered),
                 brokers=lambda: self.brokers,
-                may_act=lambda: self.may_act,
                 on_isr_change_due=self._on_isr_change_due,
                 confirm=self._learn,
-                is_registered=lambda: self.is_registered,
             ),
         )
         return self.partition

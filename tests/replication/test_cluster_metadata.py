@@ -42,6 +42,7 @@ from raftlog.storage.manager import LogManager
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock
 from tests.replication.one_node import NotedStreams
+from tests.replication.permits import SwitchedPermit
 from tests.simulation.disk import SimulatedDisk
 
 BROKER = BrokerId(1)
@@ -114,7 +115,12 @@ async def cluster() -> AsyncIterator[Cluster]:
         {"retention.ms": "700"}, cluster=lambda: state_machine.image.cluster_settings
     )
     logs = await LogManager.open(SimulatedDisk(1), SystemClock())
-    host = Host(broker_id=BROKER, clock=SystemClock(), brokers=lambda: state_machine.image.brokers)
+    host = Host(
+        broker_id=BROKER,
+        clock=SystemClock(),
+        permit=SwitchedPermit(),
+        brokers=lambda: state_machine.image.brokers,
+    )
     replicas = ReplicaManager(
         state_machine, logs, settings, host, cast(FollowerStreams, NotedStreams())
     )

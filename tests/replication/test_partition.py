@@ -39,6 +39,7 @@ from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.log.core import Listeners
 from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
+from tests.replication.permits import SwitchedPermit
 
 
 class ManualLog:
@@ -114,7 +115,9 @@ def image(isr: tuple[int, ...] = (1,), epoch: int = 3) -> PartitionImage:
 
 
 def host(may_act: Callable[[], bool] = lambda: True) -> Host:
-    return Host(broker_id=BrokerId(1), clock=SystemClock(), brokers=dict, may_act=may_act)
+    return Host(
+        broker_id=BrokerId(1), clock=SystemClock(), permit=SwitchedPermit(may_act), brokers=dict
+    )
 
 
 def partition_over(log: ManualLog, min_insync_replicas: int = 1) -> Partition:

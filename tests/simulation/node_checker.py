@@ -122,9 +122,9 @@ class NodeChecker:
             # The only voter needs no lease: see raftlog/controller/DESIGN.md.
             return
         # The fenced process may be another one of the node.
-        if core.controller.broker_epoch != self.newest[1][broker_id][0]:
+        if core.permit.broker_epoch != self.newest[1][broker_id][0]:
             return
-        if core.controller.lease_valid(now):
+        if core.permit.has_lease(now):
             self._fail(f"node {node_id} acts as a leader {now - fenced_at:.3f} s after fencing")
 
     def _fail(self, what: str) -> None:

@@ -351,7 +351,7 @@ class NodeWorld:
             lines.append(
                 f"{node_id}: {status} voters={sorted(core.quorum.voters.ids)} "
                 f"peers={sorted(core.quorum.peers())} brokers={sorted(image.brokers)} "
-                f"fenced={fenced} cut_off={core.controller.is_cut_off} "
+                f"fenced={fenced} cut_off={core.permit.is_cut_off} "
                 f"not_ready={core.not_ready} rejected={core.quorum.rejected_by}"
             )
         return "\n".join(lines)

@@ -108,7 +108,7 @@ def test_change_of_the_timeout_takes_effect_without_a_restart() -> None:
             cut_at = loop.time()
             nodes.cut_off(victim)
             core = nodes.cores[victim]
-            await nodes.until(lambda c=core: c.controller.is_cut_off)  # type: ignore[misc]
+            await nodes.until(lambda c=core: c.permit.is_cut_off)  # type: ignore[misc]
             assert 0.9 * timeout_ms / 1000 - 0.5 < loop.time() - cut_at < timeout_ms / 1000
             await nodes.until(lambda v=victim: nodes.is_fenced(v))  # type: ignore[misc]
             assert timeout_ms / 1000 - 0.5 < loop.time() - cut_at < timeout_ms / 1000 + 0.5

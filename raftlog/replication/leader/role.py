@@ -381,7 +381,7 @@ class LeaderRole:
         """Guard of each append, right before the write: raise LogError if the lead is over."""
         if self._ended is not None:
             raise LogError(self._ended.entry, self._ended.message)
-        if not self._replica.host.may_act():
+        if not self._replica.host.permit.may_act():
             # Checked here, not signalled: a process that was stopped finds its waiting requests
             # before any timer ends its lease (promise 7).
             raise LogError(
@@ -485,7 +485,7 @@ class LeaderRole:
         end = self.state.committed_end(
             replica.durable_end, min_insync_replicas=replica.min_insync_replicas
         )
-        if end is None or end <= replica.high_watermark or not replica.host.may_act():
+        if end is None or end <= replica.high_watermark or not replica.host.permit.may_act():
             return
         replica.move_high_watermark(end)
         self._commits.committed(end)

@@ -28,6 +28,7 @@ from raftlog.replication.streams.leader_streams import LeaderStreams
 from raftlog.replication.streams.settings import StreamSettings
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import UNLIMITED, FlushMode, LogConfig, StorageSettings
+from tests.replication.permits import SwitchedPermit
 from tests.replication.streams_world import fail, play
 from tests.simulation.world import Process, World
 from tests.waiting import until
@@ -90,7 +91,10 @@ class Node:
             image=cluster.row,
             min_insync_replicas=1,
             host=Host(
-                broker_id=BrokerId(self.node_id), clock=process.clock, brokers=cluster.brokers
+                broker_id=BrokerId(self.node_id),
+                clock=process.clock,
+                permit=SwitchedPermit(),
+                brokers=cluster.brokers,
             ),
         )
         if partition.loss_gate.may_have_lost_data:

@@ -329,8 +329,8 @@ class ReplicaChecker:
         key = (str(partition.topic_id), int(partition.partition))
         if end > partition.durable_end:
             self._fail(f"{life} acknowledges {end} of {key}, and has {partition.durable_end}")
-        if core is not None and core.controller.broker_epoch is not None:
-            place = (key, life.node_id, int(core.controller.broker_epoch))
+        if core is not None and core.permit.broker_epoch is not None:
+            place = (key, life.node_id, int(core.permit.broker_epoch))
             self.acked[place] = max(self.acked.get(place, 0), end)
 
     def _take_metadata(self, core: NodeCore) -> None:
@@ -495,7 +495,7 @@ class ReplicaChecker:
                 f"{high_watermark} in leader epoch {epoch}"
             )
         replica.epoch, replica.high_watermark = epoch, high_watermark
-        if is_leader and core.controller.broker_epoch is not None:
+        if is_leader and core.permit.broker_epoch is not None:
             # Without space to register, a node only lets the records of its last metadata be read.
             self._acts(key, shared, epoch, life)
             if epoch == shared.unclean_epoch > shared.begun_unclean:

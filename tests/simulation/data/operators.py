@@ -307,7 +307,7 @@ class Operators(Recurring):
             core is not None
             and core.not_ready is None
             and broker is not None
-            and core.controller.broker_epoch == broker.broker_epoch
+            and core.permit.broker_epoch == broker.broker_epoch
         )
 
     async def _take_out(self, victim: int) -> None:
