@@ -24,6 +24,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Final, NoReturn, TypeAlias
 
@@ -60,10 +61,8 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.leader.arrival_order import ArrivalOrder, Place
-from raftlog.replication.partition import Acks
+from raftlog.replication.partition import Acks, Partition
 from raftlog.routing.handle import PartitionHandle
-from raftlog.routing.transaction_hooks import append_at_leader
-from raftlog.storage.types import AppendResult
 
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
@@ -475,7 +474,7 @@ class ProduceService:
         options: ProduceOptions,
         place: Place[_FrameKey] | None,
     ) -> BatchesAppended | LogError:
-        topic, _, data = frame
+        topic, number, data = frame
         is_known = False
         try:
             self._authorize(principal, _WRITE, topic_resource(topic))
@@ -494,7 +493,22 @@ class ProduceService:
             if place is not None:
                 # The next frame of the partition runs in a later step of the loop than the append.
                 place.leave()
-            batches, appended, log_start_offset = await self._append_batches(frame, options)
+            # From here to the place in the log, or in the line for it, nothing suspends.
+            led: Partition | None = None
+            if options.any_node:
+                handle = self._partitions.find(topic, number)
+                open_write, size_max = handle.open, handle.max_message_bytes
+            else:
+                led = self._replicas.partition(topic, number)
+                open_write = partial(self._partitions.gate.open, led)
+                size_max = led.log.config.max_message_bytes
+            transactional_id = options.transactional_id
+            is_transactional = transactional_id is not None
+            batches = split_batches(
+                data, max_message_bytes=size_max, allow_transactional=is_transactional
+            )
+            write = open_write(transactional_id, adds_partition=options.adds_partition)
+            appended = await write(batches, acks=options.acks, timeout_s=options.timeout_s)
         except LogError as error:
             if is_known:
                 counters = self._topics.topic(topic)
@@ -513,51 +527,8 @@ class ProduceService:
             first.base_offset,
             appended[-1].last_offset,
             first.log_append_time_ms,
-            log_start_offset,
+            NO_OFFSET if led is None else led.log_start_offset,
         )
-
-    async def _append_batches(
-        self, frame: ProduceFrame, options: ProduceOptions
-    ) -> tuple[list[RecordBatch], list[AppendResult], Offset]:
-        """The frame's batches, their places, and the log start offset. Raises LogError.
-
-        Takes the place in the log, or in the line for it, before it suspends.
-        """
-        topic, number, data = frame
-        acks, timeout_s = options.acks, options.timeout_s
-        transactional_id = options.transactional_id
-        is_transactional = transactional_id is not None
-        if options.any_node:
-            handle = self._partitions.find(topic, number)
-            batches = split_batches(
-                data,
-                max_message_bytes=handle.max_message_bytes,
-                allow_transactional=is_transactional,
-            )
-            appended = await handle.append(
-                batches,
-                acks=acks,
-                timeout_s=timeout_s,
-                transactional_id=transactional_id,
-                adds_partition=options.adds_partition,
-            )
-            return batches, appended, NO_OFFSET
-        partition = self._replicas.partition(topic, number)
-        batches = split_batches(
-            data,
-            max_message_bytes=partition.log.config.max_message_bytes,
-            allow_transactional=is_transactional,
-        )
-        appended = await append_at_leader(
-            self._partitions.transactions,
-            partition,
-            batches,
-            transactional_id=transactional_id,
-            acks=acks,
-            timeout_s=timeout_s,
-            adds=options.adds_partition,
-        )
-        return batches, appended, partition.log_start_offset
 
 
 def content_bytes(record: StoredRecord) -> int:

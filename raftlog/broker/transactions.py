@@ -192,7 +192,7 @@ class TransactionService:
             )
             return
         found = self._services.replicas.partition(topic, partition)
-        await partitions.transactions.write_marker(found, *producer, marker, timeout_s=CALL_S)
+        await partitions.gate.write_marker(found, *producer, marker, timeout_s=CALL_S)
 
     async def end(
         self,

@@ -7,6 +7,7 @@ librdkafka looks for single old versions, and compresses nothing where they are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,7 +38,7 @@ from raftlog.kafka.messages.metadata import (
     SupportedFeatureKey,
 )
 from raftlog.record.types import Buffer
-from raftlog.schema.codec import ELEMENTS_MAX, Codec, codec_of
+from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.fields import Versions
 
 PRODUCE: Final = 0
@@ -67,8 +68,12 @@ class Api:
     key: int
     name: str
     handler: Handler
+    first: int
+    """The oldest version."""
     last: int
     """The newest version."""
+    flexible: float
+    """The first version with tagged fields in the request's head; infinity without one."""
     request_type: type[msgspec.Struct]
     response_type: type[msgspec.Struct]
     takes_records: bool = False
@@ -81,31 +86,25 @@ class Api:
     """Whether the request is of no use without its client."""
 
     @property
-    def first(self) -> int:
-        """The oldest version."""
-        return self._versions.first
-
-    @property
     def offered(self) -> ApiVersion:
         """The line of ApiVersions."""
         return ApiVersion(self.key, 0 if self.key == PRODUCE else self.first, self.last)
-
-    @property
-    def _versions(self) -> Versions:
-        versions: Versions = self.request_type.VERSIONS  # type: ignore[attr-defined]
-        return versions
 
     def request_codec(self, version: int) -> Codec[Any]:
         """Of requests."""
         return codec_of(self.request_type, version)
 
-    def decode(self, frame: Buffer, start: int, version: int) -> Any:
-        """The request in a frame, after its head. Raises DecodeError."""
-        codec = self.request_codec(version)
-        if self.has_trailing_bytes:
-            request, _ = codec.decode_prefix(frame, start, ELEMENTS_MAX)
+    def request_decoder(self, version: int) -> Callable[[Buffer, int, int], Any]:
+        """The function that decodes the request in a frame, after its head: see `Codec`."""
+        codec = codec_of(self.request_type, version)
+        if not self.has_trailing_bytes:
+            return codec.decode
+
+        def decode(frame: Buffer, start: int, elements_max: int) -> Any:
+            request, _ = codec.decode_prefix(frame, start, elements_max)
             return request
-        return codec.decode(frame, start, ELEMENTS_MAX)
+
+        return decode
 
     def response_codec(self, version: int) -> Codec[Any]:
         """Of answers."""
@@ -113,21 +112,25 @@ class Api:
 
     def is_request_flexible(self, version: int) -> bool:
         """Whether the request's head has tagged fields."""
-        return self._versions.is_flexible(version)
+        return version >= self.flexible
 
     def is_answer_flexible(self, version: int) -> bool:
         """The same of the answer's head: never of ApiVersions, which is read before all else."""
-        return self.key != API_VERSIONS and self._versions.is_flexible(version)
+        return self.key != API_VERSIONS and version >= self.flexible
 
 
 def _api(key: int, name: str, handler: Handler, last: int, **options: bool) -> Api:
     """An API with the messages of its name."""
+    request_type = MESSAGES[f"{name}Request"]
+    versions: Versions = request_type.VERSIONS  # type: ignore[attr-defined]
     return Api(
         key=key,
         name=name,
         handler=handler,
+        first=versions.first,
         last=last,
-        request_type=MESSAGES[f"{name}Request"],
+        flexible=math.inf if versions.flexible is None else versions.flexible,
+        request_type=request_type,
         response_type=MESSAGES[f"{name}Response"],
         **options,
     )

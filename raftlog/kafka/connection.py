@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from raftlog.broker.limits import RateGuard, address_group
 from raftlog.kafka.apis import API_VERSIONS, APIS, Api, unsupported_version
 from raftlog.kafka.call import Call
@@ -33,6 +35,7 @@ from raftlog.kafka.framing import (
 from raftlog.kafka.metrics import EndReason
 from raftlog.record.errors import LogError
 from raftlog.record.types import Buffer
+from raftlog.schema.codec import ELEMENTS_MAX
 from raftlog.schema.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -55,6 +58,18 @@ def _large_buffer(size: int) -> memoryview:
     pages of a map are cleared as bytes arrive.
     """
     return memoryview(mmap.mmap(-1, size) if size > MAPPED_BYTES else bytearray(size))
+
+
+def _encoded(
+    api: Api, version: int, correlation_id: int, response: msgspec.Struct | None
+) -> Sequence[Buffer]:
+    """The answer's pieces; none without a response. Raises EncodeError."""
+    if response is None:
+        return ()
+    pieces = api.response_codec(version).encode_pieces(response)
+    size = sum(map(len, pieces))
+    is_flexible = api.is_answer_flexible(version)
+    return [answer_head(correlation_id, size, is_flexible=is_flexible), *pieces]
 
 
 class _Slot:
@@ -254,8 +269,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         is_coming = self._large is not None
         # While nothing has come that would have to wait, the end of the connection is to be heard.
-        may_begin = self._may_begin() and not self._listener.is_in_line(self)
-        is_full = bool(self._rest) and not (is_coming or may_begin)
+        is_full = bool(self._rest) and not (
+            is_coming or (self._may_begin() and not self._listener.is_in_line(self))
+        )
         is_muted = is_full or self._listener.is_waiting(self)
         if is_muted != self._is_muted:
             self._is_muted = is_muted
@@ -297,7 +313,20 @@ class Connection(asyncio.BufferedProtocol):
             if not api.first <= version <= api.last:
                 slot.answer = unsupported_version(frame)
             else:
-                slot.answer = await self._answer(api, version, frame)
+                head = parse_head(frame, is_flexible=api.is_request_flexible(version))
+                request = api.request_decoder(version)(frame, head.end, ELEMENTS_MAX)
+                if api.key != API_VERSIONS:
+                    self._broker.check_ready()
+                call = Call(
+                    self._broker,
+                    version,
+                    self.address,
+                    self._listener.fences,
+                    head.client_id,
+                    gateway=self._settings.gateway,
+                )
+                response = await api.handler(call, request)
+                slot.answer = _encoded(api, version, head.correlation_id, response)
             slot.size = sum(map(len, slot.answer))
         except DecodeError as error:
             slot.is_refused = True
@@ -327,28 +356,6 @@ class Connection(asyncio.BufferedProtocol):
                 if slot.size:
                     self._broker.bytes_in_flight.force_reserve(slot.size, self.address_group)
                 self._flush()
-
-    async def _answer(self, api: Api, version: int, frame: Buffer) -> Sequence[Buffer]:
-        """The answer's pieces. Raises DecodeError, LogError."""
-        head = parse_head(frame, is_flexible=api.is_request_flexible(version))
-        request = api.decode(frame, head.end, version)
-        if api.key != API_VERSIONS:
-            self._broker.check_ready()
-        call = Call(
-            self._broker,
-            version,
-            self.address,
-            self._listener.fences,
-            head.client_id,
-            gateway=self._settings.gateway,
-        )
-        response = await api.handler(call, request)
-        if response is None:
-            return ()
-        pieces = api.response_codec(version).encode_pieces(response)
-        size = sum(map(len, pieces))
-        is_flexible = api.is_answer_flexible(version)
-        return [answer_head(head.correlation_id, size, is_flexible=is_flexible), *pieces]
 
     # Answers
 

@@ -63,7 +63,8 @@ def parse_head(frame: Buffer, *, is_flexible: bool) -> Head:
             client_id = str(frame[position:end], "utf-8")
             position = end
         if is_flexible:
-            position = _skip_tags(frame, position)
+            # Clients send no tags in a head so far.
+            position = _skip_tags(frame, position) if frame[position] else position + 1
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise DecodeError(f"request head: {error}") from error
     return Head(api_key, api_version, correlation_id, client_id, position)

@@ -32,14 +32,9 @@ class MetadataStateMachine:
     """
 
     def __init__(self) -> None:
-        self._image = MetadataImage()
+        self.image = MetadataImage()
+        """The present image. Read it each time: a snapshot replaces the image as a whole."""
         self._listeners: list[Listener] = []
-
-    @property
-    def image(self) -> MetadataImage:
-        """The present image. Read the property each time: a snapshot replaces the image as a
-        whole."""
-        return self._image
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` with every later change. Earlier state is in `image`."""
@@ -48,13 +43,13 @@ class MetadataStateMachine:
 
     def apply(self, index: int, command: bytes) -> ApplyResult:
         """Apply one committed command. Raises MetadataVersionError, which must end the node."""
-        result = apply(self._image, index, decode_command(command))
+        result = apply(self.image, index, decode_command(command))
         self._notify(result.delta)
         return result
 
     def snapshot(self) -> Callable[[], Iterator[bytes]]:
         """Capture the image: the copy is quick, the pieces may be made on another thread."""
-        captured = self._image.copy()
+        captured = self.image.copy()
         return lambda: snapshot_pieces(captured)
 
     def restore(self, index: int, pieces: Iterable[bytes]) -> Callable[[], None]:
@@ -69,14 +64,14 @@ class MetadataStateMachine:
         check_invariants(image)
         # The log also holds entries without a command: the image may be older than its index.
         image.applied_index = index
-        before = self._image
+        before = self.image
         share_rows(before, image)
         delta = difference(before, image)
 
         def install() -> None:
-            assert self._image is before, "restored twice at once"
+            assert self.image is before, "restored twice at once"
             assert before.applied_index == applied_index, "applied during a restore"
-            self._image = image
+            self.image = image
             self._notify(delta)
 
         applied_index = before.applied_index

@@ -20,13 +20,12 @@ from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.service import ControllerService
 from raftlog.coordinator.groups.kind import VerifyTransaction, group_kind
 from raftlog.coordinator.groups.settings import GroupSettings
-from raftlog.coordinator.shard.decision import Producer
 from raftlog.coordinator.shard.service import AnyKind, Coordinators
 from raftlog.coordinator.shard.status import CoordinatorWatch
 from raftlog.coordinator.transactions.kind import transaction_kind
 from raftlog.coordinator.transactions.markers import MarkerWriter
 from raftlog.coordinator.transactions.transaction import TransactionSettings
-from raftlog.coordinator.transactions.verification import LeaderTransactions
+from raftlog.coordinator.transactions.verification import VerifiedTransactions
 from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
 from raftlog.metadata.decisions.elections import NO_LOG_END, LogEnd, PartitionKey
@@ -51,9 +50,8 @@ from raftlog.raft.voters import bootstrap_id, parse_voters
 from raftlog.record.errors import DISK_FULL, LogError, counted
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.first_sync import FirstSync, named
-from raftlog.replication.leader.verification import VerificationGuard
-from raftlog.replication.partition import Partition
 from raftlog.replication.replica import TopicSettings
+from raftlog.routing.leader_gate import LeaderGate
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogState
 from raftlog.world import Clock, Disk, Network, Randomness
@@ -131,6 +129,7 @@ class NodeCore:
         self.writes = WritePolicy(
             node_id=node_id, permit=self.permit, disk=self._disk_watch, clock=clock
         )
+        gate = LeaderGate()
         self.data = ReplicationService(
             state_machine=state_machine,
             quorum=quorum,
@@ -139,6 +138,7 @@ class NodeCore:
             broker_id=node_id,
             directory_id=identity.directory_id,
             permit=self.permit,
+            gate=gate,
             unwritable=lambda: self.controller.unwritable,
             log_ends=self.controller.log_ends,
             clock=clock,
@@ -147,20 +147,17 @@ class NodeCore:
             on_fatal=on_fatal,
         )
         self.coordinators = Coordinators(
-            coordinator_kinds(self.data, clock, self._verify_transaction),
             replicas=self.data.replicas,
             router=self.data.partitions,
             metadata=self.data.metadata,
             clock=clock,
             on_fatal=on_fatal,
         )
-        self.data.on_lead_begun = self.coordinators.lead_begun
-        self.data.forwarding.on_coordinate = self.coordinators.serve
-        self._transactions = LeaderTransactions(
+        transactions = VerifiedTransactions(
             self.coordinators, self.data.metadata, clock, self._tasks
         )
-        self.data.partitions.transactions = self._transactions
-        self.data.forwarding.transactions = self._transactions
+        self.coordinators.register(*coordinator_kinds(self.data, clock, transactions.verify))
+        gate.register(transactions=transactions, coordinators=self.coordinators)
         state_machine.subscribe(self.coordinators.metadata_applied)
         self._coordinator_watch = CoordinatorWatch(
             self.coordinators, self.data.partitions, lambda: state_machine.image, clock
@@ -348,11 +345,6 @@ class NodeCore:
         await self.services.logs.close()
         await self.controller.close()
         await self.quorum.close()
-
-    async def _verify_transaction(
-        self, found: Partition, transactional_id: str, producer: Producer, adds: bool
-    ) -> VerificationGuard | None:
-        return await self._transactions.verify(found, transactional_id, producer, adds=adds)
 
     def _catching_up(self) -> str | None:
         if self._replacement.is_due:

@@ -29,6 +29,7 @@ from raftlog.replication.streams.follower_streams import FollowerStreams
 from raftlog.replication.streams.leader_streams import LeaderStreams
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
+from raftlog.routing.leader_gate import LeaderGate
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Network, Randomness
@@ -47,6 +48,7 @@ class ReplicationService:
         broker_id: BrokerId,
         directory_id: str,
         permit: LeadPermit,
+        gate: LeaderGate,
         unwritable: Callable[[], Set[BrokerId]],
         log_ends: CollectLogEnds,
         clock: Clock,
@@ -54,14 +56,12 @@ class ReplicationService:
         network: Network,
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`unwritable` returns the brokers with unwritable disks, as known here. `log_ends` asks
-        the brokers, before unclean elections. `on_fatal` gets the reason when the node must
-        end."""
+        """The node's coordinators register with the `gate`. `unwritable` returns the brokers with
+        unwritable disks, as known here. `log_ends` asks the brokers, before unclean elections.
+        `on_fatal` gets the reason when the node must end."""
         self._state_machine = state_machine
         self._broker_id = broker_id
         self._tasks = TaskGroup(on_fatal)
-        self.on_lead_begun: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
-        """Called when a partition begins to be led here."""
 
         def own_epoch() -> BrokerEpoch | None:
             return permit.broker_epoch
@@ -92,11 +92,11 @@ class ReplicationService:
                 permit=permit,
                 brokers=lambda: state_machine.image.brokers,
                 on_isr_change_due=self._propose_isr,
-                on_lead_begun=self._lead_begun,
                 confirm=quorum.read_barrier,
                 next_producer_id=lambda: state_machine.image.next_producer_id,
             ),
             self.streams,
+            on_fatal=on_fatal,
         )
         self.feeds = LeaderStreams(
             network=network,
@@ -145,9 +145,9 @@ class ReplicationService:
             read_replica=self._forwarder.read_replica,
             on_fatal=on_fatal,
         )
-        self.replicas.on_fatal = on_fatal
         self.forwarding = ForwardingServer(
             self.replicas,
+            gate,
             network=network,
             clock=clock,
             node_id=broker_id,
@@ -158,6 +158,7 @@ class ReplicationService:
             self.replicas,
             broker_id=broker_id,
             max_message_bytes=lambda topic: settings.topic_config(topic).max_message_bytes,
+            gate=gate,
             forwarder=self._forwarder,
         )
 
@@ -212,9 +213,6 @@ class ReplicationService:
         partition = self.replicas.replica(topic_id, number)
         if partition is not None:
             self.isr.maybe_propose(partition)
-
-    def _lead_begun(self, topic_id: TopicId, number: PartitionId) -> None:
-        self.on_lead_begun(topic_id, number)
 
     def _applied(self, delta: MetadataDelta) -> None:
         for broker_id in (*delta.brokers, *delta.brokers_gone):

@@ -29,7 +29,6 @@ from raftlog.record.header import (
     LOG_APPEND_TIME_BIT,
     MAGIC,
     PREFIX,
-    PREFIX_SIZE,
     TRANSACTIONAL_BIT,
     BatchHeader,
     parse_header,
@@ -192,12 +191,9 @@ def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:
     return reason
 
 
-def stamped(
-    batch: RecordBatch, base_offset: Offset, leader_epoch: LeaderEpoch
-) -> tuple[bytes, memoryview]:
-    """The batch as written by a leader: a new 16-byte prefix, and a view of the unchanged rest."""
-    prefix = PREFIX.pack(base_offset, batch.header.batch_length, leader_epoch)
-    return prefix, memoryview(batch.data)[PREFIX_SIZE:]
+def stamp(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch) -> bytes:
+    """The first PREFIX_SIZE bytes of the batch as a leader writes it; the rest is unchanged."""
+    return PREFIX.pack(base_offset, header.batch_length, leader_epoch)
 
 
 def with_log_append_time(batch: RecordBatch, now_ms: int) -> RecordBatch:

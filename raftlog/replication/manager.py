@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from raftlog.metadata.delta import MetadataDelta, TopicChange
 from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
@@ -41,6 +41,9 @@ PARTITIONS_PER_TURN_MAX: Final = 128
 """Most partitions closed, configured or notified of the lease in one turn of the event loop:
 some milliseconds."""
 
+ReplicaListener: TypeAlias = Callable[[TopicId, PartitionId], None]
+"""Takes the topic and number of a replica."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -54,7 +57,10 @@ class ReplicaManager:
         settings: TopicSettings,
         host: Host,
         streams: FollowerStreams,
+        *,
+        on_fatal: Callable[[str], None],
     ) -> None:
+        """`on_fatal` gets the reason when metadata changes cannot take effect any more."""
         self._state_machine = state_machine
         self._broker_id = host.broker_id
         self._settings = settings
@@ -71,7 +77,7 @@ class ReplicaManager:
             replica=self.replica,
             serve=self._serve,
             on_open_failed=self._on_open_failed,
-            on_fatal=self._on_fatal,
+            on_fatal=on_fatal,
         )
         self._write_refusal: LogError | None = None
         self._configuring_count = 0
@@ -83,13 +89,8 @@ class ReplicaManager:
         """Applied changes that removed members from the ISR of a partition led here."""
         self.isr_expands = 0
         """Applied changes that added members."""
-        self.on_replica_failed: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
-        """Called for each replica here with a log that cannot be opened or used, or is damaged."""
-        self.on_possible_loss: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
-        """Called for each replica here that may lack acknowledged records."""
-        self.on_fatal: Callable[[str], None] = lambda _reason: None
-        """Called with the reason when metadata changes cannot take effect any more: the node must
-        end."""
+        self._failure_listeners: list[ReplicaListener] = []
+        self._loss_listeners: list[ReplicaListener] = []
 
     @property
     def image(self) -> MetadataImage:
@@ -100,6 +101,18 @@ class ReplicaManager:
     def settings(self) -> TopicSettings:
         """The topic configs in force on this node."""
         return self._settings
+
+    def on_lead_begun(self, listener: ReplicaListener) -> None:
+        """Call `listener` when a partition begins to be led here. It must not raise."""
+        self._host.lead_listeners.append(listener)
+
+    def on_replica_failed(self, listener: ReplicaListener) -> None:
+        """Call `listener` for each log here that cannot be opened or used, or is damaged."""
+        self._failure_listeners.append(listener)
+
+    def on_possible_loss(self, listener: ReplicaListener) -> None:
+        """Call `listener` for each replica here that may lack acknowledged records."""
+        self._loss_listeners.append(listener)
 
     def refuse_writes(self, error: LogError | None) -> None:
         """Refuse all appends with `error` while reads go on; None: accept appends again."""
@@ -133,7 +146,7 @@ class ReplicaManager:
             found = self._partitions[topic][partition]
         except KeyError:
             raise self._unavailable_error(topic, partition) from None
-        if not found.is_leader and not found.is_closed:
+        if found.leader_role is None and not found.is_closed:
             raise self._unavailable_error(topic, partition)
         return found
 
@@ -398,10 +411,11 @@ class ReplicaManager:
 
     def _on_open_failed(self, topic_id: TopicId, partition: PartitionId) -> None:
         if not self._closing:
-            self.on_replica_failed(topic_id, partition)
+            self._report_failed(topic_id, partition)
 
-    def _on_fatal(self, reason: str) -> None:
-        self.on_fatal(reason)
+    def _report_failed(self, topic_id: TopicId, number: PartitionId) -> None:
+        for listener in self._failure_listeners:
+            listener(topic_id, number)
 
     def _serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
         """Serve a replica with an open log."""
@@ -423,12 +437,12 @@ class ReplicaManager:
             image=row,
             min_insync_replicas=config.min_insync_replicas,
             host=self._host,
+            on_loss_cleared=self.refresh,
         )
         partition.write_refusal = self._write_refusal
         key = (topic.topic_id, row.partition)
         self._partitions.setdefault(topic.name, {})[row.partition] = partition
         self._by_id[key] = partition
-        partition.on_loss_cleared = lambda: self.refresh(partition)
         log.listeners.failed.append(lambda _: self._log_ended(partition))
         log.listeners.damaged.append(lambda _: self._damage_found(partition))
         if partition.is_closed:
@@ -436,7 +450,8 @@ class ReplicaManager:
         elif log.damage_found is not None:
             self._damage_found(partition)
         if partition.loss_gate.may_have_lost_data and not self._closing:
-            self.on_possible_loss(*key)
+            for listener in self._loss_listeners:
+                listener(*key)
         self._follow(partition)
 
     def _log_ended(self, partition: Partition) -> None:
@@ -445,13 +460,13 @@ class ReplicaManager:
         is_served = self._by_id.get(key) is partition and not self._closing
         if is_served and partition.log.state in {LogState.FAILED, LogState.DAMAGED}:
             self._streams.unfollow(partition)
-            self.on_replica_failed(*key)
+            self._report_failed(*key)
 
     def _damage_found(self, partition: Partition) -> None:
         """Report a damaged log for repair. The replica goes on serving intact records."""
         key = (partition.topic_id, partition.partition)
         if self._by_id.get(key) is partition and not self._closing:
-            self.on_replica_failed(*key)
+            self._report_failed(*key)
 
     def _unavailable_error(self, topic: str, partition: int) -> LogError:
         try:

@@ -100,8 +100,14 @@ class Partition(Replica):
         image: PartitionImage,
         min_insync_replicas: int,
         host: Host,
+        on_loss_cleared: Callable[[Partition], None] = lambda _partition: None,
     ) -> None:
-        """Takes the role that `image` gives to the host's broker at once."""
+        """Takes the role that `image` gives to the host's broker at once.
+
+        `on_loss_cleared` is called when a replica that may have lost data takes part again.
+        """
+        # First of all: taking a role may clear the loss.
+        self._loss_cleared = on_loss_cleared
         super().__init__(
             topic=topic,
             topic_id=topic_id,
@@ -119,8 +125,6 @@ class Partition(Replica):
             may_have_lost_data=log.possible_loss is not None,
             on_cleared=self._on_loss_cleared,
         )
-        self.on_loss_cleared: Callable[[], None] = lambda: None
-        """Called when a replica that may have lost data takes part again."""
         self.leader_role: LeaderRole | None = None
         """The leader epoch that this replica leads; None if the replica does not lead."""
         self.follower_role = FollowerRole(
@@ -191,12 +195,13 @@ class Partition(Replica):
 
     def _on_loss_cleared(self) -> None:
         self._take_role()
-        self.on_loss_cleared()
+        self._loss_cleared(self)
 
     def _begin_leading(self) -> None:
         try:
             self.leader_role = LeaderRole(self)
-            self.host.on_lead_begun(self.topic_id, self.partition)
+            for listener in self.host.lead_listeners:
+                listener(self.topic_id, self.partition)
         except LogError as error:
             if error.entry is NO_LEADER:
                 # A start without the newest metadata knows less than its own log.
@@ -279,10 +284,11 @@ class Partition(Replica):
 
     def require_appendable(self) -> None:
         """Raise the LogError that an `acks=all` append would raise now, before the write."""
-        self._require_taking_writes().require_appendable()
+        self.writer().require_appendable()
 
-    def _require_taking_writes(self) -> LeaderRole:
-        role = self.require_leader()
+    def writer(self) -> LeaderRole:
+        """The leader role, for one append. Raises the LogError that an append would raise."""
+        role = self.leader_role or self.require_leader()
         if self.write_refusal is not None:
             raise LogError(self.write_refusal.entry, self.write_refusal.message)
         return role
@@ -307,7 +313,7 @@ class Partition(Replica):
         RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the outcome is
         unknown.
         """
-        return await self._require_taking_writes().append(
+        return await self.writer().append(
             batches,
             acks=acks,
             timeout_s=timeout_s,
@@ -332,7 +338,7 @@ class Partition(Replica):
         before_write: Callable[[], None] | None = None,
     ) -> None:
         """See `LeaderRole.write_marker`. Raises LogError."""
-        role = self._require_taking_writes()
+        role = self.writer()
         await role.write_marker(
             producer_id, producer_epoch, marker, timeout_s=timeout_s, before_write=before_write
         )

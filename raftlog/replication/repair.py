@@ -134,8 +134,8 @@ class Repairs:
         self._is_watching = False
         self._watch = TaskGroup(on_fatal)
         self._is_closed = False
-        replicas.on_replica_failed = self._failed
-        replicas.on_possible_loss = self._on_possible_loss
+        replicas.on_replica_failed(self._failed)
+        replicas.on_possible_loss(self._on_possible_loss)
 
     @property
     def under_way(self) -> int:

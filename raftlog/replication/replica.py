@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -83,7 +83,7 @@ class Host:
     """As of the applied metadata."""
     on_isr_change_due: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
     """Called when a partition led here may need another ISR: see `LeaderRole.desired_isr`."""
-    on_lead_begun: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
+    lead_listeners: list[Callable[[TopicId, PartitionId], None]] = field(default_factory=list)
     """Called when a partition begins to be led here, before its next append. Must not raise."""
     confirm: Callable[[], Awaitable[object]] = _no_barrier
     """Returns once this node has applied all metadata that was committed before the call. Raises

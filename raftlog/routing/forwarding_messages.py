@@ -78,7 +78,7 @@ class Append(_Base, frozen=True, tag=1):
     transactional_id: Annotated[str, Meta(max_length=255)] | None = None
     """Of the transaction that the batches belong to, or open."""
     adds_partition: bool = True
-    """Whether the first batch of a transaction adds its partition; see `TransactionHooks`."""
+    """Whether the first batch of a transaction adds its partition; see `LeaderTransactions`."""
 
 
 class Read(_Base, frozen=True, tag=2):

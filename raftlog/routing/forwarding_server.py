@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, assert_never
@@ -90,9 +90,9 @@ from raftlog.routing.forwarding_messages import (
     own_hello,
     with_aborted,
 )
+from raftlog.routing.leader_gate import LeaderGate
 from raftlog.routing.many import coded, local_bounds, local_times
 from raftlog.routing.reads import local_reads, reads_answer
-from raftlog.routing.transaction_hooks import NoCoordinators, TransactionHooks, append_at_leader
 from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
 
@@ -103,8 +103,6 @@ UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
 connection at 64 MiB."""
 SILENT_S_MAX: Final = 180.0
 """A caller closes a connection idle for 60 s; a caller silent for longer is gone."""
-OnCoordinate: TypeAlias = Callable[[Partition, memoryview, float], Awaitable[Buffer]]
-"""Carries out a coordinator's request at a partition led here, within a timeout in seconds."""
 _Query: TypeAlias = FindNewest | FindEpochEnd | DescribeProducers
 SETTINGS: Final = ChannelSettings(ping_s=SILENT_S_MAX / 4, silent_pings_max=3)
 """The fourth interval is the one of the caller's last message."""
@@ -118,6 +116,7 @@ class ForwardingServer:
     def __init__(
         self,
         replicas: ReplicaManager,
+        gate: LeaderGate,
         *,
         network: Network,
         clock: Clock,
@@ -127,6 +126,7 @@ class ForwardingServer:
     ) -> None:
         """`on_fatal` gets the reason if an invariant breaks in a request."""
         self._replicas = replicas
+        self._gate = gate
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._on_fatal = on_fatal
@@ -141,10 +141,6 @@ class ForwardingServer:
         )
         self._requests = 0
         """Of ended sessions."""
-        self.on_coordinate: OnCoordinate = _no_coordinators
-        """Carries out the requests to coordinators. Raises LogError."""
-        self.transactions: TransactionHooks = NoCoordinators()
-        """Appends and markers of transactions."""
 
     @property
     def requests(self) -> int:
@@ -178,7 +174,7 @@ class ForwardingServer:
 
     def opened(self, connection: Connection, theirs: Hello) -> _Session:
         """Take a caller's connection."""
-        return _Session(theirs.node_id, self, self._replicas, self._on_fatal, self._forget)
+        return _Session(theirs.node_id, self._gate, self._replicas, self._on_fatal, self._forget)
 
     def _forget(self, session: _Session) -> None:
         self._requests += session.requests
@@ -197,7 +193,7 @@ class _Session(Session):
     def __init__(
         self,
         node_id: int,
-        server: ForwardingServer,
+        gate: LeaderGate,
         replicas: ReplicaManager,
         on_fatal: Callable[[str], None],
         on_end: Callable[[_Session], None],
@@ -206,7 +202,7 @@ class _Session(Session):
         self.requests = 0
         """Requests begun for the caller."""
         self._replicas = replicas
-        self._server = server
+        self._gate = gate
         self._on_fatal = on_fatal
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -340,7 +336,7 @@ class _Session(Session):
             return await self._read_many(operation)
         found = self._led(operation.topic_id, operation.partition)
         if isinstance(operation, Coordinate):
-            return Coordinated(), (await self._server.on_coordinate(found, body, timeout_s),)
+            return Coordinated(), (await self._gate.coordinate(found, body, timeout_s),)
         if isinstance(operation, FindNewest | FindEpochEnd | DescribeProducers):
             return await self._look_up(found, operation)
         return await self._at_leader(found, operation, body, timeout_s)
@@ -360,15 +356,10 @@ class _Session(Session):
                     max_message_bytes=found.log.config.max_message_bytes,
                     allow_transactional=True,
                 )
-                results = await append_at_leader(
-                    self._server.transactions,
-                    found,
-                    batches,
-                    transactional_id=operation.transactional_id,
-                    acks=Acks(operation.acks),
-                    timeout_s=timeout_s,
-                    adds=operation.adds_partition,
+                write = self._gate.open(
+                    found, operation.transactional_id, adds_partition=operation.adds_partition
                 )
+                results = await write(batches, acks=Acks(operation.acks), timeout_s=timeout_s)
                 return Appended(
                     tuple(
                         (r.base_offset, r.last_offset, r.log_append_time_ms, r.duplicate)
@@ -403,7 +394,7 @@ class _Session(Session):
                 start = await found.require_leader().delete_records(Offset(operation.before))
                 return msgspec.structs.replace(_marks(found), log_start_offset=start), ()
             case WriteMarker():
-                await self._server.transactions.write_marker(
+                await self._gate.write_marker(
                     found,
                     ProducerId(operation.producer_id),
                     ProducerEpoch(operation.producer_epoch),
@@ -485,10 +476,6 @@ class _Session(Session):
                 raise LogError(UNKNOWN_TOPIC)
             raise LogError(NOT_READY, "The leader does not know the topic yet.")
         return self._replicas.partition(topic.name, partition)
-
-
-async def _no_coordinators(_found: Partition, _request: memoryview, _timeout_s: float) -> Buffer:
-    raise LogError(NOT_READY, "This node's coordinators are not running.")
 
 
 def _marks(found: Partition) -> Marks:

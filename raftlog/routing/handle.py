@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from raftlog.record.batch import RecordBatch
@@ -65,7 +66,7 @@ from raftlog.routing.forwarding_messages import (
     outcome_unknown_if_changing,
     split_aborted,
 )
-from raftlog.routing.transaction_hooks import append_at_leader
+from raftlog.routing.leader_gate import Write
 from raftlog.storage.producers.state import ProducerDescription
 from raftlog.storage.types import AppendResult
 from raftlog.world import Backoff
@@ -141,6 +142,12 @@ class PartitionHandle:
         except LogError:
             return None
 
+    def open(self, transactional_id: str | None, *, adds_partition: bool = True) -> Write:
+        """Open the partition for one append, as `LeaderGate.open`."""
+        return partial(
+            self.append, transactional_id=transactional_id, adds_partition=adds_partition
+        )
+
     async def append(
         self,
         batches: Sequence[RecordBatch],
@@ -156,22 +163,15 @@ class PartitionHandle:
         earlier ones: overtaken, or overtaking, it would be out of order at the leader. Local
         appends wait for none but these.
         """
-        order, routed = self._router.appends, self._router.routed_appends
+        gate, order, routed = self._router.gate, self._router.appends, self._router.routed_appends
         producers = {batch.header.producer_id for batch in batches} - {NO_PRODUCER_ID}
         keys = [(self.topic_id, self.partition, producer_id) for producer_id in producers]
         deadline = asyncio.get_running_loop().time() + timeout_s
         refusal: LogError | None = None
 
         def local(found: Partition, remaining_s: float) -> Awaitable[list[AppendResult]]:
-            return append_at_leader(
-                self._router.transactions,
-                found,
-                batches,
-                transactional_id=transactional_id,
-                acks=acks,
-                timeout_s=remaining_s,
-                adds=adds_partition,
-            )
+            write = gate.open(found, transactional_id, adds_partition=adds_partition)
+            return write(batches, acks=acks, timeout_s=remaining_s)
 
         place = order.enter(keys)
         is_counted = False
@@ -407,7 +407,7 @@ class PartitionHandle:
                 marker.is_epoch_next,
             ),
             (),
-            local=lambda found, remaining_s: self._router.transactions.write_marker(
+            local=lambda found, remaining_s: self._router.gate.write_marker(
                 found, producer_id, producer_epoch, marker, timeout_s=remaining_s
             ),
             timeout_s=timeout_s,

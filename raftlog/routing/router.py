@@ -41,7 +41,7 @@ from raftlog.routing.forwarding_messages import (
     outcome_unknown_if_changing,
 )
 from raftlog.routing.handle import LocalFollowerHandle, PartitionHandle, ProducerKey
-from raftlog.routing.transaction_hooks import NoCoordinators, TransactionHooks
+from raftlog.routing.leader_gate import LeaderGate
 
 if TYPE_CHECKING:
     from raftlog.routing.forwarding import Forwarder
@@ -84,6 +84,7 @@ class PartitionRouter:
         *,
         broker_id: BrokerId,
         max_message_bytes: Callable[[TopicImage], int],
+        gate: LeaderGate,
         forwarder: Forwarder | None = None,
     ) -> None:
         """Without `forwarder`, only partitions led by this node can be reached."""
@@ -91,11 +92,11 @@ class PartitionRouter:
         self.broker_id = broker_id
         self.forwarder = forwarder
         self.max_message_bytes = max_message_bytes
+        self.gate: Final = gate
+        """The way into partitions led here."""
         # A few per request in flight; requests are bounded by the listeners.
         self._watches: dict[_Watch, None] = {}
         self._next_wait_log = 0.0
-        self.transactions: TransactionHooks = NoCoordinators()
-        """Appends and markers of transactions at partitions led here."""
         self.appends: ArrivalOrder[ProducerKey] = ArrivalOrder()
         """Appends of producers by handles, in the order of their calls."""
         self.routed_appends: Counter[ProducerKey] = Counter()

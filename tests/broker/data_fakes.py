@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from raftlog.coordinator.shard.status import CoordinatorStatus
 from raftlog.metadata.image import MetadataImage
-from raftlog.record.batch import RecordBatch, stamped
+from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import BatchBuilder, Record, decode
 from raftlog.record.compression import Compression
 from raftlog.record.errors import OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, LogError
@@ -25,8 +25,10 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
+from raftlog.replication.manager import ReplicaListener
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.routing.forwarding import Forwarder
+from raftlog.routing.leader_gate import LeaderGate
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.leader_epochs import LeaderEpochs
@@ -37,6 +39,7 @@ from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata
+from tests.record.batches import stamped
 from tests.replication.permits import SwitchedPermit
 
 NOW_MS = 1_700_000_000_000
@@ -204,6 +207,9 @@ class MemoryReplicas:
     def image(self) -> MetadataImage:
         return self.metadata.image
 
+    def on_lead_begun(self, listener: ReplicaListener) -> None:
+        self.host.lead_listeners.append(listener)
+
     def partition(self, topic: str, partition: int) -> Partition:
         row = self.metadata.image.partition(topic, partition)
         if (topic, partition) in self.offline:
@@ -260,6 +266,7 @@ class DataNode:
             max_message_bytes=lambda topic: int(
                 topic.configs.get("max.message.bytes", MAX_MESSAGE_BYTES)
             ),
+            gate=LeaderGate(),
             forwarder=forwarder,
         )
         self.services: Any = SimpleNamespace(

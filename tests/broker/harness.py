@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource, ResourceType
@@ -88,14 +88,13 @@ async def coordinating_groups(node: DataNode, *others: AnyKind) -> AsyncIterator
     """The node coordinates groups, and other kinds."""
     fatal: list[str] = []
     coordinators = Coordinators(
-        [group_kind(GroupSettings(), no_transactions), *others],
         replicas=node.replicas,  # type: ignore[arg-type]
         router=node.partitions,
         metadata=node.metadata,  # type: ignore[arg-type]
         clock=SystemClock(),
         on_fatal=fatal.append,
     )
-    node.replicas.host = replace(node.replicas.host, on_lead_begun=coordinators.lead_begun)
+    coordinators.register(group_kind(GroupSettings(), no_transactions), *others)
     node.services.coordinators = coordinators
     node.services.randomness = SystemRandomness()
     try:

@@ -29,7 +29,8 @@ from raftlog.record.errors import (
 from raftlog.record.frames import ProduceFrame
 from raftlog.record.partitioner import partition_for_key
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
-from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.leader.role import LeaderRole
+from raftlog.replication.partition import Acks
 from tests.broker.data_fakes import contents
 from tests.broker.harness import (
     ALICE,
@@ -258,14 +259,14 @@ async def appends_by_turn(one: BrokerHarness, calls: Sequence[Any]) -> list[int]
         turn += 1
         counting = loop.call_soon(count)
 
-    append = Partition.append
+    append = LeaderRole.append
 
-    async def noted(self: Partition, *arguments: Any, **named: Any) -> Any:
+    async def noted(self: LeaderRole, *arguments: Any, **named: Any) -> Any:
         turns.append(turn)
         return await append(self, *arguments, **named)
 
     counting = loop.call_soon(count)
-    with mock.patch.object(Partition, "append", noted):
+    with mock.patch.object(LeaderRole, "append", noted):
         await asyncio.gather(*calls)
     counting.cancel()
     return turns

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from raftlog.record.batch import RecordBatch, sealed, stamped
+from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
@@ -20,6 +20,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import CONTROL_BIT, parse_header
 from raftlog.record.types import NO_SEQUENCE, LeaderEpoch, Offset, ProducerEpoch, ProducerId
+from tests.record.batches import stamped
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 BATCHES_REMEMBERED = 5

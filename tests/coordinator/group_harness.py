@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 async def no_transactions(
-    _found: object, _transactional_id: str, _producer: object, _adds: bool
+    found: object, transactional_id: str, producer: object, *, adds: bool
 ) -> None:
     """Stands in for a coordinator of transactions that does not answer."""
     raise LogError(TRANSACTION_NOT_VERIFIED)

@@ -185,7 +185,7 @@ def test_3_elements_are_counted_before_they_are_made(version: int) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DecodeError):
-            APIS[3].decode(body, head.end, version)
+            APIS[3].request_decoder(version)(body, head.end, ELEMENTS_MAX)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -8,9 +8,11 @@ from typing import Any
 from crc32c import crc32c
 from hypothesis import strategies as st
 
-from raftlog.record.batch import RecordBatch, split_batches
+from raftlog.record.batch import RecordBatch, split_batches, stamp
 from raftlog.record.codec import BatchBuilder, RecordTuple, decode
 from raftlog.record.compression import Compression
+from raftlog.record.header import PREFIX_SIZE
+from raftlog.record.types import LeaderEpoch, Offset
 
 BATCH_BYTES_MAX = 64 * 1024 * 1024
 DECOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
@@ -82,3 +84,11 @@ def validate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> None
     records = decode(batch, decompressed_bytes_max=decompressed_bytes_max, include_control=True)
     base = batch.header.base_offset
     assert [record.offset for record in records] == list(range(base, base + len(records)))
+
+
+def stamped(
+    batch: RecordBatch, base_offset: Offset, leader_epoch: LeaderEpoch
+) -> tuple[bytes, memoryview]:
+    """The batch as a leader writes it: a new prefix, and a view of the unchanged rest."""
+    prefix = stamp(batch.header, base_offset, leader_epoch)
+    return prefix, memoryview(batch.data)[PREFIX_SIZE:]

@@ -13,7 +13,6 @@ from raftlog.record.batch import (
     iterate_batches,
     iterate_headers,
     split_batches,
-    stamped,
     with_log_append_time,
 )
 from raftlog.record.codec import decode
@@ -34,6 +33,7 @@ from tests.record.batches import (
     SAMPLE,
     batch,
     encoded,
+    stamped,
     with_body,
     with_field,
 )

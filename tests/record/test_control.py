@@ -13,7 +13,6 @@ from raftlog.record.batch import (
     check_batch,
     sealed,
     split_batches,
-    stamped,
     with_log_append_time,
 )
 from raftlog.record.codec import decode
@@ -21,6 +20,7 @@ from raftlog.record.control import MARKER_SIZE, Marker, build_marker, parse_mark
 from raftlog.record.errors import LogError
 from raftlog.record.header import CONTROL_BIT, HEADER_SIZE, LENGTH_END, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
+from tests.record.batches import stamped
 
 NOW = 1_700_000_000_000
 

@@ -211,8 +211,14 @@ class OneNode:
         settings = TopicSettings(
             self.defaults, cluster=lambda: self.state_machine.image.cluster_settings
         )
-        self.replicas = ReplicaManager(self.state_machine, self.logs, settings, host, self.streams)
-        self.replicas.on_fatal = self.fatal.append
+        self.replicas = ReplicaManager(
+            self.state_machine,
+            self.logs,
+            settings,
+            host,
+            self.streams,
+            on_fatal=self.fatal.append,
+        )
         self.repairs = Repairs(
             replicas=self.replicas,
             broker_id=ME,

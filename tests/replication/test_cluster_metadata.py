@@ -122,7 +122,12 @@ async def cluster() -> AsyncIterator[Cluster]:
         brokers=lambda: state_machine.image.brokers,
     )
     replicas = ReplicaManager(
-        state_machine, logs, settings, host, cast(FollowerStreams, NotedStreams())
+        state_machine,
+        logs,
+        settings,
+        host,
+        cast(FollowerStreams, NotedStreams()),
+        on_fatal=pytest.fail,
     )
     metadata = ClusterMetadata(
         state_machine=state_machine,

@@ -195,7 +195,7 @@ def test_listeners_learn_of_begin_and_end_of_a_leader_epoch_at_once() -> None:
         log=ManualLog(),  # type: ignore[arg-type]  # the part of Log's surface in use
         image=image(),
         min_insync_replicas=1,
-        host=dataclasses.replace(host(), on_lead_begun=lambda *key: begun.append(key)),
+        host=dataclasses.replace(host(), lead_listeners=[lambda *key: begun.append(key)]),
     )
     partition.require_leader().end_listeners.append(ended.append)
     partition.update(image(epoch=4), 1)

@@ -130,6 +130,7 @@ async def two() -> AsyncIterator[Two]:
         node = DataNode(metadata, number, forwarder)
         server = ForwardingServer(
             node.replicas,
+            node.partitions.gate,
             network=network,
             clock=SystemClock(),
             node_id=BrokerId(number),

@@ -32,6 +32,7 @@ from raftlog.replication.partition import Acks, Fetched, Isolation, Partition
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.handle import PartitionHandle
+from raftlog.routing.leader_gate import LeaderGate
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.leader_epochs import EpochEndOffset
 from raftlog.storage.producers.state import ProducerDescription
@@ -110,6 +111,9 @@ class FakePartition:
         self.stable = Offset(2**62)
         """First offset of an open transaction."""
         self.aborted: tuple[AbortedTransaction, ...] = ()
+
+    def writer(self) -> FakePartition:
+        return self
 
     @property
     def records(self) -> Records:
@@ -292,6 +296,7 @@ class Node:
         self.process: Process
         self.replicas: FakeReplicas
         self.partitions: PartitionRouter
+        self.gate: LeaderGate
         self.forwarder: Forwarder
         self.server: ForwardingServer
         self.fatal: list[str] = []
@@ -300,6 +305,7 @@ class Node:
         self.process = process
         self.replicas = FakeReplicas(self)
         identity = BrokerId(self.node_id)
+        self.gate = LeaderGate()
         self.forwarder = Forwarder(
             process.network,
             clock=process.clock,
@@ -312,10 +318,12 @@ class Node:
             self.replicas,
             broker_id=identity,
             max_message_bytes=lambda _: MAX_MESSAGE_BYTES,
+            gate=self.gate,
             forwarder=self.forwarder,
         )
         self.server = ForwardingServer(
             self.replicas,
+            self.gate,
             network=process.network,
             clock=process.clock,
             node_id=identity,

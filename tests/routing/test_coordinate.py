@@ -21,11 +21,12 @@ from raftlog.record.types import Buffer
 from raftlog.replication.partition import Partition
 from raftlog.routing import forwarding, forwarding_server
 from raftlog.routing.handle import RETRY_S_MAX
+from raftlog.routing.leader_gate import CoordinatorServer
 
 from .forwarding_world import Cluster, Node, simulate
 
 
-class Coordinator:
+class Coordinator(CoordinatorServer):
     """Answers with the request in capitals, after its errors."""
 
     def __init__(self, node: Node) -> None:
@@ -49,7 +50,7 @@ def begin(cluster: Cluster) -> dict[int, Coordinator]:
     found = {}
     for number, node in cluster.nodes.items():
         found[number] = Coordinator(node)
-        node.server.on_coordinate = found[number].serve
+        node.gate.register(coordinators=found[number])
     return found
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.record.batch import RecordBatch
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
     COORDINATOR_FENCED,
@@ -19,10 +21,10 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import AbortedTransaction, Offset, ProducerEpoch, ProducerId
-from raftlog.replication.partition import Acks, Isolation
+from raftlog.replication.partition import Acks, Isolation, Partition
 from raftlog.routing.forwarding_messages import split_aborted, with_aborted
+from raftlog.routing.leader_gate import LeaderTransactions
 from raftlog.routing.many import PartitionBounds, bounds_of_many, times_of_many
-from raftlog.routing.transaction_hooks import NoCoordinators
 from raftlog.storage.types import AppendResult
 from tests.storage.transactional import transactional
 
@@ -190,16 +192,22 @@ def test_a_transactional_batch_is_for_the_leader_to_judge() -> None:
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("adds", [True, False])
 def test_whether_a_batch_adds_its_partition_comes_to_the_leader(number: int, adds: bool) -> None:
-    class Hooks(NoCoordinators):
-        async def append(self, *args: Any, **named: Any) -> list[AppendResult]:
-            found.append((named["transactional_id"], named["adds"]))
-            return await super().append(*args, **named)
+    class Transactions(LeaderTransactions):
+        async def append(
+            self, found: Partition, batches: Sequence[RecordBatch], **named: Any
+        ) -> list[AppendResult]:
+            joined.append((named["transactional_id"], named["adds_partition"]))
+            acks, timeout_s = named["acks"], named["timeout_s"]
+            return await found.append(batches, acks=acks, timeout_s=timeout_s)
 
-    found: list[tuple[str, bool]] = []
+        async def write_marker(self, *_: Any, **__: Any) -> None:
+            raise AssertionError
+
+    joined: list[tuple[str, bool]] = []
 
     async def test(cluster: Cluster) -> None:
         for node in cluster.nodes.values():
-            node.server.transactions = node.partitions.transactions = Hooks()
+            node.gate.register(transactions=Transactions())
         append = (
             cluster.nodes[number]
             .find()
@@ -212,6 +220,6 @@ def test_whether_a_batch_adds_its_partition_comes_to_the_leader(number: int, add
             )
         )
         await cluster.nodes[number].run(append)
-        assert found == [("t", adds)]
+        assert joined == [("t", adds)]
 
     simulate(test)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.record.batch import RecordBatch, iterate_batches, split_batches, stamped
+from raftlog.record.batch import RecordBatch, iterate_batches, split_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
@@ -25,6 +25,7 @@ from raftlog.storage.checkpoints.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.log.core import LogContext
 from raftlog.storage.log.log import Log
 from raftlog.storage.types import LogConfig
+from tests.record.batches import stamped
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 

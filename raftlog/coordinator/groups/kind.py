@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -47,11 +47,17 @@ HELD_S_MAX: Final = REBALANCE_TIMEOUT_MS_MAX / 1000
 """Of a join or sync of a classic group: the longest rebalance timeout."""
 
 GroupCoordinator: TypeAlias = Shard[GroupShard, GroupTimer]
-VerifyTransaction: TypeAlias = Callable[
-    [Partition, str, Producer, bool], Awaitable[VerificationGuard | None]
-]
-"""Adds a partition to a producer's transaction (False: asks whether it is in there):
-`LeaderTransactions.verify`. Raises LogError."""
+
+
+class VerifyTransaction(Protocol):
+    """Adds a partition to a producer's transaction: `VerifiedTransactions.verify`."""
+
+    def __call__(
+        self, found: Partition, transactional_id: str, producer: Producer, *, adds: bool
+    ) -> Awaitable[VerificationGuard | None]:
+        """Without `adds`, asks whether the partition is in there. Raises LogError."""
+        ...
+
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests: Final[msgspec.msgpack.Decoder[GroupRequest]] = msgspec.msgpack.Decoder(GroupRequest)
@@ -117,7 +123,7 @@ async def carry_out(
         case CommitOffsets(producer=Producer() as producer):
             # Each commit asks, not only the first (docs/decisions/transactional-offsets.md).
             verification = await verify(
-                shard.partition, request.transactional_id, producer, request.adds
+                shard.partition, request.transactional_id, producer, adds=request.adds
             )
             response = await shard.execute_in_transaction(
                 producer, verification, lambda state: _decide(shard, state, request)

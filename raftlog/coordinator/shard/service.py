@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from raftlog.coordinator.shard.decision import Counts
@@ -36,6 +36,7 @@ from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.leader.role import LeaderRole
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
+from raftlog.routing.leader_gate import CoordinatorServer
 from raftlog.routing.router import PartitionRouter
 from raftlog.world import Backoff, Clock
 
@@ -58,12 +59,11 @@ AnyShard: TypeAlias = Shard[Any, Any]
 logger = logging.getLogger(__name__)
 
 
-class Coordinators:
+class Coordinators(CoordinatorServer):
     """The coordinators of one node. Lives in the event loop."""
 
     def __init__(
         self,
-        kinds: Iterable[AnyKind],
         *,
         replicas: ReplicaManager,
         router: PartitionRouter,
@@ -72,8 +72,8 @@ class Coordinators:
         on_fatal: Callable[[str], None],
     ) -> None:
         """`on_fatal` gets the reason when the node must end."""
-        self._kinds = {kind.name: kind for kind in kinds}
-        self._by_topic = {kind.topic: kind for kind in self._kinds.values()}
+        self._kinds: dict[str, AnyKind] = {}
+        self._by_topic: dict[str, AnyKind] = {}
         self._replicas = replicas
         self._router = router
         self._metadata = metadata
@@ -83,8 +83,17 @@ class Coordinators:
         """Leader epochs with a task."""
         self._shards: dict[tuple[TopicId, PartitionId], AnyShard] = {}
         """Loaded shards."""
-        self._creations = {name: asyncio.Lock() for name in self._by_topic}
+        self._creations: dict[str, asyncio.Lock] = {}
         self._is_closing = False
+        replicas.on_lead_begun(self._lead_begun)
+
+    def register(self, *kinds: AnyKind) -> None:
+        """Run coordinators of these kinds. Call it before the replicas open."""
+        for kind in kinds:
+            assert kind.name not in self._kinds
+            self._kinds[kind.name] = kind
+            self._by_topic[kind.topic] = kind
+            self._creations[kind.topic] = asyncio.Lock()
 
     async def close(self) -> None:
         """End all shards."""
@@ -238,7 +247,7 @@ class Coordinators:
             for shard in self.shards():
                 shard.topics_changed(names)
 
-    def lead_begun(self, topic_id: TopicId, number: PartitionId) -> None:
+    def _lead_begun(self, topic_id: TopicId, number: PartitionId) -> None:
         """Load the shard of a partition that begins to be led here."""
         topic = self._metadata.image.topics_by_id.get(topic_id)
         if topic is not None and topic.name in self._by_topic and not self._is_closing:

@@ -47,6 +47,7 @@ from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.leader.arrival_order import ArrivalOrder
 from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.replication.partition import Acks, Partition
+from raftlog.routing.leader_gate import LeaderTransactions
 from raftlog.storage.types import AppendResult
 from raftlog.world import Clock
 
@@ -62,8 +63,8 @@ _Key: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
 _Question: TypeAlias = tuple[Verification, "asyncio.Future[LogError | None]"]
 
 
-class LeaderTransactions:
-    """Appends and markers of transactions at the partitions led here: `TransactionHooks`."""
+class VerifiedTransactions(LeaderTransactions):
+    """Appends and markers of transactions at the partitions led here."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class LeaderTransactions:
         transactional_id: str,
         acks: Acks,
         timeout_s: float,
-        adds: bool = True,
+        adds_partition: bool = True,
     ) -> list[AppendResult]:
         """Append batches of one producer's transaction, as `Partition.append`.
 
@@ -113,7 +114,7 @@ class LeaderTransactions:
                 guard = None
             else:
                 guard = await self.verify(
-                    found, transactional_id, producer, deadline=deadline, adds=adds
+                    found, transactional_id, producer, deadline=deadline, adds=adds_partition
                 )
         finally:
             # The producer's next append runs in a later step of the loop than this one.
@@ -178,7 +179,7 @@ class LeaderTransactions:
     ) -> VerificationGuard | None:
         """Return once the partition is in the transaction, with the guard for the append.
 
-        `adds`: see `TransactionHooks.append`. None if the transaction is open in the partition
+        `adds`: see `LeaderTransactions.append`. None if the transaction is open in the partition
         already, in this epoch. `deadline` is of the monotonic clock. Raises LogError as `append`.
         """
         partition = TopicPartition(found.topic, found.partition)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from raftlog.broker.produce import Acks, BatchesAppended, ProduceOptions
@@ -76,24 +78,20 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
     if acks is None:
         raise LogError(BAD_REQUEST, f"acks is {request.acks}; it may be 0, 1 or -1.")
     frames: list[ProduceFrame] = []
-    undecided = LogError(INVALID_BODY)
-    outcomes: list[list[BatchesAppended | LogError]] = []
-    places: list[tuple[int, int]] = []
+    refused: list[LogError | None] = []
+    """By topic: the error of all its partitions, or None if each has a frame."""
     seen: defaultdict[str, set[int]] = defaultdict(set)
     for topic in request.topic_data:
-        row: list[BatchesAppended | LogError] = []
-        outcomes.append(row)
         try:
             name = topic_name(broker, topic.name, topic.topic_id)
         except LogError as error:
-            row += [error.as_outcome()] * len(topic.partition_data)
+            refused.append(error.as_outcome())
             continue
+        refused.append(None)
         for one in topic.partition_data:
             if one.index in seen[name]:
                 raise LogError(INVALID_BODY, f"Partition {name}-{one.index} is there twice.")
             seen[name].add(one.index)
-            places.append((len(outcomes) - 1, len(row)))
-            row.append(undecided)
             frames.append(ProduceFrame(name, PartitionId(one.index), one.records or b""))
     timeout_s = min(max(request.timeout_ms, 1), TIMEOUT_MS_MAX) / 1000
     options = ProduceOptions(
@@ -103,11 +101,15 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
         adds_partition=call.version >= ADDS_BY_PRODUCE,
         any_node=call.any_node,
     )
+    appended: Iterator[BatchesAppended | LogError] = iter(())
     if frames:
-        appended = await broker.produce.append_batches(call.principal, frames, options)
-        for (first, second), outcome in zip(places, appended, strict=True):
-            outcomes[first][second] = outcome
-    return outcomes
+        appended = iter(await broker.produce.append_batches(call.principal, frames, options))
+    return [
+        list(islice(appended, len(topic.partition_data)))
+        if error is None
+        else [error] * len(topic.partition_data)
+        for topic, error in zip(request.topic_data, refused, strict=True)
+    ]
 
 
 def _answer(

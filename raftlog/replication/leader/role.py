@@ -353,10 +353,11 @@ class LeaderRole:
     def _are_issued(self, batches: Sequence[RecordBatch]) -> bool:
         """Whether each producer id is known to the log, or issued by the cluster."""
         next_id = self._replica.host.next_producer_id()
-        return all(
-            batch.header.producer_id < next_id or batch.header.producer_id in self._log.producers
-            for batch in batches
-        )
+        for batch in batches:
+            producer_id = batch.header.producer_id
+            if producer_id >= next_id and producer_id not in self._log.producers:
+                return False
+        return True
 
     def _require_issued(self, batches: Sequence[RecordBatch]) -> None:
         """Made-up producer ids would take the room that retries of the others need."""

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from raftlog.record.batch import RecordBatch, stamped, with_log_append_time
+from raftlog.record.batch import RecordBatch, stamp, with_log_append_time
 from raftlog.record.control import Marker, parse_marker
 from raftlog.record.errors import (
     CORRUPT_BATCH,
@@ -38,7 +38,7 @@ from raftlog.record.errors import (
     ErrorEntry,
     LogError,
 )
-from raftlog.record.header import CONTROL_BIT, CRC_START, BatchHeader, parse_header
+from raftlog.record.header import CONTROL_BIT, CRC_START, PREFIX_SIZE, BatchHeader, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.log.core import LogCore, disk_full
@@ -112,7 +112,11 @@ class Appender:
         # Appends wait for earlier ones even if the topic is not compacted any more.
         if self._keyed_waiting or (self._core.config.compacts and not _are_keyed_now(batches)):
             return await self._append_keyed(batches, leader_epoch, guard, terms)
-        return await self._append(batches, leader_epoch, guard, terms)
+        if self._is_free:
+            results = self._append_now(batches, leader_epoch, guard, terms)
+            if results is not None:
+                return results
+        return await self._append_in_line(batches, leader_epoch, guard, terms)
 
     async def _append_keyed(
         self,
@@ -133,21 +137,22 @@ class Appender:
                 if self._core.config.compacts:
                     async with shared.decodes:
                         await shared.disk.run(partial(_require_keys, batches))
-                return await self._append(batches, leader_epoch, guard, terms)
+                if self._is_free:
+                    results = self._append_now(batches, leader_epoch, guard, terms)
+                    if results is not None:
+                        return results
+                return await self._append_in_line(batches, leader_epoch, guard, terms)
         finally:
             self._keyed_waiting -= 1
 
-    async def _append(
+    async def _append_in_line(
         self,
         batches: Sequence[RecordBatch],
         leader_epoch: LeaderEpoch,
         guard: Guard | None,
         terms: Terms,
     ) -> list[AppendResult]:
-        if self._is_free:
-            results = self._append_now(batches, leader_epoch, guard, terms)
-            if results is not None:
-                return results
+        """Append once the log is free, or a segment is begun."""
         self._enter_queue()
         queued = self._append_queued(batches, leader_epoch, guard, terms)
         return await self._core.run_shielded(queued)
@@ -220,7 +225,8 @@ class Appender:
             return results
         buffers: list[Buffer] = []
         for batch, base_offset in placed:
-            buffers.extend(stamped(batch, base_offset, leader_epoch))
+            buffers.append(stamp(batch.header, base_offset, leader_epoch))
+            buffers.append(memoryview(batch.data)[PREFIX_SIZE:])
         position = self._write(active, buffers)
         # From here on nothing can fail: the batches are in the log.
         core.leader_epochs.assign(leader_epoch, end_offset)

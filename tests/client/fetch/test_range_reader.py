@@ -14,12 +14,13 @@ from raftlog_client.metadata import Backoff, ClusterMetadata, ClusterView
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicDescription, TopicPartition
 
-from raftlog.record.batch import RecordBatch, stamped
+from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.frames import FetchFrame
 from raftlog.record.header import parse_header
 from raftlog.record.types import AbortedTransaction, LeaderEpoch, Offset, PartitionId, ProducerId
+from tests.record.batches import stamped
 
 SOURCE = TopicPartition("t", 0)
 TOPIC_ID = "f" * 32

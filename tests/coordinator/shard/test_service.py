@@ -6,7 +6,6 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -40,16 +39,13 @@ class ServiceHarness:
         self.clock = SteppedClock()
         self.fatal: list[str] = []
         self.coordinators = Coordinators(
-            [KIND],
             replicas=self.node.replicas,  # type: ignore[arg-type]
             router=self.node.partitions,
             metadata=self.node.metadata,  # type: ignore[arg-type]
             clock=self.clock,
             on_fatal=self.fatal.append,
         )
-        self.node.replicas.host = replace(
-            self.node.replicas.host, on_lead_begun=self.coordinators.lead_begun
-        )
+        self.coordinators.register(KIND)
 
     async def call(self, request: Request, **named: Any) -> Response:
         encoded = await self.coordinators.call(

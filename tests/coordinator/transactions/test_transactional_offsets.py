@@ -27,7 +27,7 @@ from raftlog.coordinator.shard.decision import Producer
 from raftlog.coordinator.shard.load import load_shard
 from raftlog.coordinator.shard.shard import Shard
 from raftlog.coordinator.transactions.messages import TopicPartition
-from raftlog.coordinator.transactions.verification import LeaderTransactions
+from raftlog.coordinator.transactions.verification import VerifiedTransactions
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
@@ -72,7 +72,7 @@ class GroupLeader:
         self.tasks = TaskGroup(self.fatal.append)
         coordinators: Any = self.coordinator
         image: Any = metadata
-        self.transactions = LeaderTransactions(coordinators, image, SystemClock(), self.tasks)
+        self.transactions = VerifiedTransactions(coordinators, image, SystemClock(), self.tasks)
         self.kind = group_kind(GroupSettings(), self.verify)
         self.shard: GroupCoordinator
 
@@ -112,7 +112,7 @@ class GroupLeader:
         ack(self.node, self.follower, self.feed)
 
     async def verify(
-        self, found: Any, transactional_id: str, one: Producer, adds: bool
+        self, found: Any, transactional_id: str, one: Producer, *, adds: bool
     ) -> VerificationGuard | None:
         return await self.transactions.verify(found, transactional_id, one, adds=adds)
 

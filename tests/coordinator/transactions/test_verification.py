@@ -9,7 +9,7 @@ import pytest
 
 from raftlog.coordinator.transactions import verification
 from raftlog.coordinator.transactions.messages import TopicPartition
-from raftlog.coordinator.transactions.verification import LeaderTransactions
+from raftlog.coordinator.transactions.verification import VerifiedTransactions
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
@@ -39,7 +39,7 @@ class Leader:
         self.coordinator = ScriptedCoordinator()
         coordinators: Any = self.coordinator
         image: Any = metadata
-        self.transactions = LeaderTransactions(coordinators, image, SystemClock(), tasks)
+        self.transactions = VerifiedTransactions(coordinators, image, SystemClock(), tasks)
 
     @classmethod
     async def start(cls) -> Leader:

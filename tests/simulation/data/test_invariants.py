@@ -9,10 +9,10 @@ import pytest
 
 from raftlog.metadata.commands import AlterClusterSettings
 from raftlog.metadata.decisions.elections import Elections
-from raftlog.record.batch import stamped
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.leader.role import LeaderRole
 from raftlog.replication.partition import Acks
+from tests.record.batches import stamped
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.data.clients import encode
 from tests.simulation.data.consumers import Consumer

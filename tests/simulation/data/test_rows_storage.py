@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from raftlog.record.batch import stamped
 from raftlog.record.errors import LogError
 from raftlog.record.types import LeaderEpoch, Offset
+from tests.record.batches import stamped
 from tests.simulation.data.clients import encode
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data

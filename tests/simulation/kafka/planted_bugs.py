@@ -20,6 +20,7 @@ from raftlog.kafka.connection import Connection
 from raftlog.kafka.framing import parse_head
 from raftlog.kafka.handlers import produce
 from raftlog.replication.partition import Acks
+from raftlog.schema.codec import ELEMENTS_MAX
 from raftlog.schema.errors import DecodeError
 from tests.simulation import runner
 from tests.simulation.kafka.histories import replay
@@ -104,7 +105,7 @@ def _executed_in_part(one: Connection, error: Exception | None) -> None:
         api, version = APIS[frame[1]], frame[3]
         try:
             head = parse_head(frame, is_flexible=api.is_request_flexible(version))
-            api.decode(frame, head.end, version)
+            api.request_decoder(version)(frame, head.end, ELEMENTS_MAX)
         except DecodeError:
             one._give(len(frame))
         else:

@@ -23,7 +23,7 @@ from raftlog.coordinator.transactions import transaction
 from raftlog.coordinator.transactions.markers import MarkerWriter
 from raftlog.coordinator.transactions.messages import PendingMarkers
 from raftlog.coordinator.transactions.shard import TransactionShard
-from raftlog.coordinator.transactions.verification import LeaderTransactions
+from raftlog.coordinator.transactions.verification import VerifiedTransactions
 from raftlog.record.control import Marker
 from raftlog.record.types import NO_PRODUCER_ID
 from raftlog.replication.partition import Isolation, Partition
@@ -139,7 +139,7 @@ PLANTED: Final = (
     BlindSpot(
         "4-unverified",
         "A leader appends the first batch of a transaction without its coordinator.",
-        ((LeaderTransactions, "_ask", _verified),),
+        ((VerifiedTransactions, "_ask", _verified),),
         0,
     ),
     BlindSpot(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog.record.batch import RecordBatch, check_batch, iterate_batches, sealed, stamped
+from raftlog.record.batch import RecordBatch, check_batch, iterate_batches, sealed
 from raftlog.record.codec import BatchBuilder, Headers, decode
 from raftlog.record.compression import Compression
 from raftlog.record.errors import INVALID_BODY, LogError
@@ -34,6 +34,7 @@ from raftlog.storage.compaction.rewrite import (
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.transactions.transactions import AbortedEntry
+from tests.record.batches import stamped
 
 NOW = 1_700_000_000_000
 RETENTION = 1000

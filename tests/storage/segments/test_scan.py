@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from raftlog.record.batch import stamped
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.segments.scan import Expectation, Stop, find_later_batch, scan
 from raftlog.world import File
+from tests.record.batches import stamped
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import batch
 
