@@ -298,6 +298,11 @@ class ClusterProcesses:
         for node_id in node_ids:
             self.nodes[node_id].relaunch()
 
+    def revive(self, node_id: int) -> None:
+        """Start a killed or stopped node and wait until it is ready. Raises RuntimeError."""
+        self.nodes[node_id].relaunch()
+        self.nodes[node_id].wait_ready()
+
     def heal(self) -> None:
         """Resume paused nodes and start killed ones. Raises RuntimeError: one ended by itself."""
         self._check_alive()

@@ -85,9 +85,9 @@ async def read_all(node: LoneNode, topic: str, count: int) -> None:
 
 def run(*, flush: str, runs: int, scale: float) -> list[Result]:
     """Idle memory and processor, start to ready, recovery by log size, memory under load."""
-    idle_rss = Result("idle RSS", "MiB", [], 60, True)
-    idle_cpu = Result("idle CPU", "% of a core", [], None, True)
-    start = Result("start to ready, empty log", "s", [], 1.0, True)
+    idle_rss = Result("idle RSS", "MiB", goal=60)
+    idle_cpu = Result("idle CPU", "% of a core")
+    start = Result("start to ready, empty log", "s", goal=1.0)
     for _ in range(runs):
         with data_directory() as directory:
             node = LoneNode(directory, flush)
@@ -103,7 +103,7 @@ def run(*, flush: str, runs: int, scale: float) -> list[Result]:
 def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result]:
     results = []
     backlog = Result(
-        f"RSS, {5 * scale:g} GB backlog read, {SLOW_CLIENTS} slow clients", "MiB", [], 200, True
+        f"RSS, {5 * scale:g} GB backlog read, {SLOW_CLIENTS} slow clients", "MiB", goal=200
     )
     with data_directory() as directory:
         node = LoneNode(directory, flush)
@@ -115,7 +115,7 @@ def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result
             count = fill(node, "backlog", target - written)
             written = target
             goal = 2.0 if gigabytes == 10 else None
-            recovery = Result(f"unclean start, {gigabytes * scale:g} GB", "s", [], goal, True)
+            recovery = Result(f"unclean start, {gigabytes * scale:g} GB", "s", goal=goal)
             for _ in range(runs):
                 # An unclean start must scan the records after the last checkpoint.
                 fill(node, "backlog", 50_000_000)

@@ -17,10 +17,10 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     parameters = {"rate": rate, "record_bytes": 100, "seconds": seconds, "acks": "all"}
     parameters["partitions"] = PARTITIONS
     results = [
-        Result("publish latency p50, 1,000/s", "ms", [], 1.0, True, parameters),
-        Result("publish latency p99, 1,000/s", "ms", [], 5.0, True, parameters),
-        Result("end-to-end latency p50, 1,000/s", "ms", [], None, True, parameters),
-        Result("end-to-end latency p99, 1,000/s", "ms", [], None, True, parameters),
+        Result("publish latency p50, 1,000/s", "ms", goal=1.0, parameters=parameters),
+        Result("publish latency p99, 1,000/s", "ms", goal=5.0, parameters=parameters),
+        Result("end-to-end latency p50, 1,000/s", "ms", parameters=parameters),
+        Result("end-to-end latency p99, 1,000/s", "ms", parameters=parameters),
     ]
     for run_number in range(runs):
         topic = f"latency-{run_number}"

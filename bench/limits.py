@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
-import threading
 import time
 from pathlib import Path
 
@@ -60,38 +58,13 @@ def fresh_memory(total_bytes: int) -> float:
     return total_bytes / (time.perf_counter() - started)
 
 
-def loopback(total_bytes: int) -> float:
-    """Bytes a second from one thread to another over a loopback socket."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        sender = socket.create_connection(listener.getsockname())
-        receiver, _ = listener.accept()
-    block = bytes(CHUNK_BYTES)
-
-    def send() -> None:
-        with sender:
-            for _ in range(total_bytes // CHUNK_BYTES):
-                sender.sendall(block)
-
-    thread = threading.Thread(target=send)
-    started = time.perf_counter()
-    thread.start()
-    received = 0
-    buffer = bytearray(1 << 20)
-    with receiver:
-        while size := receiver.recv_into(buffer):
-            received += size
-    thread.join()
-    return received / (time.perf_counter() - started)
-
-
 def run(*, runs: int, scale: float) -> list[Result]:
-    """Disk and loopback, to read the other figures against."""
+    """Disk and memory, to read the other figures against."""
     total_bytes = max(CHUNK_BYTES, int(SEQUENTIAL_BYTES * scale))
-    p50 = Result("limit: append 200 B + fdatasync p50", "ms", [], lower_is_better=True)
-    p99 = Result("limit: append 200 B + fdatasync p99", "ms", [], lower_is_better=True)
-    write = Result("limit: sequential write + fdatasync", "MB/s", [])
-    memory = Result("limit: first touch of memory", "MB/s", [])
-    wire = Result("limit: loopback", "MB/s", [])
+    p50 = Result("limit: append 200 B + fdatasync p50", "ms")
+    p99 = Result("limit: append 200 B + fdatasync p99", "ms")
+    write = Result("limit: sequential write + fdatasync", "MB/s")
+    memory = Result("limit: first touch of memory", "MB/s")
     for _ in range(runs):
         with data_directory() as directory:
             latencies = sync_latency(directory.parent)
@@ -99,5 +72,4 @@ def run(*, runs: int, scale: float) -> list[Result]:
             p99.runs.append(latencies.percentiles["99pct"])
             write.runs.append(sequential_write(directory.parent, total_bytes) / 1e6)
         memory.runs.append(fresh_memory(total_bytes) / 1e6)
-        wire.runs.append(loopback(total_bytes) / 1e6)
-    return [p50, p99, write, memory, wire]
+    return [p50, p99, write, memory]

@@ -15,7 +15,7 @@ from bench.coordination import groups, takeover, transactions
 from bench.kafka import faults
 from bench.kafka import lone as kafka_lone
 from bench.kafka import suite as kafka_clients
-from bench.replication import catch_up, create, gaps, lone, many, produce
+from bench.replication import catch_up, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.sources import claims, linger, promises
@@ -33,10 +33,8 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "gap-pause": gaps.gap_pause,
         "gap-cut": gaps.gap_cut,
         "gap-move": gaps.gap_move,
-        "gap-rolling": gaps.gap_rolling,
         "catch-up": catch_up.catch_up,
         "partitions": many.partitions,
-        "create": create.create,
         "idle": many.idle,
     },
     "groups": {

@@ -24,7 +24,7 @@ from typing import Any, Final
 from bench.cluster_processes import ClusterProcesses
 from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 from bench.node import MeasuredNode, data_directory
-from bench.report import Result
+from bench.report import Result, distribution
 from raftlog.cluster.manifest import Flush
 from raftlog.cluster.process import SERVE
 from raftlog.workloads.latencies import Latencies
@@ -108,10 +108,13 @@ def commits(flush: Flush, runs: int, scale: float) -> list[Result]:
     """Commit latency one at a time, and commands a second of many proposers."""
     count = max(200, int(COMMITS * scale))
     seconds = max(1.0, THROUGHPUT_S * scale)
-    p50 = Result("quorum: commit p50, 3 nodes", "ms", [], 1.5, True, {"commands": count})
-    p99 = Result("quorum: commit p99, 3 nodes", "ms", [], None, True, {"commands": count})
+    p50 = Result("quorum: commit p50, 3 nodes", "ms", goal=1.5, parameters={"commands": count})
+    p99 = Result("quorum: commit p99, 3 nodes", "ms", parameters={"commands": count})
     rate = Result(
-        f"quorum: commands/s, {CLIENTS} proposers", "1/s", [], 10_000, False, {"seconds": seconds}
+        f"quorum: commands/s, {CLIENTS} proposers",
+        "1/s",
+        goal=10_000,
+        parameters={"seconds": seconds},
     )
     with _cluster(flush, console=True) as cluster:
         for number in range(runs):
@@ -135,23 +138,17 @@ def failovers(flush: Flush, scale: float) -> list[Result]:
 
 def failover_results(seconds: list[float]) -> list[Result]:
     """The distribution of all trials."""
-    ordered = sorted(seconds)
-    parameters = {"trials": len(ordered), "nodes": VOTERS}
-    last = len(ordered) - 1
-    found = []
-    for name, part, goal in (("p50", 0.5, 0.4), ("p90", 0.9, None), ("p99", 0.99, 1.0)):
-        value = ordered[min(last, int(len(ordered) * part))]
-        found.append(Result(f"quorum: failover {name}", "s", [value], goal, True, dict(parameters)))
-    found.append(Result("quorum: failover max", "s", [ordered[-1]], None, True, parameters))
-    found[0].details["seconds"] = seconds
-    return found
+    goals = {"p50": 0.4, "p90": None, "p99": 1.0, "max": None}
+    return distribution("quorum: failover", seconds, goals, {"nodes": VOTERS})
 
 
 def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
     """Processor time of idle nodes: the most expensive node of each run."""
     seconds = max(2.0, IDLE_S * scale)
-    cpu = Result("quorum: idle CPU a node", "% of a core", [], 2.0, True, {"seconds": seconds})
-    rss = Result("quorum: idle RSS a node", "MiB", [], None, True)
+    cpu = Result(
+        "quorum: idle CPU a node", "% of a core", goal=2.0, parameters={"seconds": seconds}
+    )
+    rss = Result("quorum: idle RSS a node", "MiB")
     with _cluster(flush, console=False) as cluster:
         time.sleep(SETTLE_S)
         for number in range(runs):
@@ -170,12 +167,12 @@ def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
 def much_metadata(flush: Flush, scale: float) -> list[Result]:
     """Memory, stalls while snapshots are taken, and the restart of a node, with many partitions."""
     count = max(1_000, int(PARTITIONS * scale))
-    memory = Result(f"quorum: {count:,} partitions, RSS grown a node", "MiB", [], 200, True)
-    stall = Result(f"quorum: {count:,} partitions, longest stall", "ms", [], 20.0, True)
+    memory = Result(f"quorum: {count:,} partitions, RSS grown a node", "MiB", goal=200)
+    stall = Result(f"quorum: {count:,} partitions, longest stall", "ms", goal=20.0)
     follower_stall = Result(
-        f"quorum: {count:,} partitions, longest stall of followers", "ms", [], 20.0, True
+        f"quorum: {count:,} partitions, longest stall of followers", "ms", goal=20.0
     )
-    restart = Result(f"quorum: {count:,} partitions, restart to ready", "s", [], 3.0, True)
+    restart = Result(f"quorum: {count:,} partitions, restart to ready", "s", goal=3.0)
     with _cluster(flush, console=True) as cluster:
         empty = _rss(cluster)
         leader = cluster.nodes[cluster.wait_quiet()]
@@ -203,8 +200,7 @@ def much_metadata(flush: Flush, scale: float) -> list[Result]:
         for node_id in followers:
             cluster.kill(node_id)
             started = time.perf_counter()
-            cluster.restart(node_id)
-            cluster.nodes[node_id].wait_ready()
+            cluster.revive(node_id)
             restart.runs.append(time.perf_counter() - started)
             cluster.wait_quiet()
         memory.details["RSS after the restart, MiB"] = {
@@ -252,8 +248,7 @@ def failover_trials(cluster: ClusterProcesses, trial_count: int, seed: int) -> l
         time.sleep(randomness.uniform(*CALM_S))
         survivors = [node.address for node_id, node in cluster.nodes.items() if node_id != leader]
         seconds.append(asyncio.run(_failover(cluster, leader, survivors, values)))
-        cluster.restart(leader)
-        cluster.nodes[leader].wait_ready()
+        cluster.revive(leader)
     return seconds
 
 

@@ -7,14 +7,23 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 RATIO_MAX = 1_000.0
 """Most that a plot shows of a figure that is better than its goal."""
+
+
+COSTS: Final = frozenset(
+    ["s", "ms", "microseconds", "ms/MB", "% of a core", "KiB", "MiB", "latency ratio"]
+)
+"""Units of which less is better. Of rates and other ratios more is better."""
+
+
+RANKS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 @dataclass(slots=True)
@@ -23,11 +32,15 @@ class Result:
 
     name: str
     unit: str
-    runs: list[float]
+    runs: list[float] = field(default_factory=list)
     goal: float | None = None
-    lower_is_better: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the unit is a cost."""
+        return self.unit in COSTS
 
     @property
     def median(self) -> float:
@@ -45,7 +58,31 @@ class Result:
 def ratio(name: str, ours: Result, theirs: Result, goal: float) -> Result:
     """One figure by another, run by run."""
     runs = [own / other for own, other in zip(ours.runs, theirs.runs, strict=True)]
-    return Result(name, "ratio", runs, goal)
+    return Result(name, "ratio", runs=runs, goal=goal)
+
+
+def distribution(
+    name: str,
+    values: Sequence[float],
+    goals: Mapping[str, float | None],
+    parameters: dict[str, Any],
+) -> list[Result]:
+    """Return a result in seconds for each named rank of all trials, with its goal."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    given = {"trials": len(ordered), **parameters}
+    found = [
+        Result(
+            f"{name} {rank}",
+            "s",
+            runs=[ordered[min(last, int(len(ordered) * RANKS[rank]))]],
+            goal=goal,
+            parameters=given,
+        )
+        for rank, goal in goals.items()
+    ]
+    found[0].details["seconds"] = ordered
+    return found
 
 
 def machine() -> dict[str, Any]:
@@ -115,7 +152,10 @@ def write_json(path: Path, results: Sequence[Result], command: str, flush: str) 
         "command": command,
         "flush": flush,
         "machine": machine(),
-        "results": [{**asdict(result), "median": result.median} for result in results],
+        "results": [
+            {**asdict(result), "lower_is_better": result.lower_is_better, "median": result.median}
+            for result in results
+        ],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n")

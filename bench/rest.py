@@ -167,9 +167,9 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     """Single-record requests a second, and records a second in requests of 500."""
     seconds = max(2.0, 5.0 * scale)
     parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": PARTITIONS}
-    single = Result("REST json, 1 record", "requests/s", [], 15_000, parameters=parameters)
-    bare = Result("limit: bare aiohttp POST", "requests/s", [], parameters=parameters)
-    bulk = Result("REST json, 500 records", "records/s", [], 400_000, parameters=parameters)
+    single = Result("REST json, 1 record", "requests/s", goal=15_000, parameters=parameters)
+    bare = Result("limit: bare aiohttp POST", "requests/s", parameters=parameters)
+    bulk = Result("REST json, 500 records", "records/s", goal=400_000, parameters=parameters)
     for run_number in range(runs):
         topic = f"rest-{run_number}"
         node.create_topic(topic, PARTITIONS)
@@ -198,8 +198,8 @@ def raw_cost(node: LoneNode, *, runs: int) -> list[Result]:
     for the page cache (suite `limits`), which no server avoids.
     """
     parameters = {"connections": 1, "seconds": RAW_SECONDS, "bytes": RAW_BYTES}
-    bare = Result("limit: bare listener, 1 MB: CPU", "ms", [], None, True, parameters)
-    raw = Result("raw produce 1 MB: CPU of the node", "ms", [], 1.6, True, parameters)
+    bare = Result("limit: bare listener, 1 MB: CPU", "ms", parameters=parameters)
+    raw = Result("raw produce 1 MB: CPU of the node", "ms", goal=1.6, parameters=parameters)
     for run_number in range(runs):
         topic = f"raw-{run_number}"
         node.create_topic(topic, 1)

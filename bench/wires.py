@@ -141,11 +141,7 @@ class Cuts:
 
 def _ip(*arguments: str) -> None:
     done = subprocess.run(
-        ["ip", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
+        ["ip", *arguments], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
     )
     if done.returncode:
         raise NoWiresError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

@@ -54,10 +54,14 @@ def rebalance(options: Options) -> list[Result]:
     trials = max(3, int(TRIALS * options.scale))
     given = {"members": MEMBERS, "partitions": GROUP_PARTITIONS, "trials": trials}
     goals = (("p50", "50pct", 0.15), ("p99", "99pct", 0.5))
-    joins = [Result(f"groups: member joins, {n}", "s", [], g, True, given) for n, _, g in goals]
-    leaves = [Result(f"groups: member leaves, {n}", "s", [], g, True, given) for n, _, g in goals]
-    kept = Result("groups: kept partitions, gap", "s", [], None, True, given)
-    calm = Result("groups: no rebalance, gap", "s", [], None, True, given)
+    joins = [
+        Result(f"groups: member joins, {n}", "s", goal=g, parameters=given) for n, _, g in goals
+    ]
+    leaves = [
+        Result(f"groups: member leaves, {n}", "s", goal=g, parameters=given) for n, _, g in goals
+    ]
+    kept = Result("groups: kept partitions, gap", "s", parameters=given)
+    calm = Result("groups: no rebalance, gap", "s", parameters=given)
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC, GROUP_PARTITIONS))
         for run in range(options.runs):
@@ -86,7 +90,7 @@ def member_kill(options: Options) -> list[Result]:
     """SIGKILL of a member: its partitions are delivered again, after its session."""
     given = {"members": MEMBERS, "partitions": GROUP_PARTITIONS, "session_ms": SESSION_MS}
     beyond = Result(
-        "groups: member killed, delivered again after its session", "s", [], 0.3, True, given
+        "groups: member killed, delivered again after its session", "s", goal=0.3, parameters=given
     )
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC, GROUP_PARTITIONS))
@@ -138,8 +142,8 @@ def members_idle(options: Options) -> list[Result]:
     seconds = max(5.0, IDLE_S * min(options.scale, 1.0))
     given = {"groups": groups, "members": groups * IDLE_MEMBERS_EACH, "seconds": seconds}
     name = f"groups: {groups * IDLE_MEMBERS_EACH:,} idle members, CPU of 3 nodes"
-    loaded = Result(name, "% of a core", [], 10.0, True, given)
-    empty = Result("groups: no members, CPU of 3 nodes", "% of a core", [], None, True, given)
+    loaded = Result(name, "% of a core", goal=10.0, parameters=given)
+    empty = Result("groups: no members, CPU of 3 nodes", "% of a core", parameters=given)
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC, IDLE_MEMBERS_EACH))
         time.sleep(5.0)
@@ -248,10 +252,12 @@ def commits(options: Options) -> list[Result]:
     """Offset commits of 32 clients, and of one."""
     seconds = max(1.0, COMMIT_S * options.scale)
     given = {"clients": CLIENTS, "seconds": seconds}
-    rate = Result(f"groups: commits of {CLIENTS} clients", "commits/s", [], 10_000, False, given)
-    p99 = Result(f"groups: commits of {CLIENTS} clients, p99", "ms", [], None, True, given)
-    lone = Result("groups: lone commit p50", "ms", [], 1.5, True, given)
-    lone_p99 = Result("groups: lone commit p99", "ms", [], None, True, given)
+    rate = Result(
+        f"groups: commits of {CLIENTS} clients", "commits/s", goal=10_000, parameters=given
+    )
+    p99 = Result(f"groups: commits of {CLIENTS} clients, p99", "ms", parameters=given)
+    lone = Result("groups: lone commit p50", "ms", goal=1.5, parameters=given)
+    lone_p99 = Result("groups: lone commit p99", "ms", parameters=given)
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC))
         for run in range(options.runs):
@@ -285,9 +291,9 @@ def consume_in_group(options: Options) -> list[Result]:
     """Reading as the only member of a group, against partitions assigned by hand, in turn."""
     count = max(10_000, int(RECORDS * options.scale))
     given = {"records": count, "record_bytes": 100, "partitions": PARTITIONS}
-    ratio = Result("groups: consume in a group / by hand, 100 B", "", [], 0.97, False, given)
-    by_hand = Result("groups: consume by hand", "records/s", [], None, False, given)
-    in_group = Result("groups: consume in a group", "records/s", [], None, False, given)
+    ratio = Result("groups: consume in a group / by hand, 100 B", "", goal=0.97, parameters=given)
+    by_hand = Result("groups: consume by hand", "records/s", parameters=given)
+    in_group = Result("groups: consume in a group", "records/s", parameters=given)
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC))
         run_workload(send_many(cluster.servers, TOPIC, 100, count))

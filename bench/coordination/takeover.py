@@ -20,7 +20,7 @@ from bench.replication.cluster import (
     run_workload,
     running_cluster,
 )
-from bench.report import Result
+from bench.report import Result, distribution
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
@@ -42,9 +42,9 @@ def million_offsets(options: Options) -> list[Result]:
     groups = max(32, int(OFFSETS * options.scale) // OFFSETS_EACH)
     given = {"offsets": groups * OFFSETS_EACH, "groups": groups}
     what = f"{groups * OFFSETS_EACH:,} committed offsets"
-    rss = Result(f"groups: {what}, RSS of their node", "MiB", [], 250e6 / 2**20, True, given)
-    move = Result(f"groups: {what}, another node takes over", "s", [], 3.0, True, given)
-    rate = Result(f"groups: {what}, committed", "offsets/s", [], None, False, given)
+    rss = Result(f"groups: {what}, RSS of their node", "MiB", goal=250e6 / 2**20, parameters=given)
+    move = Result(f"groups: {what}, another node takes over", "s", goal=3.0, parameters=given)
+    rate = Result(f"groups: {what}, committed", "offsets/s", parameters=given)
     with running_cluster(options.flush) as cluster:
         run_workload(_create(cluster, OFFSETS_EACH))
         before = cluster.rss_mib()
@@ -197,16 +197,9 @@ def _killed(
 ) -> list[Result]:
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC, PARTITIONS))
-        gaps = sorted(run_workload(_trials(cluster, internal_topic, probe, options.trials), 3_600))
-    last = len(gaps) - 1
-    given = {"trials": len(gaps), "probes": PROBES}
+        gaps = run_workload(_trials(cluster, internal_topic, probe, options.trials), 3_600)
     name = f"{what}: coordinator's node killed, gap"
-    found = [
-        Result(f"{name} p50", "s", [gaps[len(gaps) // 2]], None, True, given),
-        Result(f"{name} p99", "s", [gaps[min(last, int(len(gaps) * 0.99))]], 0.6, True, given),
-    ]
-    found[0].details["trials"] = gaps
-    return found
+    return distribution(name, gaps, {"p50": None, "p99": 0.6}, {"probes": PROBES})
 
 
 async def _trials(
@@ -237,12 +230,7 @@ async def _trials(
             f"{time.perf_counter() - started:.3f} s",
             flush=True,
         )
-
-        def restart() -> None:
-            cluster.processes.restart(victim)
-            cluster.processes.nodes[victim].wait_ready()
-
-        await asyncio.to_thread(restart)
+        await asyncio.to_thread(cluster.processes.revive, victim)
         return gap
 
     async def all_trials() -> None:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from bench.replication.cluster import (
-    PARTITIONS,
-    Meter,
-    Options,
-    run_workload,
-    running_cluster,
-)
+from bench.replication.cluster import PARTITIONS, Meter, Options, run_workload, running_cluster
 from bench.report import Result
 from raftlog.workloads import transactions as load
 from raftlog.workloads.latencies import Latencies
@@ -33,10 +27,12 @@ def small(options: Options) -> list[Result]:
     """Transactions of 10 records on 3 partitions: one producer, then 32."""
     seconds = max(1.0, SMALL_S * options.scale)
     given = {"records": RECORDS, "partitions": SPREAD, "seconds": seconds, "record_bytes": 100}
-    p50 = Result("transactions: one producer p50", "ms", [], 6.0, True, given)
-    p99 = Result("transactions: one producer p99", "ms", [], 25.0, True, given)
-    rate = Result(f"transactions: {PRODUCERS} producers", "transactions/s", [], 1_500, False, given)
-    many_p99 = Result(f"transactions: {PRODUCERS} producers p99", "ms", [], None, True, given)
+    p50 = Result("transactions: one producer p50", "ms", goal=6.0, parameters=given)
+    p99 = Result("transactions: one producer p99", "ms", goal=25.0, parameters=given)
+    rate = Result(
+        f"transactions: {PRODUCERS} producers", "transactions/s", goal=1_500, parameters=given
+    )
+    many_p99 = Result(f"transactions: {PRODUCERS} producers p99", "ms", parameters=given)
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC))
         for run in range(options.runs):
@@ -105,9 +101,7 @@ def _compared(options: Options, name: str, goal: float, ways: tuple[Way, Way]) -
     """The ratio of the medians of two ways to write, one after the other in each run."""
     seconds = max(1.0, THROUGHPUT_S * options.scale)
     given = {"record_bytes": LARGE_BYTES, "seconds": seconds, "partitions": PARTITIONS}
-    results = [
-        Result(f"transactions: {way.name}, 1 KB", "MB/s", [], parameters=given) for way in ways
-    ]
+    results = [Result(f"transactions: {way.name}, 1 KB", "MB/s", parameters=given) for way in ways]
     with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
             # In alternating order: a write fills the caches of the next one.
@@ -131,7 +125,9 @@ def _compared(options: Options, name: str, goal: float, ways: tuple[Way, Way]) -
                 print(f"   {ways[number].name}: {rate:.0f} MB/s", flush=True)
                 run_workload(cluster.wait_in_sync([topic]))
                 run_workload(cluster.delete_topic(topic))
-    ratio = Result(name, "", [results[0].median / results[1].median], goal, parameters=given)
+    ratio = Result(
+        name, "", runs=[results[0].median / results[1].median], goal=goal, parameters=given
+    )
     return [ratio, *results]
 
 
@@ -139,7 +135,9 @@ def exactly_once(options: Options) -> list[Result]:
     """Read, process, write exactly once: a topic of 100 B records is copied by one process."""
     count = max(10_000, int(COPIED * options.scale))
     given = {"records": count, "record_bytes": SMALL_BYTES, "transaction_s": TRANSACTION_S}
-    rate = Result("transactions: read-process-write, 100 B", "records/s", [], 150_000, False, given)
+    rate = Result(
+        "transactions: read-process-write, 100 B", "records/s", goal=150_000, parameters=given
+    )
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC))
         run_workload(send_many(cluster.servers, TOPIC, SMALL_BYTES, count))

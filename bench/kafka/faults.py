@@ -97,7 +97,7 @@ def leader_kill(options: Options) -> list[Result]:
     """Seconds without a delivery report after `kill -9` of a node, in the worst partition."""
     trials = max(1, int(TRIALS * options.scale))
     chance = random.Random(SEED)
-    result = Result("librdkafka: leader killed, no reports", "s", [], GOAL_S, True)
+    result = Result("librdkafka: leader killed, no reports", "s", goal=GOAL_S)
     with (
         data_directory() as directory,
         ClusterProcesses(directory, NODES, flush=options.flush, kafka=True) as processes,
@@ -116,8 +116,7 @@ def leader_kill(options: Options) -> list[Result]:
                 processes.kill(victim)
                 result.runs.append(probe.wait_all_since(struck, time.perf_counter()))
                 print(f"node {victim} killed: {result.runs[-1]:.2f} s", flush=True)
-                processes.restart(victim)
-                processes.nodes[victim].wait_ready()
+                processes.revive(victim)
                 run_workload(cluster.wait_settled([TOPIC]))
             result.details["errors"] = probe.errors[:10]
     return [result]

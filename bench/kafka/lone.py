@@ -119,8 +119,8 @@ def lone_requests(options: Options) -> list[Result]:
     """One node; each connection waits for its acknowledgement."""
     seconds = max(1.0, SECONDS * options.scale)
     given = {"connections": CONNECTIONS}
-    rate = Result("Kafka listener: lone records, acks=all", "/s", [], 10_000, False, given)
-    latency = Result("Kafka listener: lone record, one connection, p50", "ms", [], 0.35, True)
+    rate = Result("Kafka listener: lone records, acks=all", "/s", goal=10_000, parameters=given)
+    latency = Result("Kafka listener: lone record, one connection, p50", "ms", goal=0.35)
     with data_directory() as directory:
         port = free_port()
         node = LoneNode(directory, options.flush, arguments=("--kafka-listen", f"127.0.0.1:{port}"))
@@ -145,8 +145,8 @@ def lone_requests(options: Options) -> list[Result]:
 
 def idle(options: Options) -> list[Result]:
     """Memory of an idle node: without a listener, with it, and with idle connections."""
-    listener = Result("Kafka listener: idle memory", "MiB", [], 2.0, True)
-    each = Result("Kafka listener: idle connection", "KiB", [], 30.0, True)
+    listener = Result("Kafka listener: idle memory", "MiB", goal=2.0)
+    each = Result("Kafka listener: idle connection", "KiB", goal=30.0)
     for _ in range(options.runs):
         without = _idle_bytes(options, None)[0]
         port = free_port()

@@ -86,7 +86,7 @@ def _compare(
     count = max(1000, int(COUNTS[client.name][size] * options.scale))
     named = f"{client.name}: {workload} {size} B"
     found = {
-        one.name: Result(f"{named}, {one.name}", "records/s", [], None, False, {"records": count})
+        one.name: Result(f"{named}, {one.name}", "records/s", parameters={"records": count})
         for one in measured
     }
     for number in range(-1, options.runs):

@@ -80,8 +80,10 @@ def catch_up(options: Options) -> list[Result]:
     """A follower is stopped, misses data, and is started again."""
     missed = int(options.gigabytes * 1e9)
     parameters = {"missed bytes": missed, "pace MB/s": PACE_MB_S, "record_bytes": RECORD_BYTES}
-    speed = Result("cluster: catch-up of a follower", "MB/s", [], 200, False, parameters)
-    share = Result("cluster: writes meanwhile / before", "ratio", [], 0.7, False, dict(parameters))
+    speed = Result("cluster: catch-up of a follower", "MB/s", goal=200, parameters=parameters)
+    share = Result(
+        "cluster: writes meanwhile / before", "ratio", goal=0.7, parameters=dict(parameters)
+    )
     for run in range(options.runs):
         with running_cluster(options.flush) as cluster:
             found = run_workload(_run(cluster, missed))

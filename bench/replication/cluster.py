@@ -128,11 +128,11 @@ class Cluster:
             return None
         return [
             Row(
-                topic["name"],
-                row["partition"],
-                row["leader"],
-                tuple(row["replicas"]),
-                tuple(row["isr"]),
+                topic=topic["name"],
+                partition=row["partition"],
+                leader=row["leader"],
+                replicas=tuple(row["replicas"]),
+                isr=tuple(row["isr"]),
             )
             for topic in json.loads(answer.body)["topics"]
             for row in topic["partitions"]

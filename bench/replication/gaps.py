@@ -1,9 +1,9 @@
-"""Gaps between acknowledgements when a node is killed, paused, cut off, or restarted.
+"""Gaps between acknowledgements when a node is killed, paused or cut off.
 
 The figure of a trial is its worst partition: the longest time between two consecutive
 acknowledgements, from the fault until all partitions acknowledge again, including partitions that
-the victim only followed. The victim's return does not count (except in the rolling restart), and is
-reported separately. Each trial begins with a whole cluster.
+the victim only followed. The victim's return does not count, and is reported separately. Each
+trial begins with a whole cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bench.replication.probes import (
     by_http,
     wait_all_since,
 )
-from bench.report import Result
+from bench.report import Result, distribution
 from bench.wires import NoWiresError, Wires
 
 TOPIC: Final = "gaps"
@@ -86,8 +86,6 @@ class Fault:
     goal_s: float
     strike: Act
     heal: Act
-    counts_return: bool = False
-    """Whether the victim's return counts."""
 
 
 async def _kill(cluster: Cluster, trial: Trial) -> None:
@@ -95,11 +93,7 @@ async def _kill(cluster: Cluster, trial: Trial) -> None:
 
 
 async def _revive(cluster: Cluster, trial: Trial) -> None:
-    def restart() -> None:
-        cluster.processes.restart(trial.victim)
-        cluster.processes.nodes[trial.victim].wait_ready()
-
-    await asyncio.to_thread(restart)
+    await asyncio.to_thread(cluster.processes.revive, trial.victim)
 
 
 async def _pause(cluster: Cluster, trial: Trial) -> None:
@@ -122,20 +116,9 @@ async def _nothing(_cluster: Cluster, _trial: Trial) -> None:
     """A planned move needs no healing."""
 
 
-async def _terminate_and_restart(cluster: Cluster, trial: Trial) -> None:
-    def restart() -> None:
-        node = cluster.processes.nodes[trial.victim]
-        node.stop()
-        node.relaunch()
-        node.wait_ready()
-
-    await asyncio.to_thread(restart)
-
-
 KILL: Final = Fault("kill -9", 0.5, _kill, _revive)
 PAUSE: Final = Fault("pause", 2.5, _pause, _resume)
 MOVE: Final = Fault("planned move", 0.1, _move, _nothing)
-ROLLING: Final = Fault("rolling restart", 0.1, _terminate_and_restart, _nothing, counts_return=True)
 
 
 def gap_kill(options: Options) -> list[Result]:
@@ -151,11 +134,6 @@ def gap_pause(options: Options) -> list[Result]:
 def gap_move(options: Options) -> list[Result]:
     """A planned move of one partition's leadership."""
     return _on_loopback(MOVE, options)
-
-
-def gap_rolling(options: Options) -> list[Result]:
-    """SIGTERM and restart, one node after the other."""
-    return _on_loopback(ROLLING, options)
 
 
 def gap_cut(options: Options) -> list[Result]:
@@ -197,18 +175,12 @@ def _both_ways(fault: Fault, cluster: Cluster, options: Options) -> list[Result]
 
 def gap_results(fault: Fault, how: str, trials: list[Trial]) -> list[Result]:
     """The distribution of all trials."""
-    ordered = sorted(trial.gap_s for trial in trials)
-    last = len(ordered) - 1
-    parameters = {"trials": len(ordered), "partitions": PARTITIONS, "replicas": NODES}
-    name = f"cluster: gap, {fault.name}, {how}"
-    found = [
-        Result(f"{name}: {part}", "s", [ordered[min(last, index)]], goal, True, parameters)
-        for part, index, goal in (
-            ("p50", len(ordered) // 2, None),
-            ("p99", int(len(ordered) * 0.99), fault.goal_s),
-            ("max", last, None),
-        )
-    ]
+    found = distribution(
+        f"cluster: gap, {fault.name}, {how}:",
+        [trial.gap_s for trial in trials],
+        {"p50": None, "p99": fault.goal_s, "max": None},
+        {"partitions": PARTITIONS, "replicas": NODES},
+    )
     found[0].details["trials"] = [trial.as_document() for trial in trials]
     return found
 
@@ -222,9 +194,7 @@ async def _trials(fault: Fault, cluster: Cluster, prober: Prober, count: int) ->
     try:
         await _while_probing(probing, wait_all_since(seen, time.perf_counter(), FIRST_TIMEOUT_S))
         while len(done) < count and not (done and done[-1].failure):
-            trial = await _while_probing(
-                probing, _trial(fault, cluster, seen, randomness, len(done))
-            )
+            trial = await _while_probing(probing, _trial(fault, cluster, seen, randomness))
             done.append(trial)
             print(
                 f"   {fault.name} of node {trial.victim}"
@@ -258,13 +228,9 @@ async def _recovered(seen: Acknowledgements, moment: float) -> None:
 
 
 def _choose_trial(
-    fault: Fault,
-    rows: Sequence[Row],
-    controller: int | None,
-    randomness: random.Random,
-    number: int,
+    fault: Fault, rows: Sequence[Row], controller: int | None, randomness: random.Random
 ) -> Trial:
-    """Choose the victim: in turn, or the node with most leaderships."""
+    """Choose the victim: the node with most leaderships, or the leader of a partition."""
     if fault is MOVE:
         row = randomness.choice(rows)
         return Trial(row.leader, row.leader == controller, [row.partition])
@@ -272,15 +238,13 @@ def _choose_trial(
         node_id: [row.partition for row in rows if row.leader == node_id]
         for node_id in range(1, NODES + 1)
     }
-    victim = number % NODES + 1
-    if fault is not ROLLING:
-        most = max(map(len, led.values()))
-        victim = randomness.choice([one for one, own in led.items() if len(own) == most])
+    most = max(map(len, led.values()))
+    victim = randomness.choice([one for one, own in led.items() if len(own) == most])
     return Trial(victim, victim == controller, led[victim])
 
 
 async def _trial(
-    fault: Fault, cluster: Cluster, seen: Acknowledgements, randomness: random.Random, number: int
+    fault: Fault, cluster: Cluster, seen: Acknowledgements, randomness: random.Random
 ) -> Trial:
     await cluster.wait_settled([TOPIC])
     seen.clear()
@@ -288,20 +252,16 @@ async def _trial(
     await asyncio.sleep(randomness.uniform(*CALM_S))
     calm_gap_s = max(seen.gaps(calm, time.perf_counter()))
     controller = await asyncio.to_thread(cluster.processes.leader)
-    trial = _choose_trial(fault, await cluster.known([TOPIC]), controller, randomness, number)
+    trial = _choose_trial(fault, await cluster.known([TOPIC]), controller, randomness)
     trial.calm_gap_s = calm_gap_s
     seen.clear()
     started = time.perf_counter()
     try:
         await fault.strike(cluster, trial)
         struck = time.perf_counter()
-        if not fault.counts_return:
-            await _recovered(seen, struck)
-            await asyncio.sleep(AFTERMATH_S)
-            await _recovered(seen, time.perf_counter())
-        else:
-            await cluster.wait_in_sync([TOPIC])
-            await _recovered(seen, time.perf_counter())
+        await _recovered(seen, struck)
+        await asyncio.sleep(AFTERMATH_S)
+        await _recovered(seen, time.perf_counter())
     except NotWholeError as error:
         trial.failure = str(error)
     ended = time.perf_counter()

@@ -7,13 +7,7 @@ from typing import Final
 
 from raftlog_client import Producer
 
-from bench.replication.cluster import (
-    PARTITIONS,
-    Cluster,
-    Options,
-    run_workload,
-    running_cluster,
-)
+from bench.replication.cluster import PARTITIONS, Cluster, Options, run_workload, running_cluster
 from bench.report import Result
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload
@@ -70,10 +64,10 @@ def _results(how: str, parameters: dict[str, object]) -> list[Result]:
     given = {**parameters, "record_bytes": 100, "partitions": PARTITIONS, "acks": "all"}
     return [
         *(
-            Result(f"cluster: publish {name}, {how}", "ms", [], goal, True, given)
+            Result(f"cluster: publish {name}, {how}", "ms", goal=goal, parameters=given)
             for _, name, goal in GOALS
         ),
-        Result(f"cluster: publish max, {how}", "ms", [], None, True, given),
+        Result(f"cluster: publish max, {how}", "ms", parameters=given),
     ]
 
 

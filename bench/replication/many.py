@@ -39,9 +39,9 @@ def partitions(options: Options) -> list[Result]:
     count = TOPICS * PARTITIONS_EACH
     names = [f"many-{number}" for number in range(TOPICS)]
     parameters = {"topics": TOPICS, "partitions": count, "replicas": NODES}
-    led = Result(f"cluster: {count:,} partitions, failover", "s", [], 2.0, True, parameters)
-    every = Result(f"cluster: {count:,} partitions, all write again", "s", [], None, True)
-    created = Result(f"cluster: {count:,} partitions, created and in sync", "s", [], None, True)
+    led = Result(f"cluster: {count:,} partitions, failover", "s", goal=2.0, parameters=parameters)
+    every = Result(f"cluster: {count:,} partitions, all write again", "s")
+    created = Result(f"cluster: {count:,} partitions, created and in sync", "s")
     with running_cluster(options.flush) as cluster:
         started = time.perf_counter()
         run_workload(_create(cluster, names))
@@ -49,7 +49,7 @@ def partitions(options: Options) -> list[Result]:
         cost = _idle(cluster, f"{count:,} partitions", options)
         run_workload(_load(cluster, names, max(1_000, int(LOAD_RECORDS * options.scale))))
         loaded = Result(
-            f"cluster: {count:,} partitions, RSS after load", "MiB", [], 120, True, parameters
+            f"cluster: {count:,} partitions, RSS after load", "MiB", goal=120, parameters=parameters
         )
         loaded.runs.append(max(cluster.rss_mib().values()))
         loaded.details["by node"] = cluster.rss_mib()
@@ -69,7 +69,7 @@ def idle(options: Options) -> list[Result]:
         run_workload(_create(cluster, ["few"], PARTITIONS))
         cost = _idle(cluster, f"{PARTITIONS} partitions", options)
         run_workload(_load(cluster, ["few"], max(1_000, int(1_000_000 * options.scale))))
-        loaded = Result(f"cluster: {PARTITIONS} partitions, RSS after load", "MiB", [], 120, True)
+        loaded = Result(f"cluster: {PARTITIONS} partitions, RSS after load", "MiB", goal=120)
         loaded.runs.append(max(cluster.rss_mib().values()))
         loaded.details["by node"] = cluster.rss_mib()
     return [*cost, loaded]
@@ -91,8 +91,8 @@ def _idle(cluster: Cluster, what: str, options: Options) -> list[Result]:
     """The processor time of all nodes together, and the memory of the largest."""
     seconds = IDLE_S if options.scale >= 1 else max(5.0, IDLE_S * options.scale)
     given = {"seconds": seconds}
-    cpu = Result(f"cluster: {what}, idle CPU of 3 nodes", "% of a core", [], 5.0, True, given)
-    rss = Result(f"cluster: {what}, idle RSS a node", "MiB", [], 120, True, given)
+    cpu = Result(f"cluster: {what}, idle CPU of 3 nodes", "% of a core", goal=5.0, parameters=given)
+    rss = Result(f"cluster: {what}, idle RSS a node", "MiB", goal=120, parameters=given)
     time.sleep(SETTLE_S)
     for run in range(options.runs):
         meter = Meter(cluster)
@@ -147,12 +147,8 @@ async def _fail(
         await asyncio.gather(killing, *futures)
     led = [seconds for row, seconds in done.items() if row.leader == victim]
 
-    def restart() -> None:
-        cluster.processes.restart(victim)
-        cluster.processes.nodes[victim].wait_ready()
-
     healed = time.perf_counter()
-    await asyncio.to_thread(restart)
+    await asyncio.to_thread(cluster.processes.revive, victim)
     await cluster.wait_settled(names)
     return (
         max(led),

@@ -59,9 +59,9 @@ class Workload:
         }
         unit = "MB/s" if self.record_bytes == LARGE_BYTES else "records/s"
         name = f"cluster: {self.name}"
-        self.rate = Result(name, unit, [], self.goal, parameters=parameters)
-        self.node_cpu = Result(f"{name}: CPU of 3 nodes", "ms/MB", [], None, True)
-        self.client_cpu = Result(f"{name}: CPU of the client", "ms/MB", [], None, True)
+        self.rate = Result(name, unit, goal=self.goal, parameters=parameters)
+        self.node_cpu = Result(f"{name}: CPU of 3 nodes", "ms/MB")
+        self.client_cpu = Result(f"{name}: CPU of the client", "ms/MB")
 
     @property
     def results(self) -> list[Result]:
@@ -117,8 +117,16 @@ class Workload:
 def workloads() -> list[Workload]:
     """All workloads, in turn within each run."""
     return [
-        Workload("send_many 1 KB", send_many, LARGE_BYTES, 500_000, 150),
-        Workload("send_many 100 B", send_many, SMALL_BYTES, 2_000_000, 500_000),
+        Workload(
+            name="send_many 1 KB", send=send_many, record_bytes=LARGE_BYTES, count=500_000, goal=150
+        ),
+        Workload(
+            name="send_many 100 B",
+            send=send_many,
+            record_bytes=SMALL_BYTES,
+            count=2_000_000,
+            goal=500_000,
+        ),
         Workload("awaited send 1 KB", awaited_sends, LARGE_BYTES, 200_000),
         Workload("awaited send 100 B", awaited_sends, SMALL_BYTES, 600_000),
         Workload("send_many 1 KB, flush=async", send_many, LARGE_BYTES, 500_000, flush="async"),
@@ -142,9 +150,7 @@ def consume(options: Options) -> list[Result]:
     parameters = {"partitions": PARTITIONS, "record_bytes": SMALL_BYTES, "records": count}
     names = ("getmany", "async for")
     rates: dict[tuple[str, str], Result] = {
-        (place, name): Result(
-            f"{place}: consume {name} 100 B", "records/s", [], None, parameters=parameters
-        )
+        (place, name): Result(f"{place}: consume {name} 100 B", "records/s", parameters=parameters)
         for name in names
         for place in ("cluster", "one node")
     }
@@ -159,8 +165,8 @@ def consume(options: Options) -> list[Result]:
         Result(
             f"cluster / one node: consume {name}",
             "ratio",
-            [rates["cluster", name].median / rates["one node", name].median],
-            0.8,
+            runs=[rates["cluster", name].median / rates["one node", name].median],
+            goal=0.8,
         )
         for name in names
     ]

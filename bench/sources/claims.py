@@ -127,7 +127,7 @@ class Stage:
 
 def claim_replicas(options: Options) -> list[Result]:
     """A lone put, and puts of 64 writers, with 1 to 5 replicas."""
-    alone = Curves(Panel("put, lone, p50", "replicas", "ms", lower_is_better=True))
+    alone = Curves(Panel("put, lone, p50", "replicas", "ms"))
     together = Curves(Panel(f"puts, {WRITERS} writers", "replicas", "puts/s"))
     value = [payload(PAYLOAD_BYTES)]
 
@@ -148,11 +148,7 @@ def claim_replicas(options: Options) -> list[Result]:
 
 def claim_payloads(options: Options) -> list[Result]:
     """A lone put of 16 B to 64 KB."""
-    alone = Curves(
-        Panel(
-            f"put, lone, p50, {SOME} replicas", "bytes", "ms", lower_is_better=True, is_log_x=True
-        )
-    )
+    alone = Curves(Panel(f"put, lone, p50, {SOME} replicas", "bytes", "ms", is_log_x=True))
 
     async def measure(stage: Stage, name: str) -> None:
         async with stage.way(name, SOME) as way:
@@ -215,10 +211,7 @@ def claim_pauses(options: Options) -> list[Result]:
         (name, is_paused, key): Result(
             f"claim: put {label}, {'a replica pauses' if is_paused else 'no pauses'}, {name}",
             "ms",
-            [],
-            None,
-            True,
-            given,
+            parameters=given,
         )
         for name in names
         for is_paused in (False, True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.report import Result
+from bench.report import COSTS, Result
 
 CURVE: Final = "curve"
 """The key of a curve in the details of a result."""
@@ -20,7 +20,6 @@ class Panel(NamedTuple):
     title: str
     x_label: str
     unit: str
-    lower_is_better: bool = False
     is_log_x: bool = False
     is_linear_y: bool = False
 
@@ -57,7 +56,7 @@ class Curves:
         for way, by_x in self.runs.items():
             last = max(by_x)
             name = f"claim: {panel.title}, {last:,g} {panel.x_label}, {way}"
-            result = Result(name, panel.unit, by_x[last], None, panel.lower_is_better)
+            result = Result(name, panel.unit, runs=by_x[last])
             result.details[CURVE] = {
                 "panel": panel._asdict(),
                 "way": way,
@@ -93,7 +92,7 @@ def plot_curves(path: Path, results: Sequence[Result]) -> bool:
         for curve in curves:
             axes.plot(curve["x"], curve["median"], marker="o", markersize=4, label=curve["way"])
         panel = curves[0]["panel"]
-        axes.set_title(f"{title} ({'lower' if panel['lower_is_better'] else 'higher'} is better)")
+        axes.set_title(f"{title} ({'lower' if panel['unit'] in COSTS else 'higher'} is better)")
         axes.set_xlabel(panel["x_label"])
         axes.set_ylabel(panel["unit"])
         if not panel["is_linear_y"]:

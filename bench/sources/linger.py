@@ -41,9 +41,9 @@ class Sweep:
     def __init__(self) -> None:
         x_label = "ms linger"
         self.rate = Curves(Panel("rate, sends awaited later", x_label, "records/s"))
-        self.latency = Curves(Panel(f"publish, {RATE:,}/s", x_label, "ms", True))
+        self.latency = Curves(Panel(f"publish, {RATE:,}/s", x_label, "ms"))
         self.cost = Curves(
-            Panel(f"processor time of a record, {RATE:,}/s", x_label, "microseconds", True)
+            Panel(f"processor time of a record, {RATE:,}/s", x_label, "microseconds")
         )
 
     async def measure_rate(

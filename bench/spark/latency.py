@@ -40,8 +40,11 @@ def micro_batch(options: Options) -> list[Result]:
     for guarantee in DELIVERY_GUARANTEES:
         name = f"spark: source to sink, {guarantee}"
         results[guarantee] = [
-            *(Result(f"{name}, {of}", "ms", [], goal, True, parameters) for _, of, goal in GOALS),
-            Result(f"{name}, median batch", "ms", [], None, True, parameters),
+            *(
+                Result(f"{name}, {of}", "ms", goal=goal, parameters=parameters)
+                for _, of, goal in GOALS
+            ),
+            Result(f"{name}, median batch", "ms", parameters=parameters),
         ]
     with running_node(options.flush) as node:
         for run in range(options.runs):
@@ -49,7 +52,7 @@ def micro_batch(options: Options) -> list[Result]:
                 _copy(node, f"{guarantee}-{run}", seconds, guarantee, results[guarantee])
     once, least = (results[guarantee][-1].runs for guarantee in DELIVERY_GUARANTEES)
     added = [one - other for one, other in zip(once, least, strict=True)]
-    epoch = Result("spark: added by a sink epoch", "ms", added, EPOCH_GOAL_MS, True)
+    epoch = Result("spark: added by a sink epoch", "ms", runs=added, goal=EPOCH_GOAL_MS)
     return [*(one for each in results.values() for one in each), epoch]
 
 

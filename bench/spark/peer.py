@@ -60,7 +60,10 @@ def _compared(
     seconds = dict(zip(reads, json.loads(done.stdout.splitlines()[-1]), strict=True))
     rates = {
         name: Result(
-            f"{title}, {name}", "rows/s", [rows / one for one in taken], None, False, {"rows": rows}
+            f"{title}, {name}",
+            "rows/s",
+            runs=[rows / one for one in taken],
+            parameters={"rows": rows},
         )
         for name, taken in seconds.items()
     }

@@ -51,7 +51,7 @@ class Workload:
     def __post_init__(self) -> None:
         parameters = {"partitions": PARTITIONS, "topic": self.topic, "master": "local[*]"}
         name = f"spark: {self.name}"
-        self.rate = Result(name, "rows/s", [], self.goal, parameters=parameters)
+        self.rate = Result(name, "rows/s", goal=self.goal, parameters=parameters)
 
     def run(self, node: LoneNode, expected: int) -> None:
         """One run; all rows must come."""

@@ -35,7 +35,7 @@ def start(options: Options) -> list[Result]:
     """
     parameters = {"records": RECORDS, "partitions": PARTITIONS, "master": "local[*]"}
     found = [
-        {name: Result(title, "s", [], None, True, dict(parameters)) for name, title in each.items()}
+        {name: Result(title, "s", parameters=dict(parameters)) for name, title in each.items()}
         for each in (NAMES, ALONE)
     ]
     with running_node(options.flush) as node:

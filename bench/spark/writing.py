@@ -27,13 +27,12 @@ def write(options: Options) -> list[Result]:
     """Writes of rows that Spark generates; and the generation alone."""
     count = max(RECORDS_MIN, int(RECORDS * options.scale))
     parameters = {"partitions": PARTITIONS, "records": count, "tasks": os.cpu_count()}
-    made = Result("spark: rows made for writing, 100 B", "rows/s", [], None, parameters=parameters)
+    made = Result("spark: rows made for writing, 100 B", "rows/s", parameters=parameters)
     rates = {
         (place, guarantee): Result(
             f"spark: write 100 B, {guarantee}, {place}",
             "rows/s",
-            [],
-            goal if guarantee == DELIVERY_GUARANTEES[0] else None,
+            goal=goal if guarantee == DELIVERY_GUARANTEES[0] else None,
             parameters=dict(parameters),
         )
         for place, goal in GOALS.items()

@@ -139,7 +139,11 @@ async def following(
     """All but the primary, which is there already; killed at the end."""
     orders = [
         FollowerOrder(
-            servers, name, f"follower{number}", shape.layout, str(directory / f"{name}-{number}")
+            servers=servers,
+            name=name,
+            replica_id=f"follower{number}",
+            layout=shape.layout,
+            output=str(directory / f"{name}-{number}"),
         )
         for number in range(shape.replicas - 1)
     ]

@@ -11,15 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from raftlog_replicated import (
-    EVENTUAL,
-    LEASE,
-    LINEARIZABLE,
-    Read,
-    Replicated,
-    Role,
-    session,
-)
+from raftlog_replicated import EVENTUAL, LEASE, LINEARIZABLE, Read, Replicated, Role, session
 from raftlog_replicated.examples.kv import CODEC, KeyValues, Outcome, Put
 
 from bench.node import data_directory
@@ -85,14 +77,14 @@ def in_process(options: Options) -> list[Result]:
     """Puts and gets in the process of the primary, without HTTP."""
     given = {"value_bytes": len(VALUE), "clients": CLIENTS}
     results = {
-        "put p50": Result("state: put, lone, p50", "ms", [], 1.2, True, given),
-        "put p99": Result("state: put, lone, p99", "ms", [], 4.0, True, given),
-        "puts": Result("state: puts, 256 clients", "puts/s", [], 40_000, parameters=given),
-        "get p50": Result("state: get LINEARIZABLE, lone, p50", "ms", [], 1.0, True, given),
-        "gets": Result("state: gets LINEARIZABLE, 256", "gets/s", [], 40_000, parameters=given),
-        "lease": Result("state: gets LEASE", "gets/s", [], 200_000, parameters=given),
-        "session": Result("state: gets session", "gets/s", [], 200_000, parameters=given),
-        "eventual": Result("state: gets EVENTUAL", "gets/s", [], 200_000, parameters=given),
+        "put p50": Result("state: put, lone, p50", "ms", goal=1.2, parameters=given),
+        "put p99": Result("state: put, lone, p99", "ms", goal=4.0, parameters=given),
+        "puts": Result("state: puts, 256 clients", "puts/s", goal=40_000, parameters=given),
+        "get p50": Result("state: get LINEARIZABLE, lone, p50", "ms", goal=1.0, parameters=given),
+        "gets": Result("state: gets LINEARIZABLE, 256", "gets/s", goal=40_000, parameters=given),
+        "lease": Result("state: gets LEASE", "gets/s", goal=200_000, parameters=given),
+        "session": Result("state: gets session", "gets/s", goal=200_000, parameters=given),
+        "eventual": Result("state: gets EVENTUAL", "gets/s", goal=200_000, parameters=given),
     }
 
     async def run(cluster: Cluster, number: int) -> None:
@@ -146,16 +138,10 @@ class Beside:
     """A figure of the store over HTTP, the same of etcd, and the ratio."""
 
     def __init__(
-        self,
-        name: str,
-        unit: str,
-        goal: float | None,
-        *,
-        lower_is_better: bool = False,
-        ratio_goal: float | None = None,
+        self, name: str, unit: str, goal: float | None, *, ratio_goal: float | None = None
     ) -> None:
-        self.own = Result(f"state: {name}, HTTP", unit, [], goal, lower_is_better)
-        self.peer = Result(f"etcd: {name}, HTTP", unit, [], None, lower_is_better)
+        self.own = Result(f"state: {name}, HTTP", unit, goal=goal)
+        self.peer = Result(f"etcd: {name}, HTTP", unit)
         self._ratio_goal = ratio_goal
 
     def __str__(self) -> str:
@@ -176,10 +162,10 @@ class Beside:
 
 def over_http(options: Options) -> list[Result]:
     """Puts and gets over HTTP by the same client, in turn with etcd of three."""
-    lone_put = Beside("put, lone, p50", "ms", 1.8, lower_is_better=True)
+    lone_put = Beside("put, lone, p50", "ms", 1.8)
     many_puts = Beside("puts, 256 connections", "puts/s", 6_000, ratio_goal=1.0)
-    lone_get = Beside("get linearizable, lone, p50", "ms", None, lower_is_better=True)
-    local_get = Beside("get from the node's own state, lone, p50", "ms", None, lower_is_better=True)
+    lone_get = Beside("get linearizable, lone, p50", "ms", None)
+    local_get = Beside("get from the node's own state, lone, p50", "ms", None)
     figures = (lone_put, many_puts, lone_get, local_get)
     reason = etcd.missing()
     if reason is not None:
@@ -254,7 +240,14 @@ async def _side_of_store(store: Store) -> Side:
         f"GET /kv/key0?consistency={consistency} {head}\r\n".encode()
         for consistency in ("linearizable", "eventual")
     )
-    return Side(port, puts, b'"done"', linearizable, local, VALUE.encode())
+    return Side(
+        port=port,
+        puts=puts,
+        put_good=b'"done"',
+        linearizable=linearizable,
+        local=local,
+        get_good=VALUE.encode(),
+    )
 
 
 def _side_of_etcd(peer: etcd.Etcd) -> Side:
@@ -263,4 +256,11 @@ def _side_of_etcd(peer: etcd.Etcd) -> Side:
     linearizable, local = (
         etcd.get_request(port, "key0", serializable=serializable) for serializable in (False, True)
     )
-    return Side(port, puts, etcd.PUT_GOOD, linearizable, local, etcd.GET_GOOD)
+    return Side(
+        port=port,
+        puts=puts,
+        put_good=etcd.PUT_GOOD,
+        linearizable=linearizable,
+        local=local,
+        get_good=etcd.GET_GOOD,
+    )

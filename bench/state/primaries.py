@@ -13,7 +13,7 @@ from typing import Final
 
 from bench.node import data_directory
 from bench.replication.cluster import Options, run_workload, running_cluster
-from bench.report import Result
+from bench.report import Result, distribution
 from bench.state.processes import REPLICAS, Store, running_store
 from tests.soak.state_clients import LostError
 
@@ -74,14 +74,8 @@ def _measure(options: Options, how: str, goal_s: float, fault: Fault) -> list[Re
     with data_directory() as directory, running_cluster(options.flush) as cluster:
         Path(directory).mkdir()
         run_workload(trials(cluster.servers, Path(directory)), 1_800)
-    gaps.sort()
-    p99 = gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))]
-    parameters = {"trials": len(gaps), "seconds": [round(gap, 3) for gap in gaps]}
-    name = f"state: primary {how} to next put"
-    return [
-        Result(f"{name}, p50", "s", [gaps[len(gaps) // 2]], None, True, parameters),
-        Result(f"{name}, p99 of {len(gaps)}", "s", [p99], goal_s, True, parameters),
-    ]
+    name = f"state: primary {how} to next put,"
+    return distribution(name, gaps, {"p50": None, "p99": goal_s}, {})
 
 
 async def _trial(store: Store, victim: str, fault: Fault) -> float:

@@ -44,8 +44,8 @@ async def timed_primary(servers: str, name: str, layout: Layout = "shared") -> A
 def lag(options: Options) -> list[Result]:
     """How long after the primary two replicas have applied commands, at 10,000 a second."""
     given = {"rate": RATE, "replicas": 3}
-    p50 = Result("state: replica behind at 10,000 puts/s, p50", "ms", [], 5.0, True, given)
-    p99 = Result("state: replica behind at 10,000 puts/s, p99", "ms", [], 20.0, True, given)
+    p50 = Result("state: replica behind at 10,000 puts/s, p50", "ms", goal=5.0, parameters=given)
+    p99 = Result("state: replica behind at 10,000 puts/s, p99", "ms", goal=20.0, parameters=given)
     with stage(options) as (cluster, directory):
         for run in range(options.runs):
             found = run_workload(_lag(cluster, f"lag-{run}", directory, LAG_S * options.scale))
@@ -84,9 +84,9 @@ async def _lag(cluster: Cluster, name: str, directory: Path, seconds: float) -> 
 
 def stopped(options: Options) -> list[Result]:
     """Latency of puts with one of two other replicas stopped, by that with none stopped."""
-    whole = Result("state: put p99, no replica stopped", "ms", [], None, True)
-    halted = Result("state: put p99, one replica stopped", "ms", [], None, True)
-    share = Result("state: put p99, one replica stopped / none", "ratio", [], 1.2, True)
+    whole = Result("state: put p99, no replica stopped", "ms")
+    halted = Result("state: put p99, one replica stopped", "ms")
+    share = Result("state: put p99, one replica stopped / none", "latency ratio", goal=1.2)
 
     async def measure(cluster: Cluster, name: str, directory: Path) -> None:
         async with (
@@ -123,7 +123,7 @@ def many_replicas(options: Options) -> list[Result]:
     for layout in layouts:
         for count in (1, MOST):
             name = f"state: puts, {count} replica{'s' if count > 1 else ''}, {layout}"
-            results[Shape(count, layout)] = Result(name, "puts/s", [])
+            results[Shape(count, layout)] = Result(name, "puts/s")
     with stage(options) as (cluster, directory):
         for run in range(options.runs):
             for shape, result in results.items():
@@ -136,7 +136,9 @@ def many_replicas(options: Options) -> list[Result]:
     for layout, goal in zip(layouts, (0.9, None), strict=True):
         one, five = (results[Shape(count, layout)].runs for count in (1, MOST))
         runs = [many_puts / lone_puts for many_puts, lone_puts in zip(five, one, strict=True)]
-        shares.append(Result(f"state: puts, 5 replicas / 1, {layout}", "ratio", runs, goal))
+        shares.append(
+            Result(f"state: puts, 5 replicas / 1, {layout}", "ratio", runs=runs, goal=goal)
+        )
     return [*results.values(), *shares]
 
 
@@ -155,7 +157,7 @@ def new_replica(options: Options) -> list[Result]:
     """A replica of a large state that starts on an empty machine: state bytes by its time."""
     size = int(options.gigabytes * 1e9)
     given = {"bytes": size, "value_bytes": VALUE_BYTES}
-    result = Result("state: new replica", "MB/s", [], 100, parameters=given)
+    result = Result("state: new replica", "MB/s", goal=100, parameters=given)
 
     async def fill(cluster: Cluster, name: str) -> None:
         async with Replicated(

@@ -184,14 +184,14 @@ class Consumer(Startable, Generic[K, V]):
             interval_ms = auto_commit_interval_ms
             self._group = ConsumerGroup(
                 GroupSettings(
-                    group_id,
-                    group_instance_id,
-                    client_id,
-                    assignor,
-                    session_timeout_ms,
-                    max_poll_interval_ms,
-                    None if interval_ms is None else interval_ms / 1000,
-                    reset,
+                    group_id=group_id,
+                    instance_id=group_instance_id,
+                    client_id=client_id,
+                    assignor=assignor,
+                    session_timeout_ms=session_timeout_ms,
+                    max_poll_interval_ms=max_poll_interval_ms,
+                    auto_commit_interval_s=None if interval_ms is None else interval_ms / 1000,
+                    reset=reset,
                 ),
                 self._metadata,
                 self._assignment,

@@ -491,12 +491,12 @@ def _description(topic: MetadataTopic) -> TopicDescription:
     """The topic, with its partitions in order. Raises RaftlogClientError if any is missing."""
     infos = tuple(
         PartitionInfo(
-            topic.name,
-            row.partition,
-            None if row.leader < 0 else row.leader,
-            row.leader_epoch,
-            row.replicas,
-            row.isr,
+            topic=topic.name,
+            partition=row.partition,
+            leader=None if row.leader < 0 else row.leader,
+            leader_epoch=row.leader_epoch,
+            replicas=row.replicas,
+            isr=row.isr,
         )
         for row in sorted(topic.partitions, key=lambda row: row.partition)
     )

@@ -367,11 +367,11 @@ def _refusal(one: TopicPartition, row: ReadableOffsets | FoundOffset | None) -> 
 def _offsets(topic: TopicOffsets, partition: str) -> PartitionOffsets:
     row = topic.partitions[partition]
     return PartitionOffsets(
-        row.beginning_offset,
-        row.end_offset,
-        row.high_watermark,
-        topic.topic_id,
-        row.last_stable_offset,
+        beginning_offset=row.beginning_offset,
+        end_offset=row.end_offset,
+        high_watermark=row.high_watermark,
+        topic_id=topic.topic_id,
+        last_stable_offset=row.last_stable_offset,
     )
 
 

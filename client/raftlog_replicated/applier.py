@@ -163,7 +163,13 @@ class Applier(Generic[Command, Result]):
         """The state of this moment, in chunks; `apply` may be called between them."""
         requests = list(self._requests.kept.items())
         count = -(-len(requests) // HEADER_REQUESTS)
-        head = _Head(self.position, self.fence, self.timestamp_ms, self.commands, count)
+        head = _Head(
+            position=self.position,
+            fence=self.fence,
+            timestamp_ms=self.timestamp_ms,
+            commands=self.commands,
+            request_chunks=count,
+        )
         # The first chunk now: a generator would begin after later commands.
         chunks = iter(self.machine.snapshot())
         first = [chunk] if (chunk := next(chunks, None)) is not None else []

@@ -242,7 +242,11 @@ class Replica(Generic[Machine, Command, Result]):
         newest = max((one.position for one in members), default=0)
         return tuple(
             Member(
-                one.instance_id, one.endpoint, one.position, newest - one.position, one.is_primary
+                replica_id=one.instance_id,
+                endpoint=one.endpoint,
+                position=one.position,
+                lag=newest - one.position,
+                is_primary=one.is_primary,
             )
             for one in members
         )

@@ -141,14 +141,14 @@ class ConsumerInstanceService:
         randomness = self._services.randomness
         name = name or f"rest-consumer-{randomness.token(NAME_BYTES).hex()}"
         request = CreateInstance(
-            group_id,
-            name,
-            randomness.token(MEMBER_ID_BYTES).hex(),
-            options.format,
-            options.auto_offset_reset,
-            options.auto_commit_interval_ms,
-            options.fetch_min_bytes,
-            options.request_timeout_ms,
+            group=group_id,
+            instance=name,
+            member_id=randomness.token(MEMBER_ID_BYTES).hex(),
+            format=options.format,
+            auto_offset_reset=options.auto_offset_reset,
+            auto_commit_interval_ms=options.auto_commit_interval_ms,
+            fetch_min_bytes=options.fetch_min_bytes,
+            request_timeout_ms=options.request_timeout_ms,
         )
         await self._call(principal, request, InstanceDone)
         return name
@@ -185,7 +185,13 @@ class ConsumerInstanceService:
         """
         for topic in topics:
             self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
-        request = SubscribeInstance(group_id, name, tuple(topics), pattern, client_host)
+        request = SubscribeInstance(
+            group=group_id,
+            instance=name,
+            names=tuple(topics),
+            pattern=pattern,
+            client_host=client_host,
+        )
         await self._call(principal, request, InstanceDone)
 
     async def assign(
@@ -256,12 +262,12 @@ class ConsumerInstanceService:
         if offsets is not None:
             known = tuple(
                 OffsetToCommit(
-                    one.topic,
-                    one.partition,
-                    one.offset,
-                    one.leader_epoch,
-                    one.metadata,
-                    self._pair(principal, (one.topic, one.partition))[0],
+                    topic=one.topic,
+                    partition=one.partition,
+                    offset=one.offset,
+                    leader_epoch=one.leader_epoch,
+                    metadata=one.metadata,
+                    topic_id=self._pair(principal, (one.topic, one.partition))[0],
                 )
                 for one in offsets
             )
@@ -301,7 +307,13 @@ class ConsumerInstanceService:
 
         Raises LogError: UNKNOWN_INSTANCE; UNSUPPORTED_FORMAT unless the instance's is in `formats`.
         """
-        request = BeginRead(group_id, name, tuple(formats), is_first, int(max_wait_s * 1000))
+        request = BeginRead(
+            group=group_id,
+            instance=name,
+            formats=tuple(formats),
+            is_first=is_first,
+            max_wait_ms=int(max_wait_s * 1000),
+        )
         plan = await self._call(
             principal, request, ReadPlan, may_change=False, held_s=max(max_wait_s, 0.0)
         )

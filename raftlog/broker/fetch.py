@@ -269,7 +269,14 @@ class MultiFetch:
 
         With `topic_id` the partition must be that topic's: a name may come to mean another one.
         """
-        one = PartitionFetch(topic, number, offset, max_bytes, end_offset, self._isolation)
+        one = PartitionFetch(
+            topic=topic,
+            number=number,
+            offset=offset,
+            bytes_left=max_bytes,
+            end_offset=end_offset,
+            isolation=self._isolation,
+        )
         self._partitions.append(one)
         if topic not in self._refusals:
             self._authorize(topic)
@@ -353,7 +360,13 @@ class MultiFetch:
         """The partition's next batches; none if `max_bytes` is 0 or there are none."""
         partition = one.partition
         if partition is None:
-            return Fetched(b"", one.offset, NO_OFFSET, NO_OFFSET, NO_OFFSET)
+            return Fetched(
+                data=b"",
+                next_offset=one.offset,
+                high_watermark=NO_OFFSET,
+                log_start_offset=NO_OFFSET,
+                last_stable_offset=NO_OFFSET,
+            )
         if one.error is None and max_bytes > 0:
             try:
                 fetched = await partition.read(
@@ -371,11 +384,11 @@ class MultiFetch:
                 self._service.topics.topic(partition.topic).bytes_out += len(fetched.data)
                 return fetched
         return Fetched(
-            b"",
-            one.offset,
-            partition.high_watermark,
-            partition.log_start_offset,
-            partition.last_stable_offset,
+            data=b"",
+            next_offset=one.offset,
+            high_watermark=partition.high_watermark,
+            log_start_offset=partition.log_start_offset,
+            last_stable_offset=partition.last_stable_offset,
         )
 
     def _authorize(self, topic: str) -> None:

@@ -235,13 +235,13 @@ class GroupService:
                 codes.append(0)
                 known.append(
                     OffsetToCommit(
-                        one.topic,
-                        one.partition,
-                        one.offset,
-                        one.leader_epoch,
-                        one.metadata,
-                        topic.topic_id,
-                        one.expected,
+                        topic=one.topic,
+                        partition=one.partition,
+                        offset=one.offset,
+                        leader_epoch=one.leader_epoch,
+                        metadata=one.metadata,
+                        topic_id=topic.topic_id,
+                        expected=one.expected,
                     )
                 )
         request = CommitOffsets(group_id, tuple(known), committer, retention_ms=retention_ms)
@@ -593,7 +593,12 @@ def _bounds(
     assert not isinstance(at_time, LogError)
     offset = None if at_time is None else at_time[0]
     return PartitionBounds(
-        name, number, topic_id, row.log_start_offset, row.last_stable_offset, offset
+        topic=name,
+        partition=number,
+        topic_id=topic_id,
+        start_offset=row.log_start_offset,
+        end_offset=row.last_stable_offset,
+        offset_at_time=offset,
     )
 
 

@@ -419,7 +419,15 @@ class ProduceService:
                     if packed_bytes >= PACKED_BYTES_PER_TURN:
                         packed_bytes = 0
                         await self._turns.wait()
-            writes.append(PartitionWrite(number, partition, indexes, own, batches))
+            writes.append(
+                PartitionWrite(
+                    number=number,
+                    partition=partition,
+                    indexes=indexes,
+                    records=own,
+                    batches=batches,
+                )
+            )
         return writes
 
     async def _append(self, one: PartitionWrite, options: ProduceOptions) -> None:

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from raftlog.broker.fetch import FetchService
 
 NO_OFFSET: Final = Offset(-1)
-NOTHING: Final = Fetched(b"", NO_OFFSET, NO_OFFSET, NO_OFFSET, NO_OFFSET)
+NOTHING: Final = Fetched(
+    data=b"",
+    next_offset=NO_OFFSET,
+    high_watermark=NO_OFFSET,
+    log_start_offset=NO_OFFSET,
+    last_stable_offset=NO_OFFSET,
+)
 """Of a partition with an error."""
 
 

@@ -108,7 +108,13 @@ def settings_of(
         default = field.default
         if field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
-        yield Setting(here, field.type, default, default is msgspec.NODEFAULT, structure)
+        yield Setting(
+            path=here,
+            type=field.type,
+            default=default,
+            is_required=default is msgspec.NODEFAULT,
+            owner=structure,
+        )
 
 
 def from_flags(settings: list[Setting], flags: Mapping[str, Any]) -> Iterator[Given]:

@@ -91,12 +91,12 @@ async def _metadata(
             names = [topic.name for topic in topics if topic.name in described]
             configs = {name: await admin.describe_configs(name) for name in names}
             return _Metadata(
-                (await admin.describe_cluster()).cluster_id,
-                nodes,
-                await admin.describe_quorum(),
-                described,
-                configs,
-                await _under_min_isr(admin, described),
+                cluster_id=(await admin.describe_cluster()).cluster_id,
+                nodes=nodes,
+                quorum=await admin.describe_quorum(),
+                topics=described,
+                configs=configs,
+                under_min_isr=await _under_min_isr(admin, described),
             )
     except RaftlogClientError as error:
         if not error.retriable:

@@ -42,11 +42,11 @@ async def partition_states(
     min_isr = await min_isr_by_topic(admin, [topic.name for topic in described])
     return tuple(
         PartitionState(
-            info.topic,
-            info.partition,
-            info.replicas,
-            info.isr,
-            min_isr.get(info.topic, len(info.replicas)),
+            topic=info.topic,
+            partition=info.partition,
+            replicas=info.replicas,
+            isr=info.isr,
+            min_isr=min_isr.get(info.topic, len(info.replicas)),
         )
         for topic in described
         for info in topic.partitions

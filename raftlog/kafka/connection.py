@@ -318,11 +318,11 @@ class Connection(asyncio.BufferedProtocol):
                 if api.key != API_VERSIONS:
                     self._broker.check_ready()
                 call = Call(
-                    self._broker,
-                    version,
-                    self.address,
-                    self._listener.fences,
-                    head.client_id,
+                    broker=self._broker,
+                    version=version,
+                    address=self.address,
+                    fences=self._listener.fences,
+                    client_id=head.client_id,
                     gateway=self._settings.gateway,
                 )
                 response = await api.handler(call, request)

@@ -67,7 +67,13 @@ def parse_head(frame: Buffer, *, is_flexible: bool) -> Head:
             position = _skip_tags(frame, position) if frame[position] else position + 1
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise DecodeError(f"request head: {error}") from error
-    return Head(api_key, api_version, correlation_id, client_id, position)
+    return Head(
+        api_key=api_key,
+        api_version=api_version,
+        correlation_id=correlation_id,
+        client_id=client_id,
+        end=position,
+    )
 
 
 def _skip_tags(frame: Buffer, position: int) -> int:

@@ -240,16 +240,16 @@ def _topic(lines: _Lines, shared: dict[tuple[BrokerId, ...], tuple[BrokerId, ...
         # half of the image's memory.
         rows += [
             PartitionImage(
-                row.partition,
-                shared.setdefault(row.replicas, row.replicas),
-                shared.setdefault(row.isr, row.isr),
-                shared.setdefault(row.elr, row.elr),
-                row.leader,
-                row.leader_epoch,
-                row.partition_epoch,
-                shared.setdefault(row.adding, row.adding),
-                shared.setdefault(row.removing, row.removing),
-                row.unclean_epoch,
+                partition=row.partition,
+                replicas=shared.setdefault(row.replicas, row.replicas),
+                isr=shared.setdefault(row.isr, row.isr),
+                elr=shared.setdefault(row.elr, row.elr),
+                leader=row.leader,
+                leader_epoch=row.leader_epoch,
+                partition_epoch=row.partition_epoch,
+                adding=shared.setdefault(row.adding, row.adding),
+                removing=shared.setdefault(row.removing, row.removing),
+                unclean_epoch=row.unclean_epoch,
             )
             for row in decoded
         ]

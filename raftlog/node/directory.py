@@ -164,11 +164,11 @@ def remember(disk: Disk, settings: NodeSettings) -> None:
     """
     content = msgspec.json.encode(
         Remembered(
-            settings.listen,
-            _advertised(settings),
-            settings.rack,
-            _kafka_listen(settings),
-            settings.kafka_advertise,
+            listen=settings.listen,
+            advertised=_advertised(settings),
+            rack=settings.rack,
+            kafka_listen=_kafka_listen(settings),
+            kafka_advertise=settings.kafka_advertise,
         )
     )
     if read_small_file(disk, REMEMBERED_FILE, FILE_BYTES_MAX) == content:

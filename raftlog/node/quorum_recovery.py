@@ -78,10 +78,10 @@ def _open(disk: Disk) -> tuple[Survivor, QuorumStore, int]:
     own = voters.find(node_id)
     host, port = (own.host, own.port) if own else split_address(last_address(disk, state.identity))
     survivor = Survivor(
-        node_id,
-        voters,
-        journal.term_at(journal.last_index),
-        journal.last_index,
-        Voter(node_id, host, port, state.identity.directory_id),
+        node_id=node_id,
+        voters=voters,
+        last_term=journal.term_at(journal.last_index),
+        last_index=journal.last_index,
+        sole_voter=Voter(node_id, host, port, state.identity.directory_id),
     )
     return survivor, store, journal.term

@@ -275,7 +275,9 @@ class RaftCore(PySyncObjKernel):
 
     def answer_covered(self, peer: int, index: int) -> None:
         """Acknowledge to the leader that everything up to `index` is here."""
-        answer = AppendAnswer(self.term, index + 1, True, False, 0)
+        answer = AppendAnswer(
+            term=self.term, next_index=index + 1, success=True, reset=False, sequence=0
+        )
         self._send(peer, answer)
 
     def installed(self, index: int) -> None:
@@ -303,7 +305,10 @@ class RaftCore(PySyncObjKernel):
         if message.term < self.term:
             # A candidate without a chance should know the reason; Raft's answers to votes carry
             # terms too.
-            self._send(peer, AppendAnswer(self.term, 0, False, False, 0))
+            self._send(
+                peer,
+                AppendAnswer(term=self.term, next_index=0, success=False, reset=False, sequence=0),
+            )
             return
         self._deliver_request_vote(peer, message)
 
@@ -324,7 +329,9 @@ class RaftCore(PySyncObjKernel):
 
     def _on_append(self, peer: int, message: Append) -> None:
         if message.term < self.term:
-            answer = AppendAnswer(self.term, 0, False, False, message.sequence)
+            answer = AppendAnswer(
+                term=self.term, next_index=0, success=False, reset=False, sequence=message.sequence
+            )
             self._send(peer, answer)
             return
         if not self._guards.entries_known(message):
@@ -374,7 +381,16 @@ class RaftCore(PySyncObjKernel):
     ) -> None:
         if reset and not success:
             next_index = self._guards.hint(next_index, self.log, self.commit_index)
-        self._send(peer, AppendAnswer(self.term, next_index, success, reset, self._answering))
+        self._send(
+            peer,
+            AppendAnswer(
+                term=self.term,
+                next_index=next_index,
+                success=success,
+                reset=reset,
+                sequence=self._answering,
+            ),
+        )
 
     def _send_appends(self) -> None:
         self._set_heartbeat_at(self._clock.monotonic() + self._timing.heartbeat_s)

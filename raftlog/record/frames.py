@@ -195,15 +195,15 @@ def parse_fetch_head(head: Buffer) -> tuple[FetchFrame, int]:
             )
         ]
     frame = FetchFrame(
-        _topic(view[_FETCH_HEAD.size : topic_end]),
-        PartitionId(partition),
-        error_code,
-        Offset(high_watermark),
-        Offset(log_start),
-        Offset(next_offset),
-        b"",
-        last_stable_offset,
-        aborted,
+        topic=_topic(view[_FETCH_HEAD.size : topic_end]),
+        partition=PartitionId(partition),
+        error_code=error_code,
+        high_watermark=Offset(high_watermark),
+        log_start_offset=Offset(log_start),
+        next_offset=Offset(next_offset),
+        data=b"",
+        last_stable_offset=last_stable_offset,
+        aborted=aborted,
     )
     return frame, data_length
 

@@ -388,7 +388,13 @@ class Partition(Replica):
         if end_offset is not None:
             end = min(end_offset, end)
         if offset >= end:
-            return Fetched(b"", offset, high_watermark, self.log.log_start_offset, stable)
+            return Fetched(
+                data=b"",
+                next_offset=offset,
+                high_watermark=high_watermark,
+                log_start_offset=self.log.log_start_offset,
+                last_stable_offset=stable,
+            )
         try:
             result, aborted = await self._read(offset, end, max_bytes, isolation)
         except LogError as error:
@@ -399,7 +405,14 @@ class Partition(Replica):
                 raise
             result, aborted = await self._read(offset, end, max_bytes, isolation)
         start = self.log.log_start_offset
-        return Fetched(result.data, result.next_offset, high_watermark, start, stable, aborted)
+        return Fetched(
+            data=result.data,
+            next_offset=result.next_offset,
+            high_watermark=high_watermark,
+            log_start_offset=start,
+            last_stable_offset=stable,
+            aborted=aborted,
+        )
 
     async def _read(
         self, offset: Offset, end: Offset, max_bytes: int, isolation: Isolation

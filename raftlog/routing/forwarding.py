@@ -247,11 +247,11 @@ class _Link(Session):
         number = self._last_id
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._in_flight[number] = _InFlight(
-            operation,
-            future,
-            size_bytes,
-            self._loop.call_later(timeout_s + ANSWER_SLACK_S, self._time_is_up, number),
-            self._loop.time(),
+            operation=operation,
+            future=future,
+            size_bytes=size_bytes,
+            timer=self._loop.call_later(timeout_s + ANSWER_SLACK_S, self._time_is_up, number),
+            begun_s=self._loop.time(),
         )
         self._bytes += size_bytes
         self._waits += is_wait

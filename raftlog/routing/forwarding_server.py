@@ -375,11 +375,11 @@ class _Session(Session):
                     isolation=Isolation(operation.isolation),
                 )
                 marks = Marks(
-                    fetched.next_offset,
-                    fetched.high_watermark,
-                    fetched.log_start_offset,
-                    fetched.last_stable_offset,
-                    len(fetched.aborted),
+                    next_offset=fetched.next_offset,
+                    high_watermark=fetched.high_watermark,
+                    log_start_offset=fetched.log_start_offset,
+                    last_stable_offset=fetched.last_stable_offset,
+                    aborted_count=len(fetched.aborted),
                 )
                 return marks, with_aborted(fetched.aborted, fetched.data)
             case Bounds():

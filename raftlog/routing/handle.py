@@ -189,7 +189,13 @@ class PartitionHandle:
             is_counted = True
             await self._wait_earlier(place, deadline)
             outcome, _ = await self._routed(
-                Append(self.topic_id, self.partition, int(acks), transactional_id, adds_partition),
+                Append(
+                    topic_id=self.topic_id,
+                    partition=self.partition,
+                    acks=int(acks),
+                    transactional_id=transactional_id,
+                    adds_partition=adds_partition,
+                ),
                 [batch.data for batch in batches],
                 local=local,
                 timeout_s=deadline - asyncio.get_running_loop().time(),
@@ -200,13 +206,7 @@ class PartitionHandle:
             place.leave()
             if is_counted:
                 self._router.end_routed(keys)
-        if isinstance(outcome, list):
-            return outcome
-        assert isinstance(outcome, Appended)
-        return [
-            AppendResult(Offset(first), Offset(last), time_ms, duplicate)
-            for first, last, time_ms, duplicate in outcome.results
-        ]
+        return _append_results(outcome)
 
     async def _wait_earlier(self, place: Place[ProducerKey], deadline: float) -> None:
         """Wait for earlier appends of the producer; LogError NOT_READY at the deadline."""
@@ -243,7 +243,12 @@ class PartitionHandle:
                 refusal = self._drop_local(error)
         bytes_max = min(max_bytes, BODY_BYTES_MAX)
         operation = Read(
-            self.topic_id, self.partition, offset, bytes_max, end_offset, int(isolation)
+            topic_id=self.topic_id,
+            partition=self.partition,
+            offset=offset,
+            max_bytes=bytes_max,
+            end_offset=end_offset,
+            isolation=int(isolation),
         )
         outcome, body = await self._routed(operation, (), local=local, refusal=refusal)
         if isinstance(outcome, Fetched):
@@ -251,12 +256,12 @@ class PartitionHandle:
         assert isinstance(outcome, Marks)
         aborted, data = split_aborted(outcome.aborted_count, body)
         return Fetched(
-            data,
-            Offset(outcome.next_offset),
-            Offset(outcome.high_watermark),
-            Offset(outcome.log_start_offset),
-            Offset(outcome.last_stable_offset),
-            aborted,
+            data=data,
+            next_offset=Offset(outcome.next_offset),
+            high_watermark=Offset(outcome.high_watermark),
+            log_start_offset=Offset(outcome.log_start_offset),
+            last_stable_offset=Offset(outcome.last_stable_offset),
+            aborted=aborted,
         )
 
     async def bounds(
@@ -398,13 +403,13 @@ class PartitionHandle:
         """See `Partition.write_marker`."""
         await self._routed(
             WriteMarker(
-                self.topic_id,
-                self.partition,
-                producer_id,
-                producer_epoch,
-                marker.coordinator_epoch,
-                marker.commit,
-                marker.is_epoch_next,
+                topic_id=self.topic_id,
+                partition=self.partition,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                coordinator_epoch=marker.coordinator_epoch,
+                commit=marker.commit,
+                is_epoch_next=marker.is_epoch_next,
             ),
             (),
             local=lambda found, remaining_s: self._router.gate.write_marker(
@@ -549,6 +554,17 @@ _NO_BODY: Final = memoryview(b"")
 async def _bounds(found: Partition, isolation: Isolation) -> tuple[Offset, Offset]:
     end = await found.end_offset(isolation)
     return found.log_start_offset, end
+
+
+def _append_results(outcome: list[AppendResult] | Outcome) -> list[AppendResult]:
+    """The results of a local append, or of the leader's answer to a forwarded append."""
+    if isinstance(outcome, list):
+        return outcome
+    assert isinstance(outcome, Appended)
+    return [
+        AppendResult(Offset(first), Offset(last), time_ms, duplicate)
+        for first, last, time_ms, duplicate in outcome.results
+    ]
 
 
 def _final_error(operation: Operation, error: LogError, unknown_error: LogError | None) -> LogError:

@@ -132,11 +132,11 @@ async def local_reads(
 
 def _marks(fetched: Fetched, offset: Offset) -> Fetched:
     return Fetched(
-        b"",
-        offset,
-        fetched.high_watermark,
-        fetched.log_start_offset,
-        fetched.last_stable_offset,
+        data=b"",
+        next_offset=offset,
+        high_watermark=fetched.high_watermark,
+        log_start_offset=fetched.log_start_offset,
+        last_stable_offset=fetched.last_stable_offset,
     )
 
 
@@ -177,12 +177,12 @@ def _answer(outcome: Outcome, body: memoryview) -> list[Fetched | int]:
         position = end
         found.append(
             Fetched(
-                data,
-                Offset(following),
-                Offset(high_watermark),
-                Offset(start),
-                Offset(stable),
-                aborted,
+                data=data,
+                next_offset=Offset(following),
+                high_watermark=Offset(high_watermark),
+                log_start_offset=Offset(start),
+                last_stable_offset=Offset(stable),
+                aborted=aborted,
             )
         )
     return found

@@ -281,7 +281,14 @@ class _Resolver:
         if default is UNSET and (field.tag is not None or not is_present):
             raise TypeError(f"{where} needs a default: version {self._version} may lack it")
         wire_type = self._wire_type(annotation, metadata, field.nullable_since, depth, where)
-        return FieldLayout(info.name, wire_type, is_present, field.tag, default, field.is_ignorable)
+        return FieldLayout(
+            name=info.name,
+            wire_type=wire_type,
+            is_present=is_present,
+            tag=field.tag,
+            default=default,
+            is_ignorable=field.is_ignorable,
+        )
 
     def _wire_type(
         self,

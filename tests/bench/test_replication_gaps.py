@@ -12,7 +12,7 @@ import pytest
 
 from bench.replication import gaps
 from bench.replication.cluster import Options, Row
-from bench.replication.gaps import KILL, MOVE, ROLLING, Trial, gap_results
+from bench.replication.gaps import KILL, MOVE, Trial, gap_results
 from bench.wires import NoWiresError, Wires
 
 ALL = (1, 2, 3)
@@ -25,19 +25,12 @@ def row(partition: int, leader: int) -> Row:
 def test_the_victim_is_whoever_leads_most() -> None:
     rows = [row(0, 2), row(1, 3), row(2, 2)]
     for number in range(5):
-        trial = gaps._choose_trial(KILL, rows, 2, random.Random(number), number)
+        trial = gaps._choose_trial(KILL, rows, 2, random.Random(number))
         assert (trial.victim, trial.led, trial.was_controller) == (2, [0, 2], True)
 
 
-def test_a_rolling_restart_takes_the_nodes_in_turn() -> None:
-    rows = [row(0, 2)]
-    trials = [gaps._choose_trial(ROLLING, rows, 1, random.Random(1), number) for number in range(4)]
-    assert [trial.victim for trial in trials] == [1, 2, 3, 1]
-    assert [trial.led for trial in trials] == [[], [0], [], []]
-
-
 def test_a_move_takes_one_partition_from_its_leader() -> None:
-    trial = gaps._choose_trial(MOVE, [row(0, 3), row(1, 3)], 1, random.Random(2), 0)
+    trial = gaps._choose_trial(MOVE, [row(0, 3), row(1, 3)], 1, random.Random(2))
     assert trial.victim == 3
     assert len(trial.led) == 1
 

@@ -1,4 +1,4 @@
-"""The claims of the sources: curves, promises and their kills, the sweep of linger."""
+"""The claims of the sources: curves, promises, the sweep of linger."""
 
 from __future__ import annotations
 
@@ -12,25 +12,11 @@ import pytest
 from bench.main import SUITES
 from bench.parts import PARTS
 from bench.report import plot
-from bench.sources import promises
 from bench.sources.claims import at_rate
 from bench.sources.curves import CURVE, Curves, Panel, plot_curves
 from bench.sources.hand_replicas import ByHand, running_replicas
 from bench.sources.linger import LINGERS_MS, SPEED, Sweep
-from bench.sources.promises import (
-    ACKS,
-    BESIDE_VOTERS,
-    FLUSHES,
-    MIN_ISRS,
-    ON_VOTERS,
-    Acks,
-    Cell,
-    Deaths,
-    PromiseBrokenError,
-    death_curves,
-    deaths,
-    print_promises,
-)
+from bench.sources.promises import ACKS, FLUSHES, MIN_ISRS, death_curves, print_promises
 
 PANEL: Final = Panel("puts", "replicas", "puts/s")
 
@@ -87,75 +73,16 @@ def test_replicas_by_hand_apply_each_put_in_the_order_of_the_calls(tmp_path: Pat
         asyncio.run(write())
 
 
-@pytest.mark.parametrize(
-    ("acks", "min_isr", "promised"),
-    [
-        ("all", 1, Deaths(writing=1, writing_beside=2, lossless=0)),
-        ("all", 2, Deaths(writing=1, writing_beside=1, lossless=1)),
-        ("all", 3, Deaths(writing=0, writing_beside=0, lossless=2)),
-        (1, 3, Deaths(writing=1, writing_beside=2, lossless=0)),
-        (0, 2, Deaths(writing=1, writing_beside=2, lossless=0)),
-    ],
-)
-def test_each_acknowledgement_has_its_promise(acks: Acks, min_isr: int, promised: Deaths) -> None:
-    assert deaths(acks, min_isr) == promised
-
-
-class FixedCell(Cell):
-    """A cell with writes that always, or never, succeed."""
-
-    is_written: bool = True
-
-    async def attempt(self) -> bool:
-        return self.is_written
-
-
-def fixed(nodes: tuple[int, ...], acks: Acks, min_isr: int, *, is_written: bool) -> FixedCell:
-    cell = FixedCell("t", nodes, acks, min_isr, None)  # type: ignore[arg-type]
-    cell.is_written = is_written
-    return cell
-
-
-@pytest.mark.parametrize(
-    ("cell", "dead"),
-    [
-        (fixed(ON_VOTERS, "all", 2, is_written=True), 1),
-        (fixed(ON_VOTERS, 1, 1, is_written=False), 2),
-        (fixed(BESIDE_VOTERS, 1, 1, is_written=True), 2),
-        (fixed(BESIDE_VOTERS, "all", 3, is_written=False), 1),
-    ],
-)
-async def test_writes_as_promised_pass_the_check(cell: FixedCell, dead: int) -> None:
-    await cell.check(dead)
-
-
-@pytest.mark.parametrize(
-    ("cell", "dead", "words"),
-    [
-        (fixed(ON_VOTERS, "all", 3, is_written=True), 1, "went on with 1"),
-        (fixed(ON_VOTERS, 0, 1, is_written=True), 2, "went on with 2"),
-        (fixed(BESIDE_VOTERS, "all", 1, is_written=False), 2, "stopped with 2"),
-    ],
-)
-async def test_a_broken_promise_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, cell: FixedCell, dead: int, words: str
-) -> None:
-    monkeypatch.setattr(promises, "OUTCOME_TIMEOUT_S", 0.05)
-    with pytest.raises(PromiseBrokenError, match=words):
-        await cell.check(dead)
-
-
 def test_the_table_has_a_line_for_each_combination(capsys: pytest.CaptureFixture[str]) -> None:
     curves = Curves(PANEL)
     for acks in ACKS:
         for flush in FLUSHES:
             for min_isr in MIN_ISRS:
                 curves.note(f"acks={acks}, flush={flush}", min_isr, 1.25)
-    print_promises(curves, curves, {"all": (9, 0), 1: (1_000, 4)})
+    print_promises(curves, curves)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(ACKS) * len(FLUSHES) * len(MIN_ISRS) + 2
-    assert lines[-3].split() == ["all", "3", "async", "1.25", "1.25", "0", "0", "2"]
-    assert "4 of 1,000" in lines[-1]
+    assert len(lines) == 1 + len(ACKS) * len(FLUSHES) * len(MIN_ISRS)
+    assert lines[-1].split() == ["all", "3", "async", "1.25", "1.25", "0", "0", "2"]
 
 
 def test_the_trade_has_a_point_for_each_linger() -> None:

@@ -13,7 +13,7 @@ from bench.spark.running import Meter, Used
 
 
 def good(_options: Options) -> list[Result]:
-    return [Result("good", "rows/s", [1.0])]
+    return [Result("good", "rows/s", runs=[1.0])]
 
 
 def bad(_options: Options) -> list[Result]:

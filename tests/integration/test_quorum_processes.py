@@ -184,8 +184,7 @@ def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
     for node_id in own_cluster.nodes:
         wait_for_voters(own_cluster, node_id, [1, 2, 3, 4])
     own_cluster.kill(4)
-    own_cluster.restart(4)
-    own_cluster.nodes[4].wait_ready()
+    own_cluster.revive(4)
     own_cluster.wait_quiet()
     own_cluster.nodes[2].request("DELETE", "/v1/quorum/voters/4", None)
     for node_id in own_cluster.nodes:

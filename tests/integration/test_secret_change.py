@@ -56,8 +56,7 @@ def test_secret_changes_under_load_without_a_stop(tmp_path: Path) -> None:
         # From now on each node has a file of its own.
         for node_id in (1, 2, 3):
             cluster.kill(node_id)
-            cluster.restart(node_id)
-            cluster.nodes[node_id].wait_ready()
+            cluster.revive(node_id)
         cluster.wait_active()
         pids = {node_id: node.pid for node_id, node in cluster.nodes.items()}
 

@@ -194,8 +194,7 @@ class Trial:
             node_id = next(self._next_to_kill)
             self.cluster.kill(node_id)
             _wait_growth(progress, step, programs)
-            self.cluster.restart(node_id)
-            self.cluster.nodes[node_id].wait_ready()
+            self.cluster.revive(node_id)
             self.wait_in_sync()
         _wait_growth(progress, step, programs)
         return self.effort.kills

@@ -71,8 +71,7 @@ def test_a_killed_leader_is_replaced_and_restarts_from_its_directory(tmp_path: P
         cluster.kill(1)
         assert not cluster.nodes[1].is_running
         assert cluster.wait_active() == 2
-        cluster.restart(1)
-        cluster.nodes[1].wait_ready()
+        cluster.revive(1)
         assert cluster.wait_quiet() == 1
 
 

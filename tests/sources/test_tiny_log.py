@@ -221,8 +221,7 @@ def test_a_killed_process_is_started_again_and_needs_nothing_else(
     write(node, tmp_path, "kept", "1\n")
     cluster.kill(3)
     write(node, tmp_path, "kept", "2\n")
-    cluster.restart(3)
-    cluster.nodes[3].wait_ready()
+    cluster.revive(3)
 
     def in_sync(isr: int) -> bool:
         row = cluster.nodes[1].request("GET", "/v1/metadata?topics=kept")["topics"][0]

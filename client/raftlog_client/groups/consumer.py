@@ -58,12 +58,12 @@ class ConsumerGroup:
         )
         self._member = GroupMember(
             MemberSettings(
-                str(uuid.uuid4()),
-                settings.instance_id,
-                settings.client_id,
-                settings.assignor,
-                settings.session_timeout_ms,
-                settings.max_poll_interval_ms,
+                member_id=str(uuid.uuid4()),
+                instance_id=settings.instance_id,
+                client_id=settings.client_id,
+                assignor=settings.assignor,
+                session_timeout_ms=settings.session_timeout_ms,
+                rebalance_timeout_ms=settings.max_poll_interval_ms,
             )
         )
         self._wake = wake

@@ -139,12 +139,12 @@ class GroupLease:
 
     def _new_member(self) -> GroupMember:
         settings = MemberSettings(
-            uuid4().hex,
-            self._instance_id,
-            self._client_id,
-            ASSIGNOR,
-            self._session_ms,
-            REBALANCE_SHARE * self._session_ms,
+            member_id=uuid4().hex,
+            instance_id=self._instance_id,
+            client_id=self._client_id,
+            assignor=ASSIGNOR,
+            session_timeout_ms=self._session_ms,
+            rebalance_timeout_ms=REBALANCE_SHARE * self._session_ms,
         )
         return GroupMember(settings)
 

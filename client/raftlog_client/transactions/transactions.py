@@ -341,12 +341,12 @@ class Transactions:
             nonlocal sent
             group, sent = offsets()
             return TransactionOffsets(
-                identity.producer_id,
-                identity.producer_epoch,
-                group.group_id,
-                offset_commits(sent),
-                group.member_id,
-                group.member_epoch,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                group=group.group_id,
+                offsets=offset_commits(sent),
+                member_id=group.member_id,
+                member_epoch=group.member_epoch,
             )
 
         if not offsets()[1]:

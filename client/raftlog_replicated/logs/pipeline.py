@@ -114,7 +114,15 @@ class Pipeline(Generic[Command, Result]):
                 f"{len(self._queue)} commands of {self._queued_bytes} bytes wait for the log."
             )
         self._queued_bytes += size
-        self._queue.append(_Submitted(command, payload, request_id, deadline, done))
+        self._queue.append(
+            _Submitted(
+                command=command,
+                payload=payload,
+                request_id=request_id,
+                deadline=deadline,
+                done=done,
+            )
+        )
 
     def next_batch(self, term: Term) -> Batch[Command, Result] | None:
         """Take queued commands, in their order, for an entry of the term; None without any."""

@@ -125,7 +125,14 @@ class Snapshotter(Generic[Command, Result]):
         if self._catalogue.newest_first[:1] != before:
             return  # another replica was faster: these chunks go with its next ones
         manifest = Manifest(
-            name, position, offset, commands, first, total.chunks, total.size_bytes, total.sha256
+            snapshot_id=name,
+            position=position,
+            offset=offset,
+            commands=commands,
+            first_chunk=first,
+            chunks=total.chunks,
+            size_bytes=total.size_bytes,
+            sha256=total.sha256,
         )
         await snapshots.write_manifest(name.encode(), encode_manifest(manifest))
         await self.refresh()

@@ -114,14 +114,14 @@ def decode(
     """
     assert 0 < decompressed_bytes_max <= DECOMPRESSED_BYTES_LIMIT
     query = _Query(
-        memoryview(data),
-        topic,
-        partition,
-        start,
-        end,
-        frozenset(columns),
-        arrow_schema(columns),
-        decompressed_bytes_max,
+        data=memoryview(data),
+        topic=topic,
+        partition=partition,
+        start=start,
+        end=end,
+        names=frozenset(columns),
+        schema=arrow_schema(columns),
+        decompressed_bytes_max=decompressed_bytes_max,
     )
     is_readable = TransactionFilter(aborted).is_readable
     unit: list[_Batch] = []

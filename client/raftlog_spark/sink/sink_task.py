@@ -54,12 +54,12 @@ def current_tag(sink_id: str | None, *, write_id: str | None = None) -> AttemptI
             'with .option("sinkId", ...)'
         )
     return AttemptId(
-        sink_id,
-        query_id,
-        batch_id,
-        context.partitionId(),
-        context.attemptNumber(),
-        epoch,
+        sink_id=sink_id,
+        query_id=query_id,
+        batch_id=batch_id,
+        task=context.partitionId(),
+        attempt=context.attemptNumber(),
+        epoch=epoch,
     )
 
 

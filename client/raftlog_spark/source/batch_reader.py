@@ -54,7 +54,13 @@ class BatchReader(DataSourceReader):
         ends, too_late = resolve_point(cluster, options.ending, snapshot)
         check_losses([*too_early, *too_late], options)
         return [
-            Range(topic, snapshot.topic_ids[topic], number, start, ends[topic, number])
+            Range(
+                topic=topic,
+                topic_id=snapshot.topic_ids[topic],
+                partition=number,
+                start=start,
+                end=ends[topic, number],
+            )
             for (topic, number), start in sorted(starts.items())
             if start < ends[topic, number]
         ]

@@ -223,7 +223,13 @@ def offsets_between(start: StreamOffset, end: StreamOffset) -> int:
 def waiting_after(offset: StreamOffset, snapshot: Snapshot) -> list[Range]:
     """The ranges that a batch up to `offset` leaves for later, most records first."""
     ranges = [
-        Range(part[0], snapshot.topic_ids[part[0]], part[1], first, bounds.end)
+        Range(
+            topic=part[0],
+            topic_id=snapshot.topic_ids[part[0]],
+            partition=part[1],
+            start=first,
+            end=bounds.end,
+        )
         for part, bounds in snapshot.bounds.items()
         if (first := max(offset.ends.get(part, bounds.start), bounds.start)) < bounds.end
     ]
@@ -244,7 +250,15 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
                 f"to {last}; start with a new checkpointLocation"
             )
         if first < last:
-            ranges.append(Range(part[0], end.topic_ids[part[0]], part[1], first, last))
+            ranges.append(
+                Range(
+                    topic=part[0],
+                    topic_id=end.topic_ids[part[0]],
+                    partition=part[1],
+                    start=first,
+                    end=last,
+                )
+            )
     return ranges
 
 

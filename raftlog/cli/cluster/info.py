@@ -222,29 +222,29 @@ def _health(
     """`described`: nodes by themselves. `min_isr` by topic; unknown for a missing topic."""
     partitions = [partition for topic in topics for partition in topic.partitions]
     return Health(
-        list(_quorum_faults(quorum)),
-        [node.node_id for node in nodes if node.fenced],
-        [node.node_id for node in nodes if node.can_write is False],
-        not_ready,
-        {
+        quorum=list(_quorum_faults(quorum)),
+        fenced=[node.node_id for node in nodes if node.fenced],
+        unwritable=[node.node_id for node in nodes if node.can_write is False],
+        not_ready=not_ready,
+        opening={
             node_id: OpeningReplicas(node.held or 0, node.replicas_open or 0, node.opening)
             for node_id, node in described.items()
             if node.opening
         },
-        wrong_clocks(described),
-        [f"{info.topic}/{info.partition}" for info in partitions if info.leader is None],
-        [
+        clocks=wrong_clocks(described),
+        leaderless=[f"{info.topic}/{info.partition}" for info in partitions if info.leader is None],
+        below_min_isr=[
             f"{info.topic}/{info.partition}"
             for info in partitions
             # A topic with fewer replicas needs all of them.
             if len(info.isr) < min(min_isr.get(info.topic, 0), len(info.replicas))
         ],
-        [
+        under_replicated=[
             f"{info.topic}/{info.partition}"
             for info in partitions
             if len(info.isr) < len(info.replicas)
         ],
-        list(quorum.warnings),
+        warnings=list(quorum.warnings),
     )
 
 

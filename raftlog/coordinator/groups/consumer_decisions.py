@@ -466,7 +466,14 @@ def _updated(
     """The member's properties with those of the request. Raises LogError."""
     if before is None:
         before = ConsumerGroupMemberMetadataValue(
-            None, None, "", "", (), None, REBALANCE_TIMEOUT_MS, None
+            instance_id=None,
+            rack_id=None,
+            client_id="",
+            client_host="",
+            subscribed_topic_names=(),
+            subscribed_topic_regex=None,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            server_assignor=None,
         )
     names, pattern = request.subscribed_names, request.subscribed_pattern
     if request.member_epoch == JOIN_EPOCH:

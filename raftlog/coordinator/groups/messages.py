@@ -155,27 +155,27 @@ class ConsumerGroupDescription(_Message, frozen=True, tag=2):
 def classic_description(group: DescribedGroup) -> ConsumerGroupDescription:
     """A classic group in the same words. What its members subscribe to and own is opaque."""
     return ConsumerGroupDescription(
-        group.group,
-        group.state,
-        group.generation,
-        group.generation,
-        group.protocol or "",
-        tuple(
+        group=group.group,
+        state=group.state,
+        epoch=group.generation,
+        assignment_epoch=group.generation,
+        assignor=group.protocol or "",
+        members=tuple(
             MemberDescription(
-                one.member_id,
-                one.instance_id,
-                None,
-                one.client_id,
-                one.client_host,
-                group.generation,
-                (),
-                None,
-                (),
-                (),
+                member_id=one.member_id,
+                instance_id=one.instance_id,
+                rack_id=None,
+                client_id=one.client_id,
+                client_host=one.client_host,
+                member_epoch=group.generation,
+                subscribed_names=(),
+                subscribed_pattern=None,
+                assignment=(),
+                target=(),
             )
             for one in group.members
         ),
-        CLASSIC_KIND,
+        kind=CLASSIC_KIND,
     )
 
 

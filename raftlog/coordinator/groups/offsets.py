@@ -259,12 +259,12 @@ class OffsetTable:
                 # No version of the record has an expiry time and these two.
                 is_newer = expire_ms == NO_TIMESTAMP
                 value = OffsetCommitValue(
-                    offset.offset,
-                    offset.leader_epoch if is_newer else -1,
-                    offset.metadata,
-                    now_ms,
-                    expire_ms,
-                    offset.topic_id if is_newer else None,
+                    offset=offset.offset,
+                    leader_epoch=offset.leader_epoch if is_newer else -1,
+                    metadata=offset.metadata,
+                    commit_timestamp_ms=now_ms,
+                    expire_timestamp_ms=expire_ms,
+                    topic_id=offset.topic_id if is_newer else None,
                 )
                 key = OffsetCommitKey(group_id, offset.topic, offset.partition)
                 records.append(CoordinatorRecord(key, value))
@@ -402,12 +402,12 @@ class OffsetTable:
         if None not in (name.topic_id, value.topic_id) and name.topic_id != value.topic_id:
             return FetchedOffset(name.topic, name.partition)
         return FetchedOffset(
-            name.topic,
-            name.partition,
-            value.offset,
-            value.leader_epoch,
-            value.metadata,
-            value.topic_id,
+            topic=name.topic,
+            partition=name.partition,
+            offset=value.offset,
+            leader_epoch=value.leader_epoch,
+            metadata=value.metadata,
+            topic_id=value.topic_id,
         )
 
     def _has_ended(

@@ -26,7 +26,13 @@ class MemberState(IntEnum):
     """The member has the target epoch, and waits for partitions of other members."""
 
 
-UNASSIGNED: Final = ConsumerGroupCurrentMemberAssignmentValue(0, 0, MemberState.STABLE, (), ())
+UNASSIGNED: Final = ConsumerGroupCurrentMemberAssignmentValue(
+    member_epoch=0,
+    previous_member_epoch=0,
+    state=MemberState.STABLE,
+    assigned_partitions=(),
+    partitions_pending_revocation=(),
+)
 """Of a member that is joining."""
 
 

@@ -423,7 +423,15 @@ class GroupShard:
     def _describe(self, group_id: str) -> ConsumerGroupDescription | DescribedGroup:
         group = self._exists(group_id)
         if group is None:
-            return ConsumerGroupDescription(group_id, "Empty", 0, 0, "", (), OFFSETS_KIND)
+            return ConsumerGroupDescription(
+                group=group_id,
+                state="Empty",
+                epoch=0,
+                assignment_epoch=0,
+                assignor="",
+                members=(),
+                kind=OFFSETS_KIND,
+            )
         return group.describe()
 
     def _list(self) -> GroupList:
@@ -433,7 +441,11 @@ class GroupShard:
         }
         for group_id, group in self._consumer_groups.items():
             found[group_id] = GroupListing(
-                group_id, "consumer", group.state, len(group.members), group.assignor
+                group=group_id,
+                kind="consumer",
+                state=group.state,
+                members=len(group.members),
+                assignor=group.assignor,
             )
         for classic in self.classic:
             found[classic.group_id] = GroupListing(

@@ -200,12 +200,12 @@ class ConsumerInstances:
                 "delete instances no longer used.",
             )
         value = ConsumerInstanceValue(
-            request.member_id,
-            request.format,
-            request.auto_offset_reset,
-            request.auto_commit_interval_ms,
-            request.fetch_min_bytes,
-            request.request_timeout_ms,
+            member_id=request.member_id,
+            format=request.format,
+            auto_offset_reset=request.auto_offset_reset,
+            auto_commit_interval_ms=request.auto_commit_interval_ms,
+            fetch_min_bytes=request.fetch_min_bytes,
+            request_timeout_ms=request.request_timeout_ms,
         )
         key = ConsumerInstanceKey(*instance_id)
         self._restart_idle(*instance_id, now_ms)
@@ -330,11 +330,11 @@ class ConsumerInstances:
         self._take_turns(one, assigned)
         found = self._positions(one, one.turns, image)
         plan = ReadPlan(
-            value.format,
-            value.auto_offset_reset,
-            value.fetch_min_bytes,
-            value.request_timeout_ms,
-            tuple(PartitionOffset(*pair, offset) for pair, offset in found.items()),
+            format=value.format,
+            auto_offset_reset=value.auto_offset_reset,
+            fetch_min_bytes=value.fetch_min_bytes,
+            request_timeout_ms=value.request_timeout_ms,
+            partitions=tuple(PartitionOffset(*pair, offset) for pair, offset in found.items()),
         )
         return Decision(plan, records)
 

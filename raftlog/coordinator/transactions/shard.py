@@ -263,12 +263,12 @@ class TransactionShard:
             present = self._transactions[transactional_id]
             pending.append(
                 PendingMarkers(
-                    transactional_id,
-                    progress.decision,
-                    present.producer,
-                    present.state is State.PREPARE_COMMIT,
-                    present.version,
-                    frozenset(progress.unwritten),
+                    transactional_id=transactional_id,
+                    decision=progress.decision,
+                    producer=present.producer,
+                    is_commit=present.state is State.PREPARE_COMMIT,
+                    version=present.version,
+                    partitions=frozenset(progress.unwritten),
                 )
             )
         pending.reverse()
@@ -568,12 +568,12 @@ class TransactionShard:
         is_open = present.state in OPEN or present.state in DECIDED
         progress = self._progress.get(transactional_id)
         return TransactionDescription(
-            self._summary(transactional_id, present, wall_ms),
-            present.timeout_ms,
-            present.start_ms if is_open else -1,
-            present.last_update_ms,
-            tuple(sorted(present.partitions)),
-            () if progress is None else tuple(sorted(progress.unwritten)),
+            summary=self._summary(transactional_id, present, wall_ms),
+            timeout_ms=present.timeout_ms,
+            start_ms=present.start_ms if is_open else -1,
+            last_update_ms=present.last_update_ms,
+            partitions=tuple(sorted(present.partitions)),
+            unwritten=() if progress is None else tuple(sorted(progress.unwritten)),
         )
 
     def _summary(
@@ -586,7 +586,11 @@ class TransactionShard:
             present.state is State.PREPARED and open_ms > self._settings.prepared_timeout_ms
         )
         return TransactionSummary(
-            transactional_id, present.client, present.state.label, open_ms, is_overdue
+            transactional_id=transactional_id,
+            producer=present.client,
+            state=present.state.label,
+            open_ms=open_ms,
+            is_overdue=is_overdue,
         )
 
 

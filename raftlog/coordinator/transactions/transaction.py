@@ -246,7 +246,13 @@ def init(
     else:
         client = _following(before.client, next_producer_id)
     after = Transaction(
-        client, State.EMPTY, timeout_ms, wall_ms, None, previous, version=before.version
+        producer=client,
+        state=State.EMPTY,
+        timeout_ms=timeout_ms,
+        last_update_ms=wall_ms,
+        next_producer=None,
+        previous_producer_id=previous,
+        version=before.version,
     )
     return Initialization(after, True)
 

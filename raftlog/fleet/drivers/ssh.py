@@ -323,7 +323,14 @@ class SshDriver:
             )
         status = await self._hosts[host].status(name)
         address = str(settings.get("advertised", self._address(host)))
-        found = _Found(host, name, text, settings, address, status.version)
+        found = _Found(
+            host=host,
+            name=name,
+            text=text,
+            settings=settings,
+            address=address,
+            version=status.version,
+        )
         node = NodeState(
             node_id=node_id,
             address=address,

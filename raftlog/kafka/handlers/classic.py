@@ -36,15 +36,15 @@ from raftlog.record.errors import MEMBER_ID_REQUIRED, LogError
 async def join(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
     """11: answered when the group's next generation begins."""
     wanted = JoinGroup(
-        request.group_id,
-        request.protocol_type,
-        tuple(Protocol(one.name, one.metadata) for one in request.protocols),
-        request.session_timeout_ms,
-        request.rebalance_timeout_ms,
-        request.member_id,
-        request.group_instance_id,
-        call.client_id,
-        call.address,
+        group_id=request.group_id,
+        protocol_type=request.protocol_type,
+        protocols=tuple(Protocol(one.name, one.metadata) for one in request.protocols),
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        member_id=request.member_id,
+        instance_id=request.group_instance_id,
+        client_id=call.client_id,
+        client_host=call.address,
         requires_member_id=call.version >= 4,
         can_skip_assignment=call.version >= 9,
     )
@@ -67,15 +67,15 @@ def _not_joined(call: Call, error_code: int, member_id: str) -> JoinGroupRespons
 
 def _joined(joined: Joined) -> JoinGroupResponse:
     return JoinGroupResponse(
-        0,
-        NONE,
-        joined.generation,
-        joined.protocol_type,
-        joined.protocol,
-        joined.leader,
-        joined.skip_assignment,
-        joined.member_id,
-        tuple(
+        throttle_time_ms=0,
+        error_code=NONE,
+        generation_id=joined.generation,
+        protocol_type=joined.protocol_type,
+        protocol_name=joined.protocol,
+        leader=joined.leader,
+        skip_assignment=joined.skip_assignment,
+        member_id=joined.member_id,
+        members=tuple(
             JoinGroupResponseMember(one.member_id, one.instance_id, one.metadata)
             for one in joined.members
         ),
@@ -85,19 +85,27 @@ def _joined(joined: Joined) -> JoinGroupResponse:
 async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
     """14: answered when the leader has brought the assignments."""
     wanted = SyncGroup(
-        request.group_id,
-        request.member_id,
-        request.generation_id,
-        request.group_instance_id,
-        request.protocol_type,
-        request.protocol_name,
-        tuple(MemberAssignment(one.member_id, one.assignment) for one in request.assignments),
+        group_id=request.group_id,
+        member_id=request.member_id,
+        generation=request.generation_id,
+        instance_id=request.group_instance_id,
+        protocol_type=request.protocol_type,
+        protocol=request.protocol_name,
+        assignments=tuple(
+            MemberAssignment(one.member_id, one.assignment) for one in request.assignments
+        ),
     )
     try:
         synced = await call.broker.classic_groups.sync(call.principal, wanted)
     except LogError as error:
         return SyncGroupResponse(error_code=coordinator_code(error))
-    return SyncGroupResponse(0, NONE, synced.protocol_type, synced.protocol, synced.assignment)
+    return SyncGroupResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        protocol_type=synced.protocol_type,
+        protocol_name=synced.protocol,
+        assignment=synced.assignment,
+    )
 
 
 async def heartbeat(call: Call, request: HeartbeatRequest) -> HeartbeatResponse:

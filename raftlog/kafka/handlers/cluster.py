@@ -356,15 +356,15 @@ def _quorum(
     observers = (membership.peers.keys() | {int(membership.node_id)}) - voters
     now_ms = call.broker.clock.time_ms()
     return ResponsePartitionData(
-        number,
-        NONE,
-        None,
-        UNKNOWN if status.leader_id is None else status.leader_id,
-        status.term,
+        partition_index=number,
+        error_code=NONE,
+        error_message=None,
+        leader_id=UNKNOWN if status.leader_id is None else status.leader_id,
+        leader_epoch=status.term,
         # The offset after the last committed entry, as of a log.
-        status.commit_index + 1,
-        _states(call, membership, sorted(voters), now_ms),
-        _states(call, membership, sorted(observers), now_ms),
+        high_watermark=status.commit_index + 1,
+        current_voters=_states(call, membership, sorted(voters), now_ms),
+        observers=_states(call, membership, sorted(observers), now_ms),
     )
 
 
@@ -385,11 +385,11 @@ def _state(call: Call, membership: ClusterMembership, node_id: int, now_ms: int)
         heard_ms = now_ms - round(peer.last_heard_s * 1000)
     has_caught_up = last_index is not None and last_index >= status.commit_index
     return ReplicaState(
-        node_id,
-        _directory_id(membership, node_id) if call.version >= 2 else None,
-        UNKNOWN if last_index is None else last_index + 1,
-        heard_ms,
-        heard_ms if has_caught_up else UNKNOWN,
+        replica_id=node_id,
+        replica_directory_id=_directory_id(membership, node_id) if call.version >= 2 else None,
+        log_end_offset=UNKNOWN if last_index is None else last_index + 1,
+        last_fetch_timestamp=heard_ms,
+        last_caught_up_timestamp=heard_ms if has_caught_up else UNKNOWN,
     )
 
 

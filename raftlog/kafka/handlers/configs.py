@@ -117,11 +117,11 @@ async def describe_configs(call: Call, request: DescribeConfigsRequest) -> Descr
         count += len(described)
         results.append(
             DescribeConfigsResult(
-                NONE,
-                None,
-                resource.resource_type,
-                resource.resource_name,
-                tuple(_described(request, one) for one in described),
+                error_code=NONE,
+                error_message=None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+                configs=tuple(_described(request, one) for one in described),
             )
         )
     return DescribeConfigsResponse(results=tuple(results))

@@ -184,12 +184,12 @@ def _merged(first: Fetched, later: Fetched) -> Fetched:
     """Marks of both chunks."""
     aborted = dict.fromkeys((*first.aborted, *later.aborted))
     return Fetched(
-        first.data,
-        later.next_offset,
-        later.high_watermark,
-        later.log_start_offset,
-        later.last_stable_offset,
-        tuple(aborted),
+        data=first.data,
+        next_offset=later.next_offset,
+        high_watermark=later.high_watermark,
+        log_start_offset=later.log_start_offset,
+        last_stable_offset=later.last_stable_offset,
+        aborted=tuple(aborted),
     )
 
 
@@ -210,11 +210,11 @@ def _answer(
         aborted = tuple(AbortedTransaction(*each) for each in fetched.aborted)
     pieces = part.pieces
     return PartitionData(
-        number,
-        0,
-        fetched.high_watermark,
-        fetched.last_stable_offset,
-        fetched.log_start_offset,
+        partition_index=number,
+        error_code=0,
+        high_watermark=fetched.high_watermark,
+        last_stable_offset=fetched.last_stable_offset,
+        log_start_offset=fetched.log_start_offset,
         aborted_transactions=aborted,
         records=pieces[0] if len(pieces) == 1 else b"".join(pieces),
     )

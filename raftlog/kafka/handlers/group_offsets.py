@@ -68,12 +68,12 @@ async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespon
                 places.append(len(codes))
                 offsets.append(
                     OffsetToCommit(
-                        name,
-                        one.partition_index,
-                        one.committed_offset,
-                        one.committed_leader_epoch,
-                        one.committed_metadata or "",
-                        topic.topic_id,
+                        topic=name,
+                        partition=one.partition_index,
+                        offset=one.committed_offset,
+                        leader_epoch=one.committed_leader_epoch,
+                        metadata=one.committed_metadata or "",
+                        topic_id=topic.topic_id,
                     )
                 )
             codes.append(refusal)
@@ -248,7 +248,13 @@ def _of_all(call: Call, committed: Iterable[FetchedOffset]) -> list[_Found]:
 
 
 def _row(one: FetchedOffset) -> _Row:
-    return _Row(one.partition, one.offset, one.leader_epoch, one.metadata, code_of(one.error_code))
+    return _Row(
+        number=one.partition,
+        offset=one.offset,
+        leader_epoch=one.leader_epoch,
+        metadata=one.metadata,
+        error_code=code_of(one.error_code),
+    )
 
 
 def _failed(wanted: _Wanted, error_code: int) -> _Found:

@@ -95,7 +95,12 @@ async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindC
         return FindCoordinatorResponse(coordinators=tuple(found))
     one = await _coordinator(call, request.key_type, request.key)
     return FindCoordinatorResponse(
-        0, one.error_code, one.error_message, one.node_id, one.host, one.port
+        throttle_time_ms=0,
+        error_code=one.error_code,
+        error_message=one.error_message,
+        node_id=one.node_id,
+        host=one.host,
+        port=one.port,
     )
 
 
@@ -124,7 +129,14 @@ async def _coordinating_node(call: Call, key_type: int, key: str) -> BrokerImage
 
 
 def _no_coordinator(key: str, error_code: int, message: str) -> Coordinator:
-    return Coordinator(key, NO_NODE, "", NO_NODE, error_code, message)
+    return Coordinator(
+        key=key,
+        node_id=NO_NODE,
+        host="",
+        port=NO_NODE,
+        error_code=error_code,
+        error_message=message,
+    )
 
 
 # Modern members
@@ -138,17 +150,19 @@ async def heartbeat(
         answer = await call.broker.groups.heartbeat(
             call.principal,
             ConsumerHeartbeatRequest(
-                request.group_id,
-                request.member_id,
-                request.member_epoch,
-                request.instance_id,
-                request.rack_id,
-                call.client_id,
-                call.address,
-                request.subscribed_topic_names,
-                request.subscribed_topic_regex,
-                request.server_assignor,
-                None if request.rebalance_timeout_ms < 0 else request.rebalance_timeout_ms,
+                group=request.group_id,
+                member_id=request.member_id,
+                member_epoch=request.member_epoch,
+                instance_id=request.instance_id,
+                rack_id=request.rack_id,
+                client_id=call.client_id,
+                client_host=call.address,
+                subscribed_names=request.subscribed_topic_names,
+                subscribed_pattern=request.subscribed_topic_regex,
+                assignor=request.server_assignor,
+                rebalance_timeout_ms=None
+                if request.rebalance_timeout_ms < 0
+                else request.rebalance_timeout_ms,
                 owned=_owned(request.topic_partitions),
             ),
         )
@@ -201,15 +215,15 @@ async def _described_consumer(
     except LogError as error:
         return DescribedConsumerGroup(coordinator_code(error), error.message, group_id)
     return DescribedConsumerGroup(
-        NONE,
-        None,
-        group_id,
-        found.state,
-        found.epoch,
-        found.assignment_epoch,
-        found.assignor,
-        tuple(_member(call, one) for one in found.members),
-        _operations(call, group_id, wants_operations),
+        error_code=NONE,
+        error_message=None,
+        group_id=group_id,
+        group_state=found.state,
+        group_epoch=found.epoch,
+        assignment_epoch=found.assignment_epoch,
+        assignor_name=found.assignor,
+        members=tuple(_member(call, one) for one in found.members),
+        authorized_operations=_operations(call, group_id, wants_operations),
     )
 
 
@@ -226,17 +240,17 @@ async def _consumer_group(call: Call, group_id: str) -> ConsumerGroupDescription
 
 def _member(call: Call, one: MemberDescription) -> Member:
     return Member(
-        one.member_id,
-        one.instance_id,
-        one.rack_id,
-        one.member_epoch,
-        one.client_id,
-        one.client_host,
-        one.subscribed_names,
-        one.subscribed_pattern,
-        _named(call, one.assignment),
-        _named(call, one.target),
-        CONSUMER_MEMBER,
+        member_id=one.member_id,
+        instance_id=one.instance_id,
+        rack_id=one.rack_id,
+        member_epoch=one.member_epoch,
+        client_id=one.client_id,
+        client_host=one.client_host,
+        subscribed_topic_names=one.subscribed_names,
+        subscribed_topic_regex=one.subscribed_pattern,
+        assignment=_named(call, one.assignment),
+        target_assignment=_named(call, one.target),
+        member_type=CONSUMER_MEMBER,
     )
 
 
@@ -288,12 +302,12 @@ async def _described_classic(
         protocol_data=found.protocol or "",
         members=tuple(
             DescribedGroupMember(
-                one.member_id,
-                one.instance_id,
-                one.client_id,
-                one.client_host,
-                one.metadata,
-                one.assignment,
+                member_id=one.member_id,
+                group_instance_id=one.instance_id,
+                client_id=one.client_id,
+                client_host=one.client_host,
+                member_metadata=one.metadata,
+                member_assignment=one.assignment,
             )
             for one in found.members
         ),

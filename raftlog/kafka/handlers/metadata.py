@@ -109,23 +109,23 @@ async def _missing(call: Call, name: str, may_create: bool) -> TopicImage | Meta
 
 def _described(topic: TopicImage, brokers: Brokers, operations: int) -> MetadataResponseTopic:
     return MetadataResponseTopic(
-        NONE,
-        topic.name,
-        topic.topic_id,
-        is_internal_topic(topic.name),
-        tuple(_partition(row, brokers) for row in topic.partitions),
-        operations,
+        error_code=NONE,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=is_internal_topic(topic.name),
+        partitions=tuple(_partition(row, brokers) for row in topic.partitions),
+        topic_authorized_operations=operations,
     )
 
 
 def _partition(row: PartitionImage, brokers: Brokers) -> MetadataResponsePartition:
     error_code, leader = brokers.leader(row)
     return MetadataResponsePartition(
-        error_code,
-        row.partition,
-        leader,
-        row.leader_epoch,
-        row.replicas,
-        row.isr,
-        brokers.offline(row),
+        error_code=error_code,
+        partition_index=row.partition,
+        leader_id=leader,
+        leader_epoch=row.leader_epoch,
+        replica_nodes=row.replicas,
+        isr_nodes=row.isr,
+        offline_replicas=brokers.offline(row),
     )

@@ -131,11 +131,11 @@ def _answer(
         else:
             rows.append(
                 PartitionProduceResponse(
-                    one.index,
-                    NONE,
-                    outcome.base_offset,
-                    outcome.log_append_time_ms,
-                    outcome.log_start_offset,
+                    index=one.index,
+                    error_code=NONE,
+                    base_offset=outcome.base_offset,
+                    log_append_time_ms=outcome.log_append_time_ms,
+                    log_start_offset=outcome.log_start_offset,
                 )
             )
     return TopicProduceResponse(topic.name, topic.topic_id, tuple(rows))

@@ -279,12 +279,12 @@ async def describe_topic_partitions(
         rows = tuple(islice(topic.partitions, first, first + room))
         topics.append(
             DescribeTopicPartitionsResponseTopic(
-                NONE,
-                name,
-                topic.topic_id,
-                is_internal_topic(name),
-                tuple(_described(row, brokers) for row in rows),
-                topic_operations(call, name),
+                error_code=NONE,
+                name=name,
+                topic_id=topic.topic_id,
+                is_internal=is_internal_topic(name),
+                partitions=tuple(_described(row, brokers) for row in rows),
+                topic_authorized_operations=topic_operations(call, name),
             )
         )
         room -= len(rows)
@@ -314,13 +314,13 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
 def _described(row: PartitionImage, brokers: Brokers) -> DescribeTopicPartitionsResponsePartition:
     error_code, leader = brokers.leader(row)
     return DescribeTopicPartitionsResponsePartition(
-        error_code,
-        row.partition,
-        leader,
-        row.leader_epoch,
-        row.replicas,
-        row.isr,
-        row.elr,
-        (),
-        brokers.offline(row),
+        error_code=error_code,
+        partition_index=row.partition,
+        leader_id=leader,
+        leader_epoch=row.leader_epoch,
+        replica_nodes=row.replicas,
+        isr_nodes=row.isr,
+        eligible_leader_replicas=row.elr,
+        last_known_elr=(),
+        offline_replicas=brokers.offline(row),
     )

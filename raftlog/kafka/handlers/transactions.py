@@ -196,11 +196,11 @@ async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffs
     """28: a group's offsets, to be committed with the transaction."""
     offsets = [
         OffsetToCommit(
-            topic.name,
-            one.partition_index,
-            one.committed_offset,
-            one.committed_leader_epoch,
-            one.committed_metadata or "",
+            topic=topic.name,
+            partition=one.partition_index,
+            offset=one.committed_offset,
+            leader_epoch=one.committed_leader_epoch,
+            metadata=one.committed_metadata or "",
         )
         for topic in request.topics
         for one in topic.partitions
@@ -260,12 +260,14 @@ async def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
         None,
         tuple(
             ProducerState(
-                one.producer_id,
-                one.producer_epoch,
-                one.last_sequence,
-                now_ms - one.idle_ms,
-                one.coordinator_epoch,
-                -1 if one.transaction_start is None else one.transaction_start,
+                producer_id=one.producer_id,
+                producer_epoch=one.producer_epoch,
+                last_sequence=one.last_sequence,
+                last_timestamp=now_ms - one.idle_ms,
+                coordinator_epoch=one.coordinator_epoch,
+                current_txn_start_offset=-1
+                if one.transaction_start is None
+                else one.transaction_start,
             )
             for one in found
         ),
@@ -315,14 +317,14 @@ async def _described(call: Call, transactional_id: str) -> DescribedTransaction:
         return DescribedTransaction(coordinator_code(error, forbidden=forbidden), transactional_id)
     summary = found.summary
     return DescribedTransaction(
-        NONE,
-        transactional_id,
-        STATES[summary.state],
-        found.timeout_ms,
-        found.start_ms,
-        summary.producer.producer_id,
-        summary.producer.producer_epoch,
-        _topics(found),
+        error_code=NONE,
+        transactional_id=transactional_id,
+        transaction_state=STATES[summary.state],
+        transaction_timeout_ms=found.timeout_ms,
+        transaction_start_time_ms=found.start_ms,
+        producer_id=summary.producer.producer_id,
+        producer_epoch=summary.producer.producer_epoch,
+        topics=_topics(found),
     )
 
 

@@ -330,4 +330,4 @@ def _parse(content: bytes, position: int) -> _Record | None:
     if end > len(content) or crc32c(memoryview(content)[position + _CRC_START : end]) != crc:
         return None
     payload = content[position + RECORD_OVERHEAD : end]
-    return _Record(kind, synced, index, term, payload, end)
+    return _Record(kind=kind, synced=synced, index=index, term=term, payload=payload, end=end)

@@ -421,7 +421,14 @@ class QuorumStore(SnapshotStore):
             if self.snapshot is not None:
                 raise damaged("is missing, though there is a snapshot")
             self._make_directory()
-            return JournalContent(FIRST_INDEX, FIRST_TERM, initial, FIRST_TERM, None, ())
+            return JournalContent(
+                base_index=FIRST_INDEX,
+                base_term=FIRST_TERM,
+                voters_at_base=initial,
+                term=FIRST_TERM,
+                vote=None,
+                entries=(),
+            )
         self._file = self._disk.open(self._journal)
         recovered = recover(self._file.read(0, self._file.size))
         content = reconciled(recovered.content, self.snapshot)

@@ -247,7 +247,16 @@ class ProposalRouter(Generic[R]):
             if kind in (RequestKind.COMMAND, RequestKind.BARRIER):
                 entry_kind = REGULAR if kind is RequestKind.COMMAND else NO_OP
                 index, term = self._core.append(entry_kind, argument)
-                reply(Forwarded(self._core.term, request_id, index, term, 0, ""))
+                reply(
+                    Forwarded(
+                        term=self._core.term,
+                        request_id=request_id,
+                        index=index,
+                        entry_term=term,
+                        error_code=0,
+                        message="",
+                    )
+                )
                 self._wake()
             elif self._changes_at_once >= CHANGES_AT_ONCE_MAX:
                 reply(self._refusal(request_id, LogError(OVERLOADED)))
@@ -265,7 +274,16 @@ class ProposalRouter(Generic[R]):
             if index is None:
                 reply(self._refusal(request_id, LogError(NO_CONTROLLER)))
             else:
-                reply(Forwarded(self._core.term, request_id, index, 0, 0, ""))
+                reply(
+                    Forwarded(
+                        term=self._core.term,
+                        request_id=request_id,
+                        index=index,
+                        entry_term=0,
+                        error_code=0,
+                        message="",
+                    )
+                )
 
         self._check_leads()
         self._reads.submit(self._clock.monotonic() + self._settings.proposal_s, confirmed)
@@ -289,7 +307,16 @@ class ProposalRouter(Generic[R]):
         except LogError as error:
             reply(self._refusal(request_id, error))
         else:
-            reply(Forwarded(self._core.term, request_id, index, term, 0, ""))
+            reply(
+                Forwarded(
+                    term=self._core.term,
+                    request_id=request_id,
+                    index=index,
+                    entry_term=term,
+                    error_code=0,
+                    message="",
+                )
+            )
         finally:
             self._changes_at_once -= 1
 
@@ -311,7 +338,14 @@ class ProposalRouter(Generic[R]):
             raise LogError(NO_CONTROLLER)
 
     def _refusal(self, request_id: int, error: LogError) -> Forwarded:
-        return Forwarded(self._core.term, request_id, 0, 0, error.entry.code, error.message)
+        return Forwarded(
+            term=self._core.term,
+            request_id=request_id,
+            index=0,
+            entry_term=0,
+            error_code=error.entry.code,
+            message=error.message,
+        )
 
 
 def _node_id(argument: bytes) -> int:

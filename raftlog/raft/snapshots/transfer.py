@@ -105,7 +105,14 @@ class SnapshotSender:
         core, meta = self._core, reader.meta
         self._send(
             self._peer,
-            SnapshotChunk(core.term, meta.index, meta.term, position, reader.size, data),
+            SnapshotChunk(
+                term=core.term,
+                index=meta.index,
+                last_term=meta.term,
+                position=position,
+                size=reader.size,
+                data=data,
+            ),
         )
 
 

@@ -67,12 +67,12 @@ class FollowerRole:
         self._require_following(self._replica.image.leader_epoch)
         log = self._log
         return FetchPosition(
-            self._replica.image.leader_epoch,
-            log.log_end_offset,
-            log.last_epoch,
-            self._replica.durable_end,
-            log.durable_log_start,
-            log.deletion_horizon,
+            leader_epoch=self._replica.image.leader_epoch,
+            offset=log.log_end_offset,
+            last_epoch=log.last_epoch,
+            durable_end=self._replica.durable_end,
+            log_start_offset=log.durable_log_start,
+            horizon=log.deletion_horizon,
         )
 
     def append_fetched_now(

@@ -153,7 +153,13 @@ class LeaderState:
             if member not in self._followers:
                 # A new follower is not late before it had time to acknowledge.
                 self._followers[member] = Follower(
-                    BrokerEpoch(-1), UNKNOWN_END, UNKNOWN_END, now, Offset(0), now, now
+                    broker_epoch=BrokerEpoch(-1),
+                    durable_end=UNKNOWN_END,
+                    log_start_offset=UNKNOWN_END,
+                    caught_up_s=now,
+                    goal=Offset(0),
+                    goal_s=now,
+                    moved_s=now,
                 )
         self._recompute()
 

@@ -228,7 +228,15 @@ def decode_data(message: bytes) -> Data:
     ):
         raise ProtocolError("the head of data is impossible")
     payload = memoryview(message)[HEADER_BYTES:]
-    return Data(flags, handle, base_offset, next_offset, high_watermark, log_start_offset, payload)
+    return Data(
+        flags=flags,
+        handle=handle,
+        base_offset=base_offset,
+        next_offset=next_offset,
+        high_watermark=high_watermark,
+        log_start_offset=log_start_offset,
+        payload=payload,
+    )
 
 
 def decode_from_follower(message: bytes) -> FromFollower:

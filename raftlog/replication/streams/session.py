@@ -158,7 +158,16 @@ class CatchUpReader:
             has_more = end < len(producers)
             piece = producers[start:end]
             is_outrun = isinstance(answer, Outrun)
-            session.send(Restart(stream.handle, offset, piece, has_more, horizon, is_outrun))
+            session.send(
+                Restart(
+                    handle=stream.handle,
+                    log_start_offset=offset,
+                    producers=piece,
+                    has_more=has_more,
+                    horizon=horizon,
+                    is_outrun=is_outrun,
+                )
+            )
             if not has_more:
                 session.restarted(stream)
                 return
@@ -257,11 +266,11 @@ class PartitionStream:
     ) -> None:
         self._session = session
         self.feed = Feed(
-            session.broker_id,
-            session.broker_epoch,
-            self._on_appended,
-            self._on_watermarks,
-            self._on_ended,
+            broker_id=session.broker_id,
+            broker_epoch=session.broker_epoch,
+            on_appended=self._on_appended,
+            on_watermarks=self._on_watermarks,
+            on_ended=self._on_ended,
         )
         """The leader's view of this stream."""
         self.handle = handle

@@ -147,12 +147,12 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
                 "transactional_id needs producer_id, producer_epoch and sequence beside it.",
             )
     return ProduceOptions(
-        acks,
-        timeout_s,
-        ProducerId(producer_id),
-        ProducerEpoch(epoch),
-        sequence,
-        transactional_id,
+        acks=acks,
+        timeout_s=timeout_s,
+        producer_id=ProducerId(producer_id),
+        producer_epoch=ProducerEpoch(epoch),
+        sequence=sequence,
+        transactional_id=transactional_id,
     )
 
 

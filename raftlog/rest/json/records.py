@@ -481,7 +481,14 @@ def record_answer(
                 f"The record at offset {record.offset} of {topic}-{partition} is not {wanted}; "
                 "read it in binary format, or go on from the offset after it.",
             ) from None
-    answer = RecordAnswer(topic, key, value, partition, Offset(record.offset), record.timestamp)
+    answer = RecordAnswer(
+        topic=topic,
+        key=key,
+        value=value,
+        partition=partition,
+        offset=Offset(record.offset),
+        timestamp=record.timestamp,
+    )
     if record.headers:
         answer.headers = [JsonHeader(name, content) for name, content in record.headers]
     return answer

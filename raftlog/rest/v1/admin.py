@@ -102,17 +102,37 @@ async def delete_records(request: Request, context: ServerContext) -> web.Stream
 
 def _deleted(topic: str, partition: int, outcome: Offset | LogError) -> DeletedPartition:
     if isinstance(outcome, LogError):
-        return DeletedPartition(topic, partition, -1, outcome.entry.code, outcome.message)
-    return DeletedPartition(topic, partition, outcome, None, None)
+        return DeletedPartition(
+            topic=topic,
+            partition=partition,
+            log_start_offset=-1,
+            error_code=outcome.entry.code,
+            message=outcome.message,
+        )
+    return DeletedPartition(
+        topic=topic, partition=partition, log_start_offset=outcome, error_code=None, message=None
+    )
 
 
 def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic:
     if topic is None:
         return MetadataTopic(name, None, UNKNOWN_TOPIC.code, [])
     if isinstance(topic, LogError):
-        return MetadataTopic(name, None, topic.entry.code, [], topic.message)
+        return MetadataTopic(
+            name=name,
+            topic_id=None,
+            error_code=topic.entry.code,
+            partitions=[],
+            message=topic.message,
+        )
     partitions = [
-        MetadataPartition(row.partition, row.leader, row.leader_epoch, row.replicas, row.isr)
+        MetadataPartition(
+            partition=row.partition,
+            leader=row.leader,
+            leader_epoch=row.leader_epoch,
+            replicas=row.replicas,
+            isr=row.isr,
+        )
         for row in topic.partitions
     ]
     return MetadataTopic(name, topic.topic_id, None, partitions)

@@ -83,12 +83,12 @@ def _result(
     if isinstance(outcome, LogError):
         return _failed(frame.topic, frame.partition, outcome, broker)
     return ProduceResult(
-        frame.topic,
-        frame.partition,
-        outcome.base_offset,
-        outcome.last_offset,
-        outcome.log_append_time_ms,
-        outcome.log_start_offset,
+        topic=frame.topic,
+        partition=frame.partition,
+        base_offset=outcome.base_offset,
+        last_offset=outcome.last_offset,
+        log_append_time=outcome.log_append_time_ms,
+        log_start_offset=outcome.log_start_offset,
     )
 
 
@@ -172,15 +172,15 @@ def _frame(partition: PartitionFetch, fetched: Fetched, isolation: Isolation) ->
         is_said = fetched.aborted or fetched.last_stable_offset < fetched.high_watermark
         stable = fetched.last_stable_offset if is_said else None
     return FetchFrame(
-        partition.topic,
-        partition.number,
-        0 if error is None else error.entry.code,
-        fetched.high_watermark,
-        fetched.log_start_offset,
-        fetched.next_offset,
-        fetched.data if error is None else error.message.encode(),
-        stable,
-        fetched.aborted if stable is not None else (),
+        topic=partition.topic,
+        partition=partition.number,
+        error_code=0 if error is None else error.entry.code,
+        high_watermark=fetched.high_watermark,
+        log_start_offset=fetched.log_start_offset,
+        next_offset=fetched.next_offset,
+        data=fetched.data if error is None else error.message.encode(),
+        last_stable_offset=stable,
+        aborted=fetched.aborted if stable is not None else (),
     )
 
 

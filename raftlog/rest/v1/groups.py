@@ -99,27 +99,27 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
     response = await groups.heartbeat(
         request.principal,
         ConsumerHeartbeatRequest(
-            _group(request),
-            body.member_id,
-            body.member_epoch,
-            body.instance_id,
-            body.rack,
-            body.client_id or "",
-            request.remote or "",
-            None if body.topics is None else tuple(body.topics),
-            body.pattern,
-            body.assignor,
-            body.rebalance_timeout_ms,
-            body.session_timeout_ms,
-            None
+            group=_group(request),
+            member_id=body.member_id,
+            member_epoch=body.member_epoch,
+            instance_id=body.instance_id,
+            rack_id=body.rack,
+            client_id=body.client_id or "",
+            client_host=request.remote or "",
+            subscribed_names=None if body.topics is None else tuple(body.topics),
+            subscribed_pattern=body.pattern,
+            assignor=body.assignor,
+            rebalance_timeout_ms=body.rebalance_timeout_ms,
+            session_timeout_ms=body.session_timeout_ms,
+            owned=None
             if body.owned is None
             else tuple(
                 TopicPartitions(TopicId(one.topic_id), tuple(sorted(one.partitions)))
                 for one in body.owned
             ),
-            body.max_wait_ms,
-            body.sequence,
-            None
+            max_wait_ms=body.max_wait_ms,
+            sequence=body.sequence,
+            report=None
             if (report := body.report) is None
             else MemberReport(
                 report.position,
@@ -127,17 +127,17 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
                 report.endpoint,
                 report.disconnect_timeout_ms,
             ),
-            body.hand_over_to,
+            hand_over_to=body.hand_over_to,
         ),
     )
     assignment = response.assignment
     return json_response(
         HeartbeatResponse(
-            response.member_id,
-            response.member_epoch,
-            response.heartbeat_interval_ms,
-            response.session_timeout_ms,
-            None
+            member_id=response.member_id,
+            member_epoch=response.member_epoch,
+            heartbeat_interval_ms=response.heartbeat_interval_ms,
+            session_timeout_ms=response.session_timeout_ms,
+            assignment=None
             if assignment is None
             else [
                 AssignedPartitions(
@@ -177,11 +177,11 @@ async def list_groups(request: Request, context: ServerContext) -> web.StreamRes
         GroupList(
             [
                 GroupListing(
-                    one.group,
-                    one.kind,
-                    state_words(one.state),
-                    one.members,
-                    NO_LEADER_ID if leader is None else leader,
+                    group=one.group,
+                    kind=one.kind,
+                    state=state_words(one.state),
+                    members=one.members,
+                    coordinator=NO_LEADER_ID if leader is None else leader,
                 )
                 for one, leader in found
             ],
@@ -200,25 +200,25 @@ async def describe_group(request: Request, context: ServerContext) -> web.Stream
         is_known = end_offset is not None and one.offset != NO_OFFSET
         offsets.append(
             GroupOffset(
-                one.topic,
-                one.partition,
-                one.offset,
-                NO_OFFSET if end_offset is None else end_offset,
-                max(0, (end_offset or 0) - one.offset) if is_known else NO_OFFSET,
-                member_id,
-                one.metadata,
+                topic=one.topic,
+                partition=one.partition,
+                offset=one.offset,
+                end_offset=NO_OFFSET if end_offset is None else end_offset,
+                lag=max(0, (end_offset or 0) - one.offset) if is_known else NO_OFFSET,
+                member_id=member_id,
+                metadata=one.metadata,
             )
         )
     return json_response(
         GroupDescription(
-            description.group,
-            description.kind,
-            state_words(description.state),
-            description.epoch,
-            description.assignor,
-            NO_LEADER_ID if view.coordinator is None else view.coordinator,
-            [_member(groups, one) for one in description.members],
-            offsets,
+            group=description.group,
+            kind=description.kind,
+            state=state_words(description.state),
+            epoch=description.epoch,
+            assignor=description.assignor,
+            coordinator=NO_LEADER_ID if view.coordinator is None else view.coordinator,
+            members=[_member(groups, one) for one in description.members],
+            offsets=offsets,
         )
     )
 
@@ -255,13 +255,13 @@ def offsets_to_commit(offsets: Iterable[OffsetCommit]) -> list[OffsetToCommit]:
     """Offsets of a request, as the broker takes them."""
     return [
         OffsetToCommit(
-            one.topic,
-            one.partition,
-            one.offset,
-            one.leader_epoch,
-            one.metadata,
-            None if one.topic_id is None else TopicId(one.topic_id),
-            one.expected,
+            topic=one.topic,
+            partition=one.partition,
+            offset=one.offset,
+            leader_epoch=one.leader_epoch,
+            metadata=one.metadata,
+            topic_id=None if one.topic_id is None else TopicId(one.topic_id),
+            expected=one.expected,
         )
         for one in offsets
     ]
@@ -299,12 +299,12 @@ def _target(body: ResetRequest) -> ResetTarget:
 def _reset_row(row: ResetRow, error: LogError | None) -> ResetPartition:
     before = NO_OFFSET if row.old_offset is None else row.old_offset
     return ResetPartition(
-        row.topic,
-        row.partition,
-        before,
-        before if row.new_offset is None else row.new_offset,
-        None if error is None else error.entry.code,
-        None if error is None else error.message,
+        topic=row.topic,
+        partition=row.partition,
+        before=before,
+        offset=before if row.new_offset is None else row.new_offset,
+        error_code=None if error is None else error.entry.code,
+        message=None if error is None else error.message,
     )
 
 
@@ -322,18 +322,18 @@ def _committed_offset(one: FetchedOffset) -> CommittedOffset:
 
 def _member(groups: GroupService, one: MemberDescription) -> GroupMember:
     return GroupMember(
-        one.member_id,
-        one.member_epoch,
-        one.instance_id,
-        one.client_id,
-        one.client_host,
-        "stable" if one.assignment == one.target else "reconciling",
-        list(one.subscribed_names),
-        one.subscribed_pattern,
-        _assigned(groups, one.assignment),
-        _assigned(groups, one.target),
-        None if one.report is None else one.report.position,
-        None if one.report is None else one.report.endpoint,
+        member_id=one.member_id,
+        member_epoch=one.member_epoch,
+        instance_id=one.instance_id,
+        client_id=one.client_id,
+        host=one.client_host,
+        state="stable" if one.assignment == one.target else "reconciling",
+        topics=list(one.subscribed_names),
+        pattern=one.subscribed_pattern,
+        assignment=_assigned(groups, one.assignment),
+        target=_assigned(groups, one.target),
+        position=None if one.report is None else one.report.position,
+        endpoint=None if one.report is None else one.report.endpoint,
     )
 
 

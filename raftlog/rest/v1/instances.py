@@ -54,11 +54,11 @@ async def begin_read(request: Request, context: ServerContext) -> web.StreamResp
     plan = found.plan
     return json_response(
         BeginReadResponse(
-            plan.format,
-            plan.auto_offset_reset,
-            plan.fetch_min_bytes,
-            plan.request_timeout_ms,
-            [
+            format=plan.format,
+            auto_offset_reset=plan.auto_offset_reset,
+            fetch_min_bytes=plan.fetch_min_bytes,
+            request_timeout_ms=plan.request_timeout_ms,
+            partitions=[
                 PlannedPosition(
                     one.handle.topic, one.handle.topic_id, one.handle.partition, one.offset
                 )
@@ -76,7 +76,13 @@ async def end_read(request: Request, context: ServerContext) -> web.StreamRespon
         request.path_parameters["group"],
         request.path_parameters["instance"],
         [
-            PartitionMove(TopicId(one.topic_id), one.partition, one.planned, one.next, one.reset_to)
+            PartitionMove(
+                topic_id=TopicId(one.topic_id),
+                partition=one.partition,
+                planned=one.planned,
+                next=one.next,
+                reset_to=one.reset_to,
+            )
             for one in body.moves
         ],
         [(TopicId(one.topic_id), PartitionId(one.partition)) for one in body.last],

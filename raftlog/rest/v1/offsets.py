@@ -84,7 +84,14 @@ async def offsets_for_times(request: Request, context: ServerContext) -> web.Str
 def _offsets(row: PartitionBounds | LogError) -> ReadableOffsets:
     if isinstance(row, LogError):
         none = NO_OFFSET
-        return ReadableOffsets(none, none, none, none, row.entry.code, row.message)
+        return ReadableOffsets(
+            beginning_offset=none,
+            end_offset=none,
+            high_watermark=none,
+            last_stable_offset=none,
+            error_code=row.entry.code,
+            message=row.message,
+        )
     return ReadableOffsets(
         row.log_start_offset, row.high_watermark, row.high_watermark, row.last_stable_offset
     )

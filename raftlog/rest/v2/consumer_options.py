@@ -67,8 +67,8 @@ def instance_options(body: ConsumerInstanceRequest) -> InstanceOptions:
         "fetch.min.bytes", body.fetch_min_bytes, DEFAULTS.fetch_min_bytes, minimum=NO_MINIMUM
     )
     return InstanceOptions(
-        _choice("format", body.format, DEFAULTS.format, tuple(RecordFormat)),
-        NamedOffset(
+        format=_choice("format", body.format, DEFAULTS.format, tuple(RecordFormat)),
+        auto_offset_reset=NamedOffset(
             _choice(
                 "auto.offset.reset",
                 body.auto_offset_reset,
@@ -76,9 +76,9 @@ def instance_options(body: ConsumerInstanceRequest) -> InstanceOptions:
                 tuple(NamedOffset),
             )
         ),
-        0 if commits is False else interval_ms,
-        max(min_bytes, 1),
-        _number(
+        auto_commit_interval_ms=0 if commits is False else interval_ms,
+        fetch_min_bytes=max(min_bytes, 1),
+        request_timeout_ms=_number(
             "consumer.request.timeout.ms",
             body.request_timeout_ms,
             DEFAULTS.request_timeout_ms,

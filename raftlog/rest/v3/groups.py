@@ -148,11 +148,11 @@ def _lags(view: GroupView) -> list[GroupLag]:
     members = {one.member_id: one for one in view.description.members}
     return [
         GroupLag(
-            one.committed.topic,
-            one.committed.partition,
-            one.committed.offset,
-            one.end_offset,
-            None if one.member_id is None else members[one.member_id],
+            topic=one.committed.topic,
+            partition=one.committed.partition,
+            committed_offset=one.committed.offset,
+            end_offset=one.end_offset,
+            member=None if one.member_id is None else members[one.member_id],
         )
         for one in view.offsets
         if one.committed.offset >= 0 and one.end_offset is not None

@@ -210,14 +210,14 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
         else:
             successes.append(
                 BatchSuccess(
-                    entry_id,
-                    cluster_id,
-                    topic.name,
-                    outcome.partition,
-                    outcome.offset,
-                    timestamp_text(outcome.timestamp_ms),
-                    outcome.key,
-                    outcome.value,
+                    id=entry_id,
+                    cluster_id=cluster_id,
+                    topic_name=topic.name,
+                    partition_id=outcome.partition,
+                    offset=outcome.offset,
+                    timestamp=timestamp_text(outcome.timestamp_ms),
+                    key=outcome.key,
+                    value=outcome.value,
                 )
             )
     return json_response(BatchResponse(successes, failures), status=MULTI_STATUS)
@@ -387,11 +387,11 @@ def _outcomes(
                 timestamp_ms = one.log_append_time_ms
             record = good[index]
             outcomes[index] = _Written(
-                one.number,
-                offset,
-                timestamp_ms or 0,
-                data_summary(record.key, key),
-                data_summary(record.value, value),
+                partition=one.number,
+                offset=offset,
+                timestamp_ms=timestamp_ms or 0,
+                key=data_summary(record.key, key),
+                value=data_summary(record.value, value),
             )
     return [outcomes[index] for index in range(len(good))]
 
@@ -416,15 +416,15 @@ def _receipt_lines(outcomes: Sequence[_Outcome], topic: str, cluster_id: str) ->
         yield (
             _encode(
                 Receipt(
-                    SUCCESS,
-                    None,
-                    cluster_id,
-                    topic,
-                    outcome.partition,
-                    outcome.offset,
-                    timestamp_text(outcome.timestamp_ms),
-                    outcome.key,
-                    outcome.value,
+                    error_code=SUCCESS,
+                    message=None,
+                    cluster_id=cluster_id,
+                    topic_name=topic,
+                    partition_id=outcome.partition,
+                    offset=outcome.offset,
+                    timestamp=timestamp_text(outcome.timestamp_ms),
+                    key=outcome.key,
+                    value=outcome.value,
                 )
             )
             + b"\n"

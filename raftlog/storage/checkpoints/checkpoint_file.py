@@ -122,7 +122,14 @@ def read_last_run(disk: Disk) -> LastRun:
     disk.sync_directory("")
     names = names_below(disk, REPLICAS)
     empty = [name for name in names if is_incomplete and not _has_segment(disk, name)]
-    return LastRun(found, names, empty, names_below(disk, DAMAGED), is_incomplete, is_noted)
+    return LastRun(
+        checkpoint=found,
+        names=names,
+        empty=empty,
+        quarantined=names_below(disk, DAMAGED),
+        is_incomplete=is_incomplete,
+        is_noted=is_noted,
+    )
 
 
 def _has_segment(disk: Disk, name: str) -> bool:

@@ -244,13 +244,13 @@ def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
         entry = None if last_time is None else segment.time_entry(last_time[1])
         newest = _newest(segment, entry, at.position)
     return Cut(
-        next_offset,
-        at.position,
-        0 if last_offset is None else last_offset[0] + 1,
-        0 if last_time is None else last_time[0] + 1,
-        entry,
-        segment.aborted.count_below(next_offset),
-        newest,
+        next_offset=next_offset,
+        size_bytes=at.position,
+        offset_entries=0 if last_offset is None else last_offset[0] + 1,
+        time_entries=0 if last_time is None else last_time[0] + 1,
+        last_time=entry,
+        aborted_entries=segment.aborted.count_below(next_offset),
+        max_timestamp_ms=newest,
     )
 
 

@@ -572,15 +572,15 @@ class _Recovery:
             # the last epoch's, and followers would truncate far too much.
             self._derived.leader_epochs.truncate_from_start(log_start_offset)
         return Opened(
-            segments,
-            log_start_offset,
-            self._derived.leader_epochs,
-            self._derived.producers,
-            self._scanned_bytes,
-            damage,
-            possible_loss,
-            self._checkpoint if damage is not None else self._recovery_point,
-            self._gaps_below,
+            segments=segments,
+            log_start_offset=log_start_offset,
+            leader_epochs=self._derived.leader_epochs,
+            producers=self._derived.producers,
+            scanned_bytes=self._scanned_bytes,
+            damage=damage,
+            possible_loss=possible_loss,
+            recovery_point=self._checkpoint if damage is not None else self._recovery_point,
+            gaps_below=self._gaps_below,
         )
 
 

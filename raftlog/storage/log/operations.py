@@ -76,12 +76,12 @@ class LogOperations:
                 segment.first_append_ms = shared.date_ms(now_ms)
         return [
             SegmentInfo(
-                segment.base_offset,
-                segments.end_of(segment),
-                segment.size_bytes,
-                segment.max_timestamp_ms,
+                base_offset=segment.base_offset,
+                next_offset=segments.end_of(segment),
+                size_bytes=segment.size_bytes,
+                max_timestamp_ms=segment.max_timestamp_ms,
                 # Without one, a segment is empty, or nothing ages yet.
-                now_ms if segment.first_append_ms is None else segment.first_append_ms,
+                created_ms=now_ms if segment.first_append_ms is None else segment.first_append_ms,
             )
             for segment in segments.all
         ]

@@ -338,7 +338,7 @@ class LogReader:
                 raise
             at += size
             expected = header.next_offset
-        return _Cut(begin, at, expected, at, needed)
+        return _Cut(begin=begin, finish=at, next_offset=expected, position=at, wanted_bytes=needed)
 
     def _header(
         self, segment: Segment, view: memoryview, position: int, at: int, expected: Offset
@@ -436,14 +436,14 @@ async def _search_step(core: LogCore, timestamp_ms: int, start: Offset, end: Off
         if core.segments.end_of(segment) <= start or segment.max_timestamp_ms < timestamp_ms:
             continue
         search = _Search(
-            segment,
-            start,
-            timestamp_ms,
-            core.segments.end_of(segment),
-            segment.time_index.search_unsaved(timestamp_ms - 1),
-            segment.time_index.saved,
-            segment.offset_index.saved,
-            tuple(segment.offset_index.unsaved),
+            segment=segment,
+            start=start,
+            timestamp_ms=timestamp_ms,
+            end_offset=core.segments.end_of(segment),
+            known=segment.time_index.search_unsaved(timestamp_ms - 1),
+            saved_times=segment.time_index.saved,
+            saved_offsets=segment.offset_index.saved,
+            unsaved_offsets=tuple(segment.offset_index.unsaved),
         )
         async with core.shared.cold_reads:
             step = await core.shared.disk.run(search.run)

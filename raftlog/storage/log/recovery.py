@@ -102,7 +102,13 @@ def plan_recovery(
         and scan_from == len(kept) - 1
         and position == kept[scan_from].size_bytes
     )
-    return RecoveryPlan(dropped, scan_from, position, offset, trusted)
+    return RecoveryPlan(
+        dropped=dropped,
+        scan_from=scan_from,
+        scan_position=position,
+        scan_offset=offset,
+        trusted=trusted,
+    )
 
 
 def _recovery_segment(

@@ -324,15 +324,15 @@ def below(producer: Producer, offset: Offset) -> Producer | None:
     elif run <= 0 and start is None:
         return None
     return Producer(
-        producer.producer_id,
-        producer.epoch,
-        next_sequence,
-        max(run, 0),
-        offset - 1,
-        producer.seen_ms,
-        kept,
-        producer.coordinator_epoch,
-        start,
+        producer_id=producer.producer_id,
+        epoch=producer.epoch,
+        next_sequence=next_sequence,
+        written_run=max(run, 0),
+        last_offset=offset - 1,
+        seen_ms=producer.seen_ms,
+        batches=kept,
+        coordinator_epoch=producer.coordinator_epoch,
+        transaction_start=start,
     )
 
 
@@ -350,8 +350,7 @@ def after(
     `marker` is the content of a marker; None for other batches, and for a marker without content:
     compaction leaves one only once no record of its transaction is left.
     """
-    last_offset = base_offset + header.last_offset_delta
-    epoch = header.producer_epoch
+    last_offset, epoch = base_offset + header.last_offset_delta, header.producer_epoch
     attributes, base_sequence = header.attributes, header.base_sequence
     if known is not None and epoch < known.epoch:
         # Only a log not checked by this table contains such a batch. The fence must stand.
@@ -376,7 +375,15 @@ def after(
                 transaction_start=start,
             )
         return Producer(
-            header.producer_id, epoch, 0, 0, last_offset, seen_ms, (), coordinator_epoch, start
+            producer_id=header.producer_id,
+            epoch=epoch,
+            next_sequence=0,
+            written_run=0,
+            last_offset=last_offset,
+            seen_ms=seen_ms,
+            batches=(),
+            coordinator_epoch=coordinator_epoch,
+            transaction_start=start,
         )
     count = header.last_offset_delta + 1
     next_sequence = (base_sequence + count) % SEQUENCES
@@ -389,13 +396,13 @@ def after(
             # Half the circle at most: beyond it "before" and "after" cannot be told apart.
             run = min(known.written_run + count, SEQUENCES // 2)
     return Producer(
-        header.producer_id,
-        epoch,
-        next_sequence,
-        run,
-        last_offset,
-        seen_ms,
-        batches,
-        coordinator_epoch,
-        start,
+        producer_id=header.producer_id,
+        epoch=epoch,
+        next_sequence=next_sequence,
+        written_run=run,
+        last_offset=last_offset,
+        seen_ms=seen_ms,
+        batches=batches,
+        coordinator_epoch=coordinator_epoch,
+        transaction_start=start,
     )

@@ -208,19 +208,18 @@ class ProducerStates:
                 next_offset += header.last_offset_delta + 1
             outcomes.append(outcome)
         if forgotten is not None:
-            if any(outcome is APPEND for outcome in outcomes):
-                # With a DUPLICATE result, the client would take the new batches for written, too.
-                raise LogError(
-                    OUT_OF_ORDER_SEQUENCE,
-                    f"{forgotten.message} Other batches of the request are new: "
-                    "nothing of it was written.",
-                )
-            raise forgotten
+            raise _rejection(forgotten, outcomes)
         new_producers = sum(producer_id not in self._producers for producer_id in pending)
         seen_ms = now_ms + self._time_shift_ms
         if new_producers:
             self._require_room(new_producers, seen_ms)
-        return AppendPlan(outcomes, tuple(pending.values()), self._revision, new_producers, seen_ms)
+        return AppendPlan(
+            outcomes=outcomes,
+            updates=tuple(pending.values()),
+            revision=self._revision,
+            new_producers=new_producers,
+            seen_ms=seen_ms,
+        )
 
     def prepare_marker(
         self, header: BatchHeader, marker: Marker, base_offset: Offset, *, now_ms: int
@@ -242,7 +241,14 @@ class ProducerStates:
         if outcome is APPEND:
             updates = (after(known, header, base_offset, seen_ms, NO_TIME, marker=marker),)
         new_producers = 1 if updates and known is None else 0
-        return AppendPlan((outcome,), updates, self._revision, new_producers, seen_ms, marker)
+        return AppendPlan(
+            outcomes=(outcome,),
+            updates=updates,
+            revision=self._revision,
+            new_producers=new_producers,
+            seen_ms=seen_ms,
+            marker=marker,
+        )
 
     def needs_marker(
         self,
@@ -395,12 +401,12 @@ class ProducerStates:
         ordered = sorted(newest, key=lambda one: not one.is_in_transaction)
         return [
             ProducerDescription(
-                one.producer_id,
-                one.epoch,
-                (one.next_sequence - 1) % SEQUENCES if one.batches else NO_SEQUENCE,
-                max(now_ms - one.seen_ms, 0),
-                one.coordinator_epoch,
-                one.transaction_start,
+                producer_id=one.producer_id,
+                producer_epoch=one.epoch,
+                last_sequence=(one.next_sequence - 1) % SEQUENCES if one.batches else NO_SEQUENCE,
+                idle_ms=max(now_ms - one.seen_ms, 0),
+                coordinator_epoch=one.coordinator_epoch,
+                transaction_start=one.transaction_start,
             )
             for one in ordered[:count_max]
         ]
@@ -553,3 +559,14 @@ class ProducerStates:
                 del self._producers[producer_id]
                 return True
         return False
+
+
+def _rejection(forgotten: LogError, outcomes: Sequence[Outcome]) -> LogError:
+    """The error of a request that repeats a batch which is forgotten."""
+    if all(outcome is not APPEND for outcome in outcomes):
+        return forgotten
+    # With a DUPLICATE result, the client would take the new batches for written, too.
+    return LogError(
+        OUT_OF_ORDER_SEQUENCE,
+        f"{forgotten.message} Other batches of the request are new: nothing of it was written.",
+    )

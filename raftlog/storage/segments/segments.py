@@ -199,13 +199,13 @@ class Segment:
         """Entries that `save_indexes` has to write for all present batches."""
         self.note_time()
         return IndexTails(
-            self.offset_index.saved,
-            tuple(self.offset_index.unsaved),
-            self.time_index.saved,
-            tuple(self.time_index.unsaved),
-            self.aborted.saved,
-            tuple(self.aborted.unsaved),
-            is_finished,
+            offset_saved=self.offset_index.saved,
+            offset_entries=tuple(self.offset_index.unsaved),
+            time_saved=self.time_index.saved,
+            time_entries=tuple(self.time_index.unsaved),
+            aborted_saved=self.aborted.saved,
+            aborted_entries=tuple(self.aborted.unsaved),
+            is_finished=is_finished,
         )
 
     def save_indexes(self, tails: IndexTails) -> None:

@@ -148,12 +148,12 @@ class ClassicGroup:
         members = (each.described(self.protocol, is_stable=is_stable) for each in self._members)
         protocol = self.protocol if is_stable else None
         return DescribedGroup(
-            self.group_id,
-            self.state,
-            self.generation,
-            self.protocol_type,
-            protocol,
-            tuple(members),
+            group=self.group_id,
+            state=self.state,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol=protocol,
+            members=tuple(members),
         )
 
     def tombstones(self) -> tuple[CoordinatorRecord, ...]:
@@ -576,13 +576,13 @@ class ClassicGroup:
         protocol = self.protocol or ""
         is_leader = leader == member.member_id
         return Joined(
-            member.member_id,
-            self.generation,
-            self.protocol_type,
-            protocol,
-            leader,
-            self._members.joined(protocol) if is_leader else (),
-            skip_assignment,
+            member_id=member.member_id,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol=protocol,
+            leader=leader,
+            members=self._members.joined(protocol) if is_leader else (),
+            skip_assignment=skip_assignment,
         )
 
     def _synced(self, assignment: bytes) -> Synced:
@@ -591,11 +591,11 @@ class ClassicGroup:
     def _record(self, turn: _Turn, assignments: dict[str, bytes]) -> CoordinatorRecord:
         members = self._members.recorded(self.protocol, assignments)
         value = GroupMetadataValue(
-            self.protocol_type,
-            self.generation,
-            self.protocol,
-            self.leader,
-            turn.wall_ms,
-            members,
+            protocol_type=self.protocol_type,
+            generation=self.generation,
+            protocol=self.protocol,
+            leader=self.leader,
+            current_state_timestamp_ms=turn.wall_ms,
+            members=members,
         )
         return CoordinatorRecord(GroupMetadataKey(self.group_id), value)

@@ -70,38 +70,38 @@ class Member:
     def recorded(self, protocol: str | None, assignment: bytes) -> ClassicMember:
         """The member in the record of a generation."""
         return ClassicMember(
-            self.member_id,
-            self.instance_id,
-            self.client_id,
-            self.client_host,
-            self.rebalance_timeout_ms,
-            self.session_timeout_ms,
-            self.metadata(protocol),
-            assignment,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
+            session_timeout_ms=self.session_timeout_ms,
+            subscription=self.metadata(protocol),
+            assignment=assignment,
         )
 
     def described(self, protocol: str | None, *, is_stable: bool) -> DescribedMember:
         """The member for operators."""
         return DescribedMember(
-            self.member_id,
-            self.instance_id,
-            self.client_id,
-            self.client_host,
-            self.metadata(protocol) if is_stable else b"",
-            self.assignment if is_stable else b"",
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            metadata=self.metadata(protocol) if is_stable else b"",
+            assignment=self.assignment if is_stable else b"",
         )
 
 
 def joining(request: JoinGroup, member_id: str) -> Member:
     """The member that a request describes."""
     return Member(
-        member_id,
-        request.instance_id,
-        request.client_id,
-        request.client_host,
-        _rebalance_timeout_ms(request),
-        request.session_timeout_ms,
-        request.protocols,
+        member_id=member_id,
+        instance_id=request.instance_id,
+        client_id=request.client_id,
+        client_host=request.client_host,
+        rebalance_timeout_ms=_rebalance_timeout_ms(request),
+        session_timeout_ms=request.session_timeout_ms,
+        protocols=request.protocols,
     )
 
 
@@ -113,13 +113,13 @@ def _rebalance_timeout_ms(request: JoinGroup) -> int:
 def restored(recorded: ClassicMember, protocol: str | None) -> Member:
     """A member from its record, which has the generation's protocol and no other."""
     return Member(
-        recorded.member_id,
-        recorded.group_instance_id,
-        recorded.client_id,
-        recorded.client_host,
-        recorded.rebalance_timeout_ms,
-        recorded.session_timeout_ms,
-        (Protocol(protocol or "", recorded.subscription),),
+        member_id=recorded.member_id,
+        instance_id=recorded.group_instance_id,
+        client_id=recorded.client_id,
+        client_host=recorded.client_host,
+        rebalance_timeout_ms=recorded.rebalance_timeout_ms,
+        session_timeout_ms=recorded.session_timeout_ms,
+        protocols=(Protocol(protocol or "", recorded.subscription),),
     )
 
 
