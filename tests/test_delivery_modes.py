@@ -39,6 +39,7 @@ def test_the_page_names_every_example() -> None:
     assert [path.name for path in EXAMPLES.iterdir() if path.name not in text] == []
 
 
+@pytest.mark.full  # a program of the documents; kills of real processes are in tests/integration
 def test_each_delivery_mode_keeps_its_promise_through_kills() -> None:
     program = [sys.executable, EXAMPLES / "kill_and_count.py", "--orders", "600", "--kills", "2"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -64,6 +65,7 @@ def values(node: LoneNode, topic: str, isolation: str) -> list[Any]:
         start = page[-1]["offset"] + 1
 
 
+@pytest.mark.full  # a program of the documents, killed within each of its transactions
 def test_curl_copies_exactly_once_though_it_is_killed_within_each_transaction(
     node: LoneNode,
 ) -> None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from raftlog.cluster.process import clean_environment, free_ports
 from tests.language import ROOT
 
@@ -100,6 +102,7 @@ def test_a_kafka_client_writes_unchanged(tmp_path: Path) -> None:
     assert read == "12 km\n"
 
 
+@pytest.mark.full  # three real nodes; tests/integration kills nodes as well
 def test_three_nodes_lose_no_record_when_one_is_killed(tmp_path: Path) -> None:
     source = BLOCKS["cluster"].replace("/tmp", str(tmp_path)).replace("8091", "0")
     reads = "raftlog topic consume stops >stops.txt\nraftlog cluster down"

@@ -18,8 +18,8 @@ from raftlog.kafka import messages
 from raftlog.schema.codec import ELEMENTS_MAX, codec_of
 from tests.schema import strategies
 
-EXAMPLES: Final = 50
-"""Of each message in each version; 20,000 in all."""
+EXAMPLES: Final = (10, pytest.param(50, marks=pytest.mark.full))  # 50: half a minute
+"""Examples of each message in each version."""
 ERROR_CODES: Final = 90
 """kio knows no codes beyond Kafka's."""
 TIMES: Final = frozenset({"log_append_time_ms", "transaction_start_time_ms", "retention_time_ms"})
@@ -59,14 +59,17 @@ def judged(value: Any) -> Any:
     return replace(value, **changes)
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("message_type", message_types(), ids=lambda one: one.__name__)
-def test_kio_reads_and_writes_the_same_bytes(message_type: type[msgspec.Struct]) -> None:
+def test_kio_reads_and_writes_the_same_bytes(
+    message_type: type[msgspec.Struct], examples: int
+) -> None:
     versions: Any = message_type.VERSIONS  # type: ignore[attr-defined]
     for version in range(versions.first, versions.last + 1):
-        check_version(message_type, version)
+        check_version(message_type, version, examples)
 
 
-def check_version(message_type: type[msgspec.Struct], version: int) -> None:
+def check_version(message_type: type[msgspec.Struct], version: int, examples: int) -> None:
     name = message_type.__name__
     api = re.sub(r"(?<!^)(?=[A-Z])", "_", re.sub(r"(Request|Response)$", "", name)).lower()
     theirs = getattr(importlib.import_module(f"kio.schema.{api}.v{version}"), name)
@@ -78,7 +81,7 @@ def check_version(message_type: type[msgspec.Struct], version: int) -> None:
 
     @given(drawn=strategies.messages(message_type, version))
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         phases=[Phase.generate],
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],

@@ -44,6 +44,8 @@ from tests.sources.simulated import (
 )
 from tests.waiting import SLOW_POLL_S, until, wait_until
 
+pytestmark = pytest.mark.full  # a source against real clusters; the simulator has these cases too
+
 TOPIC = "messages"
 GROUP = "readers"
 PARTITIONS = 2

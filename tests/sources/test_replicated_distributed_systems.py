@@ -21,6 +21,8 @@ from bench.sources.hand_replicas import ByHand, HandReplica, running_replicas
 from tests.simulation.replicated.harness import caught_up, get, primary_of, put, replica, run
 from tests.simulation.replicated.world import NAMES, World
 
+pytestmark = pytest.mark.full  # a source against real clusters; the simulator has these cases too
+
 WRITES: Final = 40
 
 

@@ -24,6 +24,8 @@ from bench.sources.hand_replicas import ByHand, running_replicas
 from tests.simulation.replicated.harness import caught_up, get, primary_of, put, replica, run
 from tests.simulation.replicated.world import NAMES, World
 
+pytestmark = pytest.mark.full  # a source against real clusters; the simulator has these cases too
+
 RECORDS: Final = 300
 REPLICAS: Final = 3
 TIMEOUT_S: Final = 60.0
