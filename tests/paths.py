@@ -1,4 +1,4 @@
-"""The path of a Kafka produce from its frame to the write of the leader's file, by function.
+"""The functions on the path of a Kafka produce, from its frame to the file's write.
 
 `python -m tests.paths` lists the functions and marks those that carry the record. Both counts are
 taken on a warm single node in this process:
@@ -10,8 +10,7 @@ taken on a warm single node in this process:
   write, or of the start of the task that writes, or return the batch in another form. Functions
   that only look at the batch, as a check of its length does, carry nothing.
 
-Functions of tasks that happen to run meanwhile are left out: only the functions common to all
-measured requests count.
+Only the functions common to all measured requests count. Other tasks may run during one of them.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from raftlog.node.process import Node
 from raftlog.node.settings import NodeSettings
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
+from raftlog.schema.codec import codec_of
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.real_disk import FileSystemDisk, FileSystemFile
 from raftlog.world.time import SystemClock
@@ -193,7 +193,7 @@ def _frame(number: int) -> bytes:
     head = struct.pack(">hhih", PRODUCE, VERSION, number, 1) + b"c"
     if api.is_request_flexible(VERSION):
         head += b"\0"
-    body = head + api.request_codec(VERSION).encode(request)
+    body = head + codec_of(api.request_type, VERSION).encode(request)
     return struct.pack(">i", len(body)) + body
 
 

@@ -20,7 +20,7 @@ from raftlog.kafka.messages.produce import (
     TopicProduceData,
 )
 from raftlog.record.codec import BatchBuilder
-from raftlog.schema.codec import ELEMENTS_MAX
+from raftlog.schema.codec import ELEMENTS_MAX, codec_of
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload
 
@@ -110,7 +110,7 @@ def _request(partition: int) -> bytes:
     builder.append(None, None, payload(100))
     data = (PartitionProduceData(partition, builder.build()),)
     message = ProduceRequest(None, -1, 30_000, (TopicProduceData(TOPIC, None, data),))
-    body = APIS[PRODUCE_KEY].request_codec(VERSION).encode(message)
+    body = codec_of(APIS[PRODUCE_KEY].request_type, VERSION).encode(message)
     head = struct.pack(">hhih", PRODUCE_KEY, VERSION, 1, 5) + b"bench" + b"\0"
     return struct.pack(">i", len(head) + len(body)) + head + body
 

@@ -1,6 +1,6 @@
 """The disk watch observes the disk of one node, for heartbeats and for the permit to lead.
 
-A disk that is full or hangs takes no writes: heartbeats report the trouble, and the controller
+A disk that is full or hangs takes no writes. Heartbeats report the trouble, and the controller
 moves leaderships to other brokers. A node kept by its disk from applying the metadata must also
 stop leading by itself, because it cannot learn of the next leader.
 """
@@ -55,7 +55,7 @@ class DiskWatch:
         self._registration_error = None
 
     def can_write(self) -> bool:
-        """Whether the disk takes writes, and has for a while: see storage/disk_health.py."""
+        """Whether the disk takes writes, and has for a while (storage/disk_health.py)."""
         return self._registration_error is None and self._health.can_write
 
     def observe(self) -> bool:
@@ -71,7 +71,7 @@ class DiskWatch:
             oldest_sync_at=logs.oldest_sync_at,
             lacks_room=self._quorum.lacks_room,
         )
-        # By the index of the previous observation: an entry is on its way to the disk for a moment.
+        # By the index of the previous observation. An entry is on its way to the disk for a moment.
         is_behind = self._quorum.applied_index < self._known_index
         self._known_index = permit.known_index
         stall_before = permit.stall

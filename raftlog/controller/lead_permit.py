@@ -1,4 +1,4 @@
-"""The permit to lead: may this node act as the leader of its led partitions at this moment?
+"""The permit says whether this node may act as the leader of its led partitions at this moment.
 
 A node may act as a leader while all four conditions hold. Each has one source of its facts.
 
@@ -12,7 +12,7 @@ applied index   without disk trouble, or with the controller's      heartbeats, 
                 newest known index applied
 ==============  ==================================================  ===========================
 
-The permit is checked at the write and at each commit, not signalled: a process that was stopped
+The permit is checked at the write and at each commit, not signalled. A process that was stopped
 finds its waiting requests before any timer ends its lease (promise 7).
 """
 
@@ -45,7 +45,7 @@ class LeadPermit:
 
     def may_act(self) -> bool:
         """Whether this node may act as the leader of its led partitions at this moment."""
-        # Disk trouble is not left to the next observation: a stopped process may have missed some.
+        # Disk trouble is not left to the next observation. A stopped process may have missed some.
         may_act = (
             self.has_lease(self._clock.monotonic())
             and self._stall is None
@@ -103,7 +103,7 @@ class LeadPermit:
         self._is_rejected = False
 
     def rejected(self) -> None:
-        """End the lease: the cluster has rejected the registered incarnation."""
+        """End the lease, as the cluster has rejected the registered incarnation."""
         self._is_rejected = True
         self._lease = Lease()
 

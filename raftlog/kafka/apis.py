@@ -90,10 +90,6 @@ class Api:
         """The line of ApiVersions."""
         return ApiVersion(self.key, 0 if self.key == PRODUCE else self.first, self.last)
 
-    def request_codec(self, version: int) -> Codec[Any]:
-        """Of requests."""
-        return codec_of(self.request_type, version)
-
     def request_decoder(self, version: int) -> Callable[[Buffer, int, int], Any]:
         """The function that decodes the request in a frame, after its head: see `Codec`."""
         codec = codec_of(self.request_type, version)

@@ -1,9 +1,9 @@
-"""The gate to the partitions led here: appends, markers and requests to coordinators.
+"""Appends, markers and coordinator requests reach the partitions led here through one gate.
 
-Every append of a client at a leader goes through the gate, whatever node it came from: `open`, then
-write. A batch of a transaction is confirmed by the transaction's coordinator first. The node's
-coordinators register with the gate when the node is built, before it serves. Without them a leader
-refuses to open a transaction, and requests to coordinators get NOT_READY.
+Every append of a client at a leader goes through the gate, whatever node it came from. It opens the
+partition, then writes. A batch of a transaction is confirmed by the transaction's coordinator
+first. The node's coordinators register with the gate when the node is built, before it serves.
+Without them a leader refuses to open a transaction, and requests to coordinators get NOT_READY.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LeaderTransactions(ABC):
     ) -> list[AppendResult]:
         """`Partition.append`, once the coordinator has confirmed the transaction.
 
-        `adds_partition`: the partition joins the transaction by its first batch. Otherwise it must
-        have joined before (clients of version 1, KIP-890).
+        With `adds_partition` the partition joins the transaction by its first batch. Otherwise it
+        must have joined before (clients of version 1, KIP-890).
         """
 
     @abstractmethod
@@ -98,8 +98,8 @@ class LeaderGate:
     ) -> Write:
         """Open a partition led here for one append, in a transaction or (None) outside of any.
 
-        `adds_partition`: see `LeaderTransactions.append`. The write takes its place in the log, or
-        in the line for it, before it suspends. Raises LogError, as the write does.
+        See `LeaderTransactions.append` for `adds_partition`. The write takes its place in the log,
+        or in the line for it, before it suspends. Raises LogError, as the write does.
         """
         if transactional_id is None or self._transactions is None:
             return found.writer().append

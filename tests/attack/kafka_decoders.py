@@ -27,7 +27,7 @@ from raftlog.kafka.framing import parse_head
 from raftlog.record.batch import split_batches
 from raftlog.record.errors import LogError
 from raftlog.record.types import Buffer
-from raftlog.schema.codec import ELEMENTS_MAX
+from raftlog.schema.codec import ELEMENTS_MAX, codec_of
 from raftlog.schema.errors import DecodeError
 from tests.attack.kafka_inputs import FrameMutator, claimed, crowded, tagged, unknown_tags, versions
 from tests.attack.verdict import LOOP_HELD_S_MAX
@@ -183,7 +183,7 @@ def _begin() -> None:
     """Compile all codecs, then bound the memory of this process."""
     os.nice(NICENESS)
     for api, version in versions():
-        api.request_codec(version)
+        codec_of(api.request_type, version)
     size = psutil.Process().memory_info().vms + MEMORY_BYTES_MAX
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 

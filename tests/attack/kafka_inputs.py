@@ -16,6 +16,7 @@ import msgspec
 from raftlog.kafka.apis import APIS, Api
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
+from raftlog.schema.codec import codec_of
 from raftlog.schema.fields import Array, Kind, Nested, Primitive, StructLayout, WireType, layout_of
 from raftlog.schema.varints import encode_uvarint
 from tests.attack.inputs import TOPIC, batch_bomb, lying_batch
@@ -140,7 +141,7 @@ def sized(body: bytes) -> bytes:
 def request(message: msgspec.Struct, version: int, number: int = 0) -> bytes:
     """The frame of a sound request."""
     api = api_of(message)
-    return sized(head(api, version, number) + api.request_codec(version).encode(message))
+    return sized(head(api, version, number) + codec_of(api.request_type, version).encode(message))
 
 
 def api_of(message: msgspec.Struct) -> Api:
@@ -153,7 +154,7 @@ _BY_TYPE: Final = {api.request_type: api for api in APIS.values()}
 
 def samples(chance: random.Random, api: Api, version: int, count: int) -> list[bytes]:
     """Bodies of sound requests."""
-    layout, codec = layout_of(api.request_type, version), api.request_codec(version)
+    layout, codec = layout_of(api.request_type, version), codec_of(api.request_type, version)
     return [codec.encode(random_struct(chance, layout)) for _ in range(count)]
 
 
@@ -202,7 +203,7 @@ def crowded(
 
     `name_of` gives the first string of each element.
     """
-    layout, codec = layout_of(api.request_type, version), api.request_codec(version)
+    layout, codec = layout_of(api.request_type, version), codec_of(api.request_type, version)
     for name, element in _arrays(layout):
         many = tuple(_named(element, name_of(number)) for number in range(count))
         yield head(api, version) + codec.encode(smallest_struct(layout, **{name: many}))
@@ -223,7 +224,7 @@ def _is_string(wire_type: WireType) -> bool:
 
 def claimed(api: Api, version: int, count: int) -> Iterator[bytes]:
     """For each array, a short request that claims `count` elements and has none of them."""
-    layout, codec = layout_of(api.request_type, version), api.request_codec(version)
+    layout, codec = layout_of(api.request_type, version), codec_of(api.request_type, version)
     empty = codec.encode(smallest_struct(layout))
     for name, element in _arrays(layout):
         one = (smallest_value(element),)
@@ -255,7 +256,9 @@ def unknown_tags(size: int) -> bytes:
 
 def tagged(api: Api, version: int, tags: bytes) -> bytes:
     """A request in a flexible version, small but for these tagged fields."""
-    body = api.request_codec(version).encode(smallest_struct(layout_of(api.request_type, version)))
+    body = codec_of(api.request_type, version).encode(
+        smallest_struct(layout_of(api.request_type, version))
+    )
     assert body.endswith(b"\0"), "there are tagged fields"
     return head(api, version) + body[:-1] + tags
 

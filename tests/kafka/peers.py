@@ -26,7 +26,7 @@ from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import BrokerId
-from raftlog.schema.codec import ELEMENTS_MAX
+from raftlog.schema.codec import ELEMENTS_MAX, codec_of
 from tests.broker.data_fakes import DataNode
 from tests.broker.harness import coordinating_groups
 from tests.http.fakes import FakeLogs, FakeMetadata, FakeQuorum
@@ -53,7 +53,7 @@ class RawClient:
         head = struct.pack(">hhih", api.key, version, len(self.sent) - 1, 1) + b"c"
         if api.is_request_flexible(version):
             head += b"\0"
-        body = head + api.request_codec(version).encode(request)
+        body = head + codec_of(api.request_type, version).encode(request)
         return struct.pack(">i", len(body)) + body
 
     async def send(self, request: msgspec.Struct, version: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from raftlog.kafka.apis import APIS, Api
-from raftlog.schema.codec import ELEMENTS_MAX
+from raftlog.schema.codec import ELEMENTS_MAX, codec_of
 from raftlog.schema.errors import DecodeError
 from tests.simulation.streams import ClientStream
 
@@ -64,7 +64,7 @@ def frame_of(request: msgspec.Struct, version: int, number: int) -> bytes:
     head = struct.pack(">hhih", api.key, version, number, len(CLIENT_ID)) + CLIENT_ID
     if api.is_request_flexible(version):
         head += b"\0"
-    body = head + api.request_codec(version).encode(request)
+    body = head + codec_of(api.request_type, version).encode(request)
     return struct.pack(">i", len(body)) + body
 
 
