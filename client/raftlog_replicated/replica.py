@@ -230,11 +230,6 @@ class Replica(Generic[Machine, Command, Result]):
         """What a reader of this moment has seen: for session reads on other replicas."""
         return Token(self._applier.term, self._applier.position)
 
-    @property
-    def primary_endpoint(self) -> str | None:
-        """Of the newest primary that this replica knows."""
-        return self._applier.fence.endpoint
-
     async def members(self) -> tuple[Member, ...]:
         """The replicas of the state, by their last heartbeats. Raises RaftlogClientError."""
         self._check()

@@ -26,6 +26,11 @@ from raftlog.record.types import Buffer
 from raftlog.world import Backoff, Clock, Randomness
 from raftlog.world.network import Connection, Network, RejectedError
 
+STABLE_S: Final = 1.0
+"""Age from which a lost connection is replaced at once."""
+YOUNG_S: Final = 3.0
+"""A younger connection may be of the other of two calls at the same time, see `keeps_old`. Above
+`connect_timeout_s`, because the second of the two calls may take as long."""
 PEERS_MAX: Final = 1_100
 """Voters and brokers of the largest cluster, with a reserve for removed ones."""
 
@@ -38,11 +43,6 @@ class ChannelSettings:
     connect_timeout_s: float = 2.0
     redial_s_min: float = 0.05
     redial_s_max: float = 1.0
-    stable_s: float = 1.0
-    """A lost connection that lasted so long is replaced at once."""
-    young_s: float = 3.0
-    """A younger connection may be of the other of two calls at the same time, see `keeps_old`.
-    Above `connect_timeout_s`: the second of the two calls may take as long."""
     ping_s: float = 1.0
     """Interval of the keep-alive: a side without a message in one pings."""
     silent_pings_max: int = 4
@@ -50,7 +50,7 @@ class ChannelSettings:
 
     def __post_init__(self) -> None:
         assert 0 < self.redial_s_min <= self.redial_s_max
-        assert self.connect_timeout_s < self.young_s
+        assert self.connect_timeout_s < YOUNG_S
         assert self.silent_pings_max >= 2
 
 
@@ -236,7 +236,7 @@ class Channel(Generic[SessionT]):
             if session is not None:
                 await session.ended.wait()
                 lasted_s = self._clock.monotonic() - session.opened_s
-                failures = 0 if lasted_s >= settings.stable_s else failures + 1
+                failures = 0 if lasted_s >= STABLE_S else failures + 1
             else:
                 pause_s = await call(failures)
                 if pause_s is not None:
@@ -313,7 +313,7 @@ class Channel(Generic[SessionT]):
 
     def _stays(self, old: SessionT, new_dialled: bool) -> bool:
         """Whether a session stays when a new connection of its peer opens."""
-        is_young = self._clock.monotonic() - old.opened_s < self._settings.young_s
+        is_young = self._clock.monotonic() - old.opened_s < YOUNG_S
         stays = keeps_old(
             self._node_id,
             old.peer_id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import index
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import orjson
 from murmurhash2 import murmurhash2
@@ -21,12 +21,6 @@ from raftlog_client.types import Headers
 
 HEADER_OVERHEAD_BYTES: Final = 4
 _BYTES: Final = (bytes, bytearray, memoryview)
-
-
-Serializer: TypeAlias = Callable[[Any], bytes]
-"""Turns a key or value into bytes; may raise anything, which reaches the caller chained."""
-Deserializer: TypeAlias = Callable[[bytes], Any]
-"""Turns the bytes of a key or value into an object; may raise anything."""
 
 
 def bytes_serializer(value: bytes) -> bytes:

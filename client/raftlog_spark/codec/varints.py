@@ -22,7 +22,6 @@ Sizes: TypeAlias = NDArray[np.uint64]
 
 WORD_SIZE: Final = 8
 INT_SIZE_MAX: Final = 5
-LONG_SIZE_MAX: Final = 10
 
 _U: Final = np.uint64
 _ONE: Final = _U(1)

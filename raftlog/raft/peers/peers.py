@@ -44,6 +44,10 @@ from raftlog.world.network import (
     RejectedError,
 )
 
+REJECTED_REDIAL_S: Final = 2.0
+"""Pause after a rejection, which lasts until an operator acts."""
+EARLY_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of messages held back until the peer's directory is durable."""
 REJECTIONS_MAX: Final = 256
 """Rejections kept; the oldest go first."""
 
@@ -54,11 +58,8 @@ logger = logging.getLogger(__name__)
 class PeersLimits(ChannelSettings):
     """Bounds and times. The defaults are right for all but tests."""
 
-    rejected_redial_s: float = 2.0
-    """A rejection lasts until an operator acts."""
     early_frames_max: int = 64
-    early_bytes_max: int = 1024 * 1024
-    """Messages held back until the peer's directory is durable; above, the connection ends."""
+    """Messages held back until the peer's directory is durable. Above, the connection ends."""
 
 
 class PeersHandler(Protocol):
@@ -299,7 +300,7 @@ class Peers:
         except RejectedError as error:
             if not is_passing(error) or not error.is_proven:
                 self._rejections.add(target.address, error)
-                return self._limits.rejected_redial_s
+                return REJECTED_REDIAL_S
             if failures == 0:
                 logger.info("node %d is not ready: %s", target.node_id, error.message)
         except NetworkError as error:
@@ -415,10 +416,7 @@ class Peers:
             return
         link.early.append(message)
         link.early_bytes += len(message)
-        if (
-            len(link.early) > self._limits.early_frames_max
-            or link.early_bytes > self._limits.early_bytes_max
-        ):
+        if len(link.early) > self._limits.early_frames_max or link.early_bytes > EARLY_BYTES_MAX:
             link.end("too many messages before its data directory was pinned")
 
     def on_ping(self, link: Link) -> None:
