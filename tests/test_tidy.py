@@ -75,6 +75,16 @@ def test_what_a_package_exports_to_users_needs_no_reference(root: Path) -> None:
     assert faults(root, modules) == ["unreferenced _dead", "unreferenced helper"]
 
 
+def test_the_total_counts_documents_and_neither_the_changelog_nor_generated_pages() -> None:
+    def counts(name: str) -> bool:
+        return tidy.is_document(tidy.ROOT / name, tidy.ROOT)
+
+    documents = ("README.md", "docs/kafka.md", "docs/decisions/raft.md", "raftlog/raft/DESIGN.md")
+    others = ("CHANGELOG.md", "docs/reference/rest.md", "tests/simulation/data/FAULTS.md")
+    assert all(map(counts, documents))
+    assert not any(map(counts, others))
+
+
 def test_a_count_may_neither_rise_nor_fall_far_below_its_ceiling() -> None:
     def found(count: int, ceiling: int | None, allowed: int = 0) -> list[str]:
         ceilings = {} if ceiling is None else {("colon", "a"): ceiling}

@@ -2,7 +2,22 @@
 
 Every change of members, subscriptions or their topics raises the group epoch, and the same
 decision computes the target assignment of the new epoch. Each member then moves to it by its own
-heartbeats (`reconciliation`). docs/decisions/groups.md has the table of heartbeats.
+heartbeats (`reconciliation`).
+
+| heartbeat with | response |
+|---|---|
+| epoch 0, unknown member id | joins, with a new target, and is reconciled at once |
+| epoch 0, known member id | full state again. It counts as a new subscription |
+| epoch 0, `instance_id` of a member that left with -2 | takes over its assignment |
+| epoch 0, `instance_id` of a live member | UNRELEASED_INSTANCE_ID |
+| epoch -1 | leaves. Tombstones, group epoch + 1 |
+| epoch -2 | owns nothing. Its target stays for `instance_id` until its session ends |
+| its epoch, or an earlier one, as below | reconciles, responds |
+| another epoch, or a `sequence` below the newest report's | FENCED_MEMBER_EPOCH |
+| an unknown member id | UNKNOWN_MEMBER_ID |
+
+The earlier epoch is the one that the member's last change was answered to, with an owned set that
+the member still holds. A fenced member gives up everything and joins again.
 """
 
 from __future__ import annotations
@@ -107,7 +122,7 @@ class ConsumerDecisions:
         now_ms: int,
         time_ms: int,
     ) -> Decision[ConsumerHeartbeatResponse]:
-        """Decide about a heartbeat. Raises LogError as in the table of docs/decisions/groups.md."""
+        """Decide about a heartbeat. Raises LogError as in the table above."""
         _check_sequence(group, request)
         if request.member_epoch < JOIN_EPOCH:
             _check_known(group, request)

@@ -121,7 +121,7 @@ async def carry_out(
         case BeginRead(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
             return await _begun(shard, request)
         case CommitOffsets(producer=Producer() as producer):
-            # Each commit asks, not only the first (docs/decisions/transactional-offsets.md).
+            # Each commit asks, not only the first (docs/decisions/transactions.md).
             verification = await verify(
                 shard.partition, request.transactional_id, producer, adds=request.adds
             )

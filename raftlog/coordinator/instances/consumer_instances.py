@@ -2,7 +2,24 @@
 
 An instance is a record of its group. While subscribed it is a member of the group, and the
 coordinator heartbeats for it. Positions beyond the last commit are soft state, as timers are: a new
-coordinator goes on from the commit. docs/decisions/rest-consumers.md has the table of states.
+coordinator goes on from the commit. docs/decisions/rest-consumers.md has the reads.
+
+| state | event | next |
+|---|---|---|
+| (none) | create | idle. 40902 if there is one, 40928 above `consumer.instances.max` |
+| idle | subscribe to names or a pattern | subscribed. The member joins |
+| idle | assign | assigned |
+| subscribed | the same kind again | the same, with the new topics |
+| subscribed, assigned | another of these three kinds | 40903, as in Kafka. Nothing changes |
+| subscribed | unsubscribe | idle. The member leaves. Positions and records 102 end |
+| assigned | unsubscribe, assign nothing | idle |
+| any | delete, or idle for too long | (none), with a leave and tombstones |
+| subscribed, assigned | seek of a partition that it has | position and record 102 |
+| any | commit | offsets of the group, as the member. Ends records 102 |
+| subscribed | a partition is revoked | auto commit. Position and record 102 end |
+
+Without membership a commit succeeds only while the group is empty. A delete commits all reads. The
+idle timer and a revocation commit only reads that a later read followed.
 """
 
 from __future__ import annotations

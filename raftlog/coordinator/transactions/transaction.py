@@ -1,7 +1,30 @@
 """One transactional id: its states and transitions. Pure (KIP-98, 360, 890, 939).
 
 Each function takes the present `Transaction` and returns the next one, or raises LogError; the
-record of a transition is the whole next state. docs/decisions/transaction-states.md has the table.
+record of a transition is the whole next state. "Decided" is PrepareCommit or PrepareAbort, "ended"
+is CompleteCommit or CompleteAbort. v1 and v2 are versions of the protocol (KIP-890).
+
+| state | event | next, and response |
+|---|---|---|
+| (none), Empty, ended | init | Empty, epoch + 1 (a new producer id at 32,766) |
+| Ongoing, Prepared | init | PrepareAbort, fencing epoch. CONCURRENT_TRANSACTIONS until ended |
+| Prepared | init, keeping it | Prepared. `next_producer` is the new identity (KIP-939) |
+| Empty, ended | add partitions | Ongoing, start time |
+| Ongoing | add partitions | Ongoing, with the union |
+| Ongoing, Prepared | commit or abort | PrepareCommit or PrepareAbort, the decision. v2: epoch + 1 |
+| Empty, ended | abort (v2) | CompleteAbort, epoch + 1, so a late first batch finds no transaction |
+| Ongoing | timeout | PrepareAbort, fencing epoch. A v2 client that aborts gets the epoch |
+| Ongoing | prepare (v2) | Prepared, without a timeout or further partitions |
+| Prepared, of a sink | timeout since the preparation | PrepareAbort, fencing epoch |
+| Ongoing, Prepared | an operator's abort | PrepareAbort, fencing epoch |
+| decided | all markers written | CompleteCommit or CompleteAbort, without partitions |
+| decided | new epoch, or the same end again | CONCURRENT_TRANSACTIONS until ended |
+| ended | the same end again | success, no record |
+| decided, ended | the contrary end | INVALID_TXN_STATE. v2, commit after abort: PRODUCER_FENCED |
+| any | an older epoch or producer id | PRODUCER_FENCED |
+| any | one never given out | INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING |
+
+Events are of the present epoch. An end is repeated by the epoch before (v2) or by the epoch (v1).
 
 *Identities.* `producer` stands in the batches and markers of the transaction. `client` is the
 identity of the living producer: the same, unless `next_producer` is set, which takes over when the

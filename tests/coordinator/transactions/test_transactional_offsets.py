@@ -1,4 +1,4 @@
-"""Offsets of a group in transactions, over a real log: docs/decisions/transactional-offsets.md."""
+"""Offsets of a group in transactions, over a real log: docs/decisions/transactions.md."""
 
 from __future__ import annotations
 
