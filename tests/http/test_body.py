@@ -287,7 +287,9 @@ async def test_unknown_content_encoding_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"not gzip", gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"x") + b"more"]
+    "body",
+    [b"not gzip", gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"x") + b"more"],
+    ids=["another format", "cut off", "followed by garbage"],
 )
 async def test_broken_compression_is_refused(body: bytes) -> None:
     async with serving(ROUTES) as server, RawPeer.connected(server.port) as peer:
