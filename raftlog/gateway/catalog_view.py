@@ -1,7 +1,7 @@
-"""The catalog in a gateway: entries by log, and the stub topic of each one. Pure.
+"""The catalog in a gateway has entries by log, each with a stub topic. Pure.
 
 A *stub* is a topic of the home cluster with the log's name and number of partitions, and without
-records: the home cluster's coordinators assign its partitions and keep its offsets, as for any
+records. The home cluster's coordinators assign its partitions and keep its offsets, as for any
 topic. `max.message.bytes=1` marks a stub, and keeps every record out of it.
 """
 
@@ -16,13 +16,13 @@ from raftlog.peer.dial import parse_address
 from raftlog.record.errors import UNKNOWN_TOPIC, LogError, quoted
 
 LOGS_MAX: Final = 10_000
-"""Entries of one catalog; further logs are rejected."""
+"""Entries of one catalog. Further logs are rejected."""
 STUB_CONFIG: Final = ("max.message.bytes", "1")
-"""The smallest record batch has 61 bytes and more: a topic with this config takes none."""
+"""Config that admits no record, because the smallest record batch has more than 61 bytes."""
 
 
 class CatalogView:
-    """Entries by log, as the records so far say."""
+    """Entries by log, by the records so far."""
 
     def __init__(self) -> None:
         self._entries: dict[str, CatalogEntry] = {}
@@ -30,7 +30,7 @@ class CatalogView:
     def apply(self, key: bytes | None, value: bytes | None) -> bool:
         """Apply one record of the catalog. Returns whether the view changed.
 
-        Raises ValueError for a record without a valid entry: the log keeps its entry before.
+        Raises ValueError for a record without a valid entry. The log then keeps its previous entry.
         """
         if key is None:
             raise ValueError("a record without a key")
@@ -80,7 +80,7 @@ class HomeTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreateStub:
-    """The home cluster has no such topic: create the stub."""
+    """The home cluster has no such topic, so the stub is to be created."""
 
     partitions: int
 
@@ -110,8 +110,8 @@ StubStep: TypeAlias = CreateStub | GrowStub | StubReady | NoStub
 def stub_step(entry: CatalogEntry, found: HomeTopic | None, home_cluster_id: str) -> StubStep:
     """The next step towards a log's stub in the home cluster.
 
-    A log of the home cluster itself is its own stub. A stub is never deleted here: group offsets
-    would go with the topic, and a removed log may come back.
+    A log of the home cluster itself is its own stub. A stub is never deleted here, because group
+    offsets would go with the topic, and a removed log may return.
     """
     if not entry.cluster_id:
         return NoStub("its cluster is being created")
@@ -133,5 +133,5 @@ def stub_step(entry: CatalogEntry, found: HomeTopic | None, home_cluster_id: str
 def merged_addresses(
     seeds: Iterable[str], learned: Iterable[str], count_max: int
 ) -> tuple[str, ...]:
-    """The given addresses first, then those learned, each once."""
+    """The given addresses first, then the discovered addresses, each once."""
     return tuple(dict.fromkeys((*seeds, *learned)))[:count_max]

@@ -1,9 +1,9 @@
-"""Consumer instances over the logs of several clusters.
+"""Consumer instances read the logs of several clusters.
 
-The home cluster has the instance, its membership, its positions and offsets: partitions of a log
-are there those of its stub topic. So most calls go to the home cluster unchanged, and any gateway
-serves any instance. Three kinds need the cluster of the log: a seek to a time or to an end, a read
-of records, and the address of a new instance.
+The home cluster has the instance, its membership, its positions and offsets. There, the partitions
+of a log are those of its stub topic. So most calls go to the home cluster unchanged, and any
+gateway serves any instance. Three kinds need the cluster of the log, which are a seek to a time or
+to an end, a read of records, and the address of a new instance.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _created_decoder = msgspec.json.Decoder(Created)
 
 
 def create(route: Route) -> Handler:
-    """POST /consumers/{group}: the address of the instance is this gateway's."""
+    """POST /consumers/{group}. The address of the instance is this gateway's."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         reply = await passed_on(request, context, route, context.broker.home)
@@ -78,7 +78,7 @@ def create(route: Route) -> Handler:
 
 
 def assign(route: Route) -> Handler:
-    """POST …/assignments: of logs in the catalog alone."""
+    """POST …/assignments. It accepts only logs in the catalog."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         body = await required_body(request, context, partitions_decoder)
@@ -90,7 +90,7 @@ def assign(route: Route) -> Handler:
 
 
 def seek(route: Route) -> Handler:
-    """POST …/positions: times become offsets at the clusters of their logs."""
+    """POST …/positions. Times become offsets at the clusters of their logs."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         body = await required_body(request, context, positions_decoder)
@@ -110,7 +110,7 @@ def seek_to(route: Route, target: NamedOffset) -> Handler:
         bounds = await _bounds(context.broker, places_of(body))
         is_earliest = target is NamedOffset.EARLIEST
         found = {place: first if is_earliest else end for place, (first, end) in bounds.items()}
-        # The home cluster knows offsets alone, and has none of the records.
+        # The home cluster knows only offsets, and has none of the records.
         path = route.path.rpartition("/")[0]
         return answer(await _to_home(request, context, path, Positions(_rows(found))))
 
@@ -118,7 +118,7 @@ def seek_to(route: Route, target: NamedOffset) -> Handler:
 
 
 async def read_records(request: Request, context: Context) -> web.StreamResponse:
-    """GET …/records: records from the positions on; waits for the first."""
+    """GET …/records. Returns records from the positions on, after a wait for the first."""
     instance_of(request)
     bounds = read_bounds(request, context.limits)
     source = ClusterSource(request, context, bounds)
@@ -144,7 +144,7 @@ def _rows(found: Mapping[Place, int]) -> list[PositionOffset]:
 
 
 async def _bounds(gateway: Gateway, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
-    """Beginning and end of these partitions. Raises LogError if one has none."""
+    """Beginning and end of these partitions. Raises LogError if a partition has none."""
 
     async def of_log(log: str, numbers: Sequence[int]) -> dict[Place, tuple[int, int]]:
         response = await gateway.link(log).call(
@@ -168,7 +168,7 @@ async def _at_times(gateway: Gateway, times_ms: Mapping[Place, int]) -> dict[Pla
     """The first offset of each time, the end where all records are older. Raises LogError."""
     if not times_ms:
         return {}
-    # Before the lookup: a record committed in between may be that young.
+    # The ends are read before the lookup, because a record committed in between may be that young.
     ends = await _bounds(gateway, times_ms)
 
     async def of_log(log: str, numbers: Sequence[int]) -> dict[Place, int]:
@@ -197,7 +197,7 @@ async def _of_logs(
     places: Iterable[Place],
     of_log: Callable[[str, Sequence[int]], Awaitable[dict[Place, T]]],
 ) -> dict[Place, T]:
-    """The answers of `of_log` for the partitions of each log, together. Raises LogError."""
+    """The results of `of_log` for the partitions of each log, together. Raises LogError."""
     by_log: dict[str, dict[int, None]] = {}
     for log, number in places:
         by_log.setdefault(log, {})[number] = None

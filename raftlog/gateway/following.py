@@ -1,7 +1,7 @@
-"""The two tasks of a gateway: follow the catalog, and keep a stub topic for each of its logs.
+"""A gateway follows the catalog, and keeps a stub topic for each of its logs.
 
-The catalog is read by long polls of the home cluster's v2 surface, from its beginning after every
-failure: so no forgotten log stays after a cut for longer than tombstones live.
+Long polls of the home cluster's v2 surface read the catalog, from its beginning after every
+failure. So a removed log stays no longer after a lost connection than tombstones live.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from raftlog.rest.v2.topics import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER, To
 from raftlog.world import Backoff
 
 POLL_S: Final = 1.0
-"""Longest time without news of the catalog: an answer each second proves the home cluster alive."""
+"""Longest seconds without news of the catalog. A response each second proves the home cluster
+alive."""
 RETRY_S: Final = 0.5
-"""Pause after a failure."""
+"""Seconds of pause after a failure."""
 POLL_BYTES: Final = 1024 * 1024
 STEPS_MAX: Final = 3
-"""Steps towards one stub in one pass: create, grow, confirm."""
+"""Steps towards one stub in one pass, which are create, grow and confirm."""
 STUBS_CHECK_S: Final = 60.0
-"""Stubs are checked after each change of the catalog, and this often without one."""
+"""Seconds between checks of the stubs while the catalog does not change."""
 STUBS_RETRIES: Final = Backoff(1.0, STUBS_CHECK_S)
 """Pauses between passes while a log has no stub."""
 HOME_ADDRESSES_MAX: Final = 100
@@ -71,7 +72,7 @@ _records_decoder = msgspec.json.Decoder(list[_CatalogRecord])
 
 
 class CatalogFollower:
-    """Keeps `gateway.catalog` up to date; `changed` is set after each change."""
+    """Keeps `gateway.catalog` up to date. `changed` is set after each change."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -119,7 +120,7 @@ class CatalogFollower:
     async def _poll(
         self, view: CatalogView, offset: int | None, *, wait_s: float
     ) -> tuple[int, int]:
-        """Apply the next records; the next offset, and the high watermark. Raises LogError."""
+        """Apply the next records. Returns next offset and high watermark. Raises LogError."""
         start = "earliest" if offset is None else str(offset)
         reply = await self._gateway.home.send(
             "GET",
@@ -157,7 +158,7 @@ class CatalogFollower:
 
 
 class StubKeeper:
-    """Creates and grows the stub topics of all logs, and learns the home cluster's addresses."""
+    """Creates and grows the stub topics of all logs, and collects the home cluster's addresses."""
 
     def __init__(self, gateway: Gateway, changed: asyncio.Event) -> None:
         self._gateway = gateway
@@ -180,7 +181,7 @@ class StubKeeper:
                 is_whole = True
 
     async def _pass(self) -> bool:
-        """Step towards all stubs; whether each log has one."""
+        """Take a step towards all stubs. Returns whether each log has a stub."""
         gateway = self._gateway
         try:
             await self._keep(gateway.catalog.logs())
@@ -213,7 +214,8 @@ class StubKeeper:
                 continue
             if reason is None:
                 ready.add(entry.log)
-                # Now, not after the pass: a catalog may have thousands of logs.
+                # Each stub counts at once, not after the pass, because a catalog may have thousands
+                # of logs.
                 gateway.stubs = gateway.stubs | {entry.log}
             else:
                 ready.discard(entry.log)
@@ -225,7 +227,7 @@ class StubKeeper:
         gateway.without_stub = without
 
     async def _make(self, entry: CatalogEntry, cluster_id: str) -> str | None:
-        """Step by step to the log's stub; the reason if there is none. Raises LogError."""
+        """Take steps to the log's stub. Returns the reason if there is none. Raises LogError."""
         for _ in range(STEPS_MAX):
             step = stub_step(entry, await self._topic(entry.log), cluster_id)
             match step:
@@ -255,7 +257,7 @@ class StubKeeper:
         try:
             await self._gateway.home.call("POST", "/v3/clusters/-/topics", Empty, new)
         except LogError as error:
-            # Another gateway was faster; the next step sees the topic's mark.
+            # Another gateway was faster. The next step sees the topic's mark.
             if error.entry is not TOPIC_EXISTS:
                 raise
         else:
@@ -266,7 +268,7 @@ class StubKeeper:
         try:
             await self._gateway.home.call("PATCH", path, Empty, TopicChange(partitions))
         except LogError as error:
-            # Another gateway may have been faster; else the steps end without a stub.
+            # Another gateway may have been faster. Otherwise the steps end without a stub.
             if error.entry is not INVALID_PARTITIONS:
                 raise
         else:

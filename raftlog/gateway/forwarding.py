@@ -1,7 +1,8 @@
-"""Requests passed on unchanged: about one log to its cluster, about groups to the home cluster.
+"""Requests about one log go to its cluster, and about groups to the home cluster.
 
-Every node serves the same v2 surface, so a node's answer is the gateway's, errors included. A
-node forwards to partition leaders by itself: any of its cluster will do.
+They are passed on unchanged. Every node serves the same v2 surface, so a node's response is the
+gateway's, errors included. A node forwards to partition leaders by itself, so any node of its
+cluster will do.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ RESPONSE_HEADERS: Final = (
 
 
 async def list_logs(request: Request, context: Context) -> web.StreamResponse:
-    """GET /topics: the names of all logs, sorted."""
+    """GET /topics. Returns the names of all logs, sorted."""
     names = [entry.log for entry in context.broker.catalog.logs()]
     return json_response(names, content_type=negotiate(request, V2_OFFERED))
 
 
 def to_log(route: Route) -> Handler:
-    """A handler: passes the route's requests to the cluster of the log in the path."""
+    """A handler that passes requests to the cluster of the path's log."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         link = context.broker.link(request.path_parameters["topic"])
@@ -55,7 +56,7 @@ def to_log(route: Route) -> Handler:
 
 
 def to_home(route: Route) -> Handler:
-    """A handler: passes the route's requests to the home cluster."""
+    """A handler that passes the route's requests to the home cluster."""
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         return answer(await passed_on(request, context, route, context.broker.home))
@@ -64,7 +65,7 @@ def to_home(route: Route) -> Handler:
 
 
 async def passed_on(request: Request, context: Context, route: Route, link: Link) -> Reply:
-    """The cluster's answer to the request. Raises LogError as `Link.send`."""
+    """The cluster's response to the request. Raises LogError as `Link.send`."""
     body = await read_body(request, context) if request.body_exists else None
     target = filled(route.path, request.path_parameters)
     if request.query_text:
@@ -95,7 +96,7 @@ def filled(template: str, parameters: Mapping[str, str]) -> str:
 
 
 def answer(reply: Reply) -> web.StreamResponse:
-    """A node's answer as this server's."""
+    """A node's response as this server's."""
     headers = {
         name: value for name in RESPONSE_HEADERS if (value := reply.headers.get(name)) is not None
     }
@@ -104,14 +105,14 @@ def answer(reply: Reply) -> web.StreamResponse:
 
 
 def _request_headers(request: Request) -> dict[str, str]:
-    # A compressed body has been inflated: Content-Encoding stays behind.
+    # A compressed body has been inflated, so Content-Encoding is dropped.
     return {
         name: value for name in REQUEST_HEADERS if (value := request.headers.get(name)) is not None
     }
 
 
 def _wait_s(request: Request, context: Context, route: Route) -> float:
-    """The time for which the cluster may hold back the answer."""
+    """Seconds for which the cluster may delay the response."""
     limits = context.limits
     if "timeout" not in route.query_names:
         return 0.0

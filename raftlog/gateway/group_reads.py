@@ -1,8 +1,8 @@
-"""Partitions of a consumer instance, each read at the cluster of its log.
+"""A consumer instance's partitions are each read at the cluster of their log.
 
 The home cluster has the positions, and the read is that of a node (raftlog/rest/v2/instance_reads).
-Partitions are read in waves, each with its share of the remaining bytes: at most one record of each
-exceeds the share, and the response is cut exactly.
+Partitions are read in waves, each with its share of the remaining bytes. At most one record of each
+partition exceeds the share, and the response is cut exactly.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from raftlog.rest.v2.topics import ISOLATIONS, NEXT_OFFSET_HEADER, OffsetsAnswer
 PARTS_AT_ONCE: Final = 8
 """Partitions of one wave."""
 POLLS_MAX: Final = 64
-"""Partitions of one read with a long poll at one time; further ones have a pass each second."""
+"""Partitions of one read in a long poll at one time. Others have a pass each second."""
 _EARLIEST: Final = "earliest"
 _BEGIN: Final = "/v1/groups/{group}/instances/{instance}/begin-read"
 _END: Final = "/v1/groups/{group}/instances/{instance}/end-read"
 
 
 class _Fetched(NamedTuple):
-    """A cluster's answer, and its bytes in flight."""
+    """A cluster's response, and its bytes in flight."""
 
     reply: Reply
     held_bytes: int
@@ -75,7 +75,8 @@ class ClusterSource:
         )
         parts = [part_of(one) for one in plan.partitions if self._is_served(one.topic)]
         if plan.partitions and not parts:
-            # All of logs out of service: the home cluster waits for no further partition.
+            # All partitions are of logs out of service. The home cluster waits for no further
+            # partition.
             await self._gateway.closing.unless_set(self._clock.sleep(RETRY_S))
         return plan, parts
 
@@ -121,7 +122,7 @@ class ClusterSource:
                 yield part, self._take(part, room, outcome)
 
     def _take(self, part: Part, room: Room, outcome: _Fetched | BaseException) -> LogError | None:
-        """Take the records of one partition; the error if there are none."""
+        """Take the records of one partition. Returns the error if there are none."""
         if isinstance(outcome, TimeoutError):
             return LogError(NO_LEADER, f"{part.name} could not be read in time.")
         if isinstance(outcome, LogError):
@@ -173,7 +174,7 @@ class ClusterSource:
                 part, record_format, bytes_max=bytes_max, records_max=records_max, hold=hold
             )
         except BaseException:
-            # The read may go on for minutes, and meet the same failure again and again.
+            # The read may continue for minutes, and meet the same failure again and again.
             self._context.free(self._request, held_bytes)
             raise
         if reply.is_error:
@@ -227,9 +228,9 @@ class ClusterSource:
             await self._clock.sleep(min(remaining_s, RETRY_S))
 
     async def _has_more(self, part: Part, timeout_s: float) -> bool:
-        """Wait at the cluster for a record; whether the next pass has news to report."""
+        """Wait at the cluster for a record. Returns whether the next pass has news to report."""
         try:
-            # One record is enough: the next pass has the others, too.
+            # One record is enough, because the next pass also has the others.
             reply = await self._poll(part, "binary", bytes_max=1, records_max=1, wait_s=timeout_s)
         except LogError as error:
             return not error.entry.retriable

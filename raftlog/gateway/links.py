@@ -1,11 +1,11 @@
-"""HTTP to clusters: one request to any node of a cluster, with the safe retries.
+"""A request goes by HTTP to any node of a cluster, with the safe retries.
 
-All clusters share one session: kept connections, bounded in number, closed when idle. A `Link` is
-no more than the addresses of a cluster, the last one in use first.
+All clusters share one session of kept connections, bounded in number and closed when idle. A `Link`
+is no more than the addresses of a cluster, the address used last in front.
 
-A request goes on to the next address if it certainly had no effect: nothing was sent, or the node
-answered NOT_READY. After a broken connection only a repeatable request goes on; any other one ends
-with an unknown outcome.
+A request continues with the next address if it certainly had no effect, because nothing was sent or
+the node returned NOT_READY. After a broken connection only a repeatable request continues. Any
+other request ends with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from raftlog.record.errors import (
 T = TypeVar("T")
 
 CONNECT_S: Final = 2.0
-"""A node without an accepted connection in this time counts as unreachable."""
+"""Seconds to connect. A node is unreachable after that."""
 CALL_S: Final = 10.0
-"""Timeout of a request over all addresses; the time of a long poll comes on top."""
+"""Timeout of a request over all addresses, in seconds. A long poll's time is added."""
 ATTEMPT_S: Final = 5.0
-"""The part for one address, if the request may go on to another one."""
+"""Seconds of that for one address, if the request may continue with another address."""
 KEEP_ALIVE_S: Final = 30.0
-"""Below the nodes' own limit (75 s), so a request meets no connection just closed."""
+"""Seconds below the nodes' own limit (75 s), so requests avoid connections just closed."""
 CONNECTIONS_MAX: Final = 4_096
-"""Over all clusters; a request without one within CONNECT_S finds its cluster unreachable."""
+"""Connections over all clusters. With none free for CONNECT_S, the cluster is unreachable."""
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A larger answer is refused: twice a node's own bound of a read."""
+"""Bytes of a response, twice a node's own bound of a read. A larger response is rejected."""
 ATTEMPTS_MAX: Final = 8
 """Addresses tried by one request."""
 _ERROR_STATUS_MIN: Final = 400
@@ -53,7 +53,7 @@ _error_decoder = msgspec.json.Decoder(ErrorBody)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A node's answer."""
+    """A node's response."""
 
     status: int
     headers: Mapping[str, str]
@@ -61,11 +61,11 @@ class Reply:
 
     @property
     def is_error(self) -> bool:
-        """Whether the node refused the request."""
+        """Whether the node rejected the request."""
         return self.status >= _ERROR_STATUS_MIN
 
     def error(self) -> LogError:
-        """The node's error, to raise in this process; `body` has the original."""
+        """The node's error, to raise in this process. `body` has the original."""
         try:
             found = _error_decoder.decode(self.body)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -79,7 +79,7 @@ class LinkCounters:
 
     answered: int = 0
     failed: int = 0
-    """Broken or late: the outcome may be unknown."""
+    """Requests broken or late, whose outcome may be unknown."""
     unreachable: int = 0
 
 
@@ -99,7 +99,7 @@ class Links:
             auto_decompress=False,
             skip_auto_headers=("Content-Type", "Accept"),
         )
-        # aiohttp would repeat a DELETE by itself when a kept connection breaks; `Link` decides.
+        # aiohttp would repeat a DELETE if a kept connection breaks. `Link` decides instead.
         self._session._retry_connection = False
 
     async def close(self) -> None:
@@ -146,12 +146,12 @@ class Links:
 
 
 class Link:
-    """One cluster: its addresses, the last one in use first."""
+    """One cluster, as its addresses, the address used last in front."""
 
     def __init__(
         self, links: Links, name: str, addresses: Sequence[str], unreachable: ErrorEntry = NO_LEADER
     ) -> None:
-        """`name` is for messages; `unreachable` the error if no address can be reached."""
+        """`name` is for messages, `unreachable` the error if no address can be reached."""
         self.name = name
         self._links = links
         self._addresses = tuple(addresses)
@@ -163,7 +163,7 @@ class Link:
         return self._addresses
 
     def replace_addresses(self, addresses: Sequence[str]) -> None:
-        """Use other addresses; one in use stays the first."""
+        """Use other addresses. An address in use stays the first."""
         if set(addresses) != set(self._addresses):
             first = [one for one in self._addresses[:1] if one in addresses]
             self._addresses = tuple(dict.fromkeys((*first, *addresses)))
@@ -179,11 +179,11 @@ class Link:
         may_repeat: bool = False,
         hold: Callable[[int], None] | None = None,
     ) -> Reply:
-        """The first answer of any node, an error included.
+        """The first response of any node, an error included.
 
-        `wait_s` is the time for which the cluster may hold back the answer; `hold` counts each
-        chunk on arrival. Raises LogError: the link's `unreachable`, with no effect;
-        RETRIABLE, with an unknown outcome, unless `may_repeat`; and the errors of `hold`.
+        `wait_s` is the time for which the cluster may delay the response. `hold` counts each chunk
+        on arrival. Raises LogError `unreachable`, with no effect, or RETRIABLE, with an unknown
+        outcome, unless `may_repeat`. Raises the errors of `hold`.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s + CALL_S
@@ -239,7 +239,10 @@ class Link:
         wait_s: float = 0.0,
         may_repeat: bool = False,
     ) -> T:
-        """A JSON request; its answer of type `kind`. Raises LogError, the node's or as `send`."""
+        """Send a JSON request. Returns its response of type `kind`.
+
+        Raises the node's LogError, and the errors of `send`.
+        """
         reply = await self.send(
             method,
             target,

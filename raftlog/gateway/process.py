@@ -1,4 +1,4 @@
-"""A gateway as one process: the HTTP server, and the tasks behind the catalog."""
+"""A gateway process runs the HTTP server, and the tasks behind the catalog."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GatewaySettings:
 
 
 class RunningGateway:
-    """A serving gateway: made by `start`, ended by `stop`."""
+    """A serving gateway. `start` creates it and `stop` ends it."""
 
     def __init__(self, gateway: Gateway, server: HttpServer, tasks: TaskGroup) -> None:
         self.gateway = gateway
@@ -95,7 +95,7 @@ async def start_server(gateway: Gateway, port: Port, on_fatal: Callable[[str], N
 
 
 def run_gateway(settings: GatewaySettings) -> int:
-    """Run a gateway until SIGTERM or SIGINT; return the process's exit code."""
+    """Run a gateway until SIGTERM or SIGINT. Returns the process's exit code."""
     try:
         return uvloop.run(_run(settings))
     except (OSError, PortError) as error:

@@ -1,6 +1,6 @@
-"""The partitions of one read: the records in its answer, the moves of positions. Pure.
+"""A read's partitions have records in its response, and moves of positions. Pure.
 
-A cluster answers a JSON array of whole records. The answer takes records in order until the
+A cluster returns a JSON array of whole records. The response takes records in order until the
 bounds, and the position of a partition moves to the first record left out.
 """
 
@@ -37,7 +37,7 @@ def part_of(plan: PlannedPosition) -> Part:
 
 
 def key_of(part: Part) -> ReadPartition:
-    """The partition in the home cluster: by the id of its stub topic."""
+    """The partition in the home cluster, by the id of its stub topic."""
     return ReadPartition(part.place.topic_id, part.place.partition)
 
 
@@ -51,9 +51,9 @@ def move_of(part: Part) -> PositionMove:
 
 
 def take(room: Room, part: Part, body: bytes, following: int) -> int:
-    """Take the records of an answer until the bounds; returns the kept bytes.
+    """Take the records of a response until the bounds. Returns the kept bytes.
 
-    `following` is the offset behind all records. A first record of the whole answer is taken
+    `following` is the offset behind all records. A first record of the whole response is taken
     whatever its size. Raises LogError INTERNAL for a body of another shape.
     """
     try:

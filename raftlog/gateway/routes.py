@@ -1,7 +1,7 @@
-"""The routes of a gateway: the v2 surface of a node, with other handlers, and its own health.
+"""A gateway serves a node's v2 routes with other handlers, and its own health.
 
 Paths, queries, bodies and errors are described by the node's own table, so the two cannot differ.
-`GET /brokers` is left out: broker ids of different clusters say nothing together.
+`GET /brokers` is left out, because broker ids of different clusters have no meaning together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HANDLERS: Final[dict[str, Callable[[Route], Handler]]] = {
     f"POST {_INSTANCE}/positions/end": lambda route: consumers.seek_to(route, NamedOffset.LATEST),
     f"GET {_INSTANCE}/records": lambda _: consumers.read_records,
 }
-"""Routes with a handler of their own; all others are passed on unchanged."""
+"""Routes with a separate handler. All others are passed on unchanged."""
 
 
 def _served(route: Route) -> Route:

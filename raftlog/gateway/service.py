@@ -1,4 +1,4 @@
-"""`Gateway`: the state shared by all handlers of a gateway; nothing outlives the process."""
+"""`Gateway` is the state that all handlers share. Nothing outlives the process."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ STATES: Final = ("creating", "online", "degraded")
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):
-    """The answer of /healthy and /ready."""
+    """The response of /healthy and /ready."""
 
     status: str
     logs: int
     """Served logs."""
     catalog_age_s: float
-    """Since the home cluster last answered; -1: never."""
+    """Seconds since the home cluster last responded, or -1 before the first response."""
     catalog_failure: str
-    """Empty while the home cluster answers."""
+    """The last failure, or empty while the home cluster responds."""
     logs_without_groups: dict[str, str]
-    """Logs that groups cannot read, and why."""
+    """Logs that groups cannot read, and the reasons."""
 
 
 class Gateway(ListenedService):
-    """The state of one gateway: the catalog as last seen, and links to all clusters."""
+    """The state of one gateway, with the latest catalog and links to all clusters."""
 
     noun = "gateway"
 
@@ -50,7 +50,8 @@ class Gateway(ListenedService):
         self.home = Link(self.links, "The home cluster", home, unreachable=NOT_READY)
         self.catalog = CatalogView()
         self.catalog_seen_s: float | None = None
-        """Monotonic time of the last answer about the catalog; None before the first load."""
+        """Monotonic seconds of the last response about the catalog, or None before the first
+        load."""
         self.catalog_failure = "the catalog has not been read yet"
         """The last failure, or empty."""
         self.rejected_entries = 0
@@ -60,12 +61,12 @@ class Gateway(ListenedService):
         """Logs with a failed step towards their stubs, and the reason."""
         self._log_links: dict[str, Link] = {}
 
-    # The listeners' questions
+    # Checks for the listeners
 
     def check_ready(self) -> None:
         """Raise LogError NOT_READY until the catalog has been loaded once.
 
-        Later the gateway goes on with the catalog as last seen.
+        Later the gateway continues with the catalog as last seen.
         """
         if self.catalog_seen_s is None:
             raise LogError(NOT_READY, f"The gateway has no catalog: {self.catalog_failure}.")
@@ -85,7 +86,7 @@ class Gateway(ListenedService):
         )
 
     def hosts(self) -> Iterable[str]:
-        """None: a gateway has no advertised name besides its settings."""
+        """None, because a gateway has no advertised name besides its settings."""
         return ()
 
     # Logs
@@ -96,7 +97,7 @@ class Gateway(ListenedService):
         return self._log_links.get(log) or self._add_link(entry)
 
     def use_catalog(self, catalog: CatalogView) -> None:
-        """Serve the logs of this view, which may be the present one after changes."""
+        """Serve the logs of this view, which may be the present view after changes."""
         self.catalog = catalog
         entries = {entry.log: entry for entry in catalog.logs()}
         for log in [log for log in self._log_links if log not in entries]:
@@ -105,13 +106,13 @@ class Gateway(ListenedService):
             link.replace_addresses(entries[log].addresses)
 
     def _add_link(self, entry: CatalogEntry) -> Link:
-        # At most one for each log of the catalog; connections belong to the session.
+        # Each log of the catalog has at most one link. Connections belong to the session.
         link = Link(self.links, f"The cluster of log {entry.log!r}", entry.addresses)
         self._log_links[entry.log] = link
         return link
 
     def logs_without_groups(self) -> dict[str, str]:
-        """Served logs that groups cannot read, and why; of a stub that could not grow, too."""
+        """Served logs that groups cannot read, or whose stub could not grow, with the reasons."""
         found = {
             entry.log: NOT_CHECKED for entry in self.catalog.logs() if entry.log not in self.stubs
         }
@@ -119,7 +120,7 @@ class Gateway(ListenedService):
 
     @property
     def catalog_age_s(self) -> float:
-        """Seconds since the home cluster last answered about the catalog; -1: never."""
+        """Seconds since the home cluster last responded about the catalog, or -1 before that."""
         seen_s = self.catalog_seen_s
         return -1.0 if seen_s is None else self.clock.monotonic() - seen_s
 

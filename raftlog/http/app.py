@@ -1,7 +1,7 @@
-"""The HTTP server, put together: sockets, sweep, and closing in good order.
+"""The HTTP server assembles sockets, the sweep, and an orderly close.
 
-`Server` is what the node starts: the main port with the listeners' routes, and the health port if
-the settings name one. `HttpServer` is one port.
+`Server` is what the node starts. It has the main port with the listeners' routes, and the health
+port if the settings name a health port. `HttpServer` is one port.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Port:
 
     @classmethod
     async def bind(cls, host: str, port: int, backlog: int = 1_024) -> Port:
-        """Bind `host` and `port` (0: a free one). Raises OSError if the port is taken."""
+        """Bind `host` and `port`. 0 picks a free port. Raises OSError if the port is taken."""
         bound = cls()
         bound._server = await asyncio.get_running_loop().create_server(
             bound._protocol, host, port, backlog=backlog, reuse_address=True, start_serving=False
@@ -77,7 +77,7 @@ class Ports:
 
     main: Port
     health: Port | None
-    """For /healthy, /ready and /metrics alone."""
+    """Port that serves only /healthy, /ready and /metrics."""
 
     @classmethod
     async def bind(cls, settings: ServerSettings) -> Ports:
@@ -99,7 +99,7 @@ class Ports:
 
 
 class PortError(Exception):
-    """A port cannot be bound. `address` is the one meant, `reason` the system's."""
+    """A port cannot be bound. `address` is the port's address, `reason` the system's."""
 
     def __init__(self, host: str, port: int, reason: OSError) -> None:
         self.address = join_address(host, port)
@@ -115,7 +115,7 @@ async def _bind(host: str, port: int, backlog: int) -> Port:
 
 
 class HttpServer:
-    """One listening port: made by `HttpServer.start`, ended by `close`."""
+    """One listening port. `HttpServer.start` opens it and `close` ends it."""
 
     def __init__(
         self, context: ServerContext[ListenedService], connections: ConnectionServer, listener: Port
@@ -131,7 +131,7 @@ class HttpServer:
     async def start(
         cls, dispatcher: Dispatcher, context: ServerContext[ListenedService], listener: Port
     ) -> HttpServer:
-        """Listen on a bound port. Raises OSError if another process does meanwhile."""
+        """Listen on a bound port. Raises OSError if another process already listens on it."""
         connections = ConnectionServer(dispatcher, context)
         await listener.serve(connections)
         return cls(context, connections, listener)
@@ -152,13 +152,13 @@ class HttpServer:
 
 
 def described_routes(routes: Sequence[Route]) -> tuple[Route, ...]:
-    """Every endpoint for users: `routes`, health, and the description of them all."""
+    """Every endpoint for users, which are `routes`, health, and the description of them all."""
     described = (*routes, *health.ROUTES)
     return (*described, openapi.route(described))
 
 
 class Server:
-    """A running server: the main port, and the health port if there is one."""
+    """A running server with the main port, and the health port if there is one."""
 
     def __init__(
         self,
@@ -186,9 +186,9 @@ class Server:
         network: HttpNetwork | None = None,
         on_broken_invariant: Callable[[AssertionError], None] | None = None,
     ) -> Server:
-        """Listen and serve `routes`; answer NOT_READY until `broker.check_ready()` passes.
+        """Serve `routes`, with NOT_READY until `broker.check_ready()` passes.
 
-        `network` accepts the connections of other nodes; closing the server closes it, too.
+        `network` accepts the connections of other nodes. Closing the server also closes it.
         `on_broken_invariant` is called with assertions that failed in a handler (`network` reports
         those of its receivers itself). Raises OSError if another process listens on a port.
         """
@@ -237,7 +237,7 @@ class Server:
         """Stop listening, finish requests in flight within `shutdown_s`, then cut the rest.
 
         Connections between nodes last until requests have finished, which may need the quorum. The
-        health port answers until the main one is closed.
+        health port serves until the main port is closed.
         """
         await self._main.close()
         if self._network is not None:

@@ -1,6 +1,6 @@
-"""Reading request bodies: bounded in size, in time, and in all that requests hold.
+"""Request bodies are read with bounds on size, time, and memory of all requests.
 
-`read_body` and `read_json` read a whole body; `BodyStream` reads a stream of JSON objects as they
+`read_body` and `read_json` read a whole body. `BodyStream` reads a stream of JSON objects as they
 arrive. Work on a large body is done in pieces, in turns with other requests (`WorkTurns`).
 """
 
@@ -33,21 +33,22 @@ from raftlog.record.errors import (
 T = TypeVar("T")
 
 READ_AHEAD_BYTES_MAX: Final = 512 * 1024
-"""Up to twice as many bytes of a body arrive before the reader takes them, yet at most twice as
-many as the request holds: the budget of bytes in flight bounds those that it does not count yet."""
+"""Most bytes of a body to read ahead. Up to twice as many arrive before the reader takes them, yet
+at most twice as many as the request holds. So the budget of bytes in flight bounds the bytes that
+it does not count yet."""
 INFLATE_STEP_BYTES: Final = 256 * 1024
-"""Bytes inflated in one turn of the event loop: 1 ms."""
+"""Bytes inflated in one turn of the event loop (1 ms)."""
 STREAM_STEP_BYTES: Final = 32 * 1024
-"""Bytes of a stream taken apart in one turn: 5 ms if its records are as small as can be."""
+"""Bytes of a stream split in one turn (5 ms with the smallest records)."""
 STREAM_GROUP_MAX: Final = 1_000
-"""Objects of a stream in one group: 10 ms of their reader's work."""
+"""Objects of a stream in one group (10 ms of their reader's work)."""
 JSON_BODY_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Largest JSON body that is parsed in one call, which takes 20 ms: all but those of records. Enough
-for a request that names 10,000 partitions."""
+"""Largest JSON body that is parsed in one call (20 ms). Only bodies of records may be larger. A
+request that names 10,000 partitions fits."""
 
 
 async def read_body(request: Request, context: ServerContext[ListenedService]) -> bytes:
-    """The whole body, decompressed. Its bytes are held until the request is answered.
+    """The whole body, decompressed. Its bytes are held until the response is sent.
 
     Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT, OVERLOADED, QUOTA_EXCEEDED,
     UNSUPPORTED_MEDIA_TYPE (an unknown Content-Encoding), BAD_REQUEST (malformed framing or
@@ -56,7 +57,7 @@ async def read_body(request: Request, context: ServerContext[ListenedService]) -
     content, bytes_max = request.content, context.limits.body_bytes_max
     encoding = request.headers.get(CONTENT_ENCODING)
     if encoding is None and content.is_eof() and content.exception() is None:
-        # The usual case: the body came along with the headers.
+        # The body usually arrives with the headers.
         size = content.total_bytes
         if size > bytes_max:
             raise too_large(bytes_max)
@@ -100,7 +101,7 @@ async def read_json(
         parsed = decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LogError(INVALID_BODY, f"The body is not valid: {error}") from None
-    if is_long:  # the handler's first step is long, too
+    if is_long:  # the handler's first step is also long
         await turns.wait()
     return parsed
 
@@ -111,7 +112,7 @@ def too_large(bytes_max: int) -> LogError:
 
 
 class _Chunks:
-    """The chunks of a body as they arrive: bounded in size and rate."""
+    """The chunks of a body as they arrive, bounded in size and rate."""
 
     def __init__(self, request: Request, context: ServerContext[ListenedService]) -> None:
         limits = context.limits
@@ -121,7 +122,7 @@ class _Chunks:
         self._size = 0
 
     async def read(self) -> bytes:
-        """The next chunk; empty at the end.
+        """The next chunk, or b"" at the end.
 
         Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT and BAD_REQUEST.
         """
@@ -156,13 +157,13 @@ class _Chunks:
         content = self._request.content
         if self._request.content_length is None:
             return await content.readany()
-        # `readany` joins what has arrived: one more copy of a large body.
+        # `readany` would join the arrived chunks, at one more copy of a large body.
         chunk, _ = await content.readchunk()
         return chunk
 
 
 async def invite_body(request: Request) -> None:
-    """Invite the body of a peer that waits for that, after all checks of the head.
+    """Send 100 Continue to a peer that expects it, after all checks of the head.
 
     RFC 9110, section 10.1.1.
     """
@@ -213,23 +214,22 @@ async def _inflate(
 def _window_bits(encoding: str, first: bytes) -> int:
     if encoding != "deflate":
         return 16 + zlib.MAX_WBITS
-    # zlib's framing by the standard; some send the bare stream, never beginning with 0x?8.
+    # Standard framing is zlib's. Some peers send the bare stream, which never begins with 0x?8.
     return zlib.MAX_WBITS if first[0] & 0x0F == 0x08 else -zlib.MAX_WBITS
 
 
 class BodyStream:
     """The objects of a body, group by group, as they arrive.
 
-    Iteration yields (objects, error): an error ends the stream, and comes with the last group. The
-    stream ends with the body, and when the server closes. Between objects the peer may be silent
-    as long as an idle connection; within one, the body's minimum rate applies.
+    Iteration yields (objects, error). An error ends the stream, and comes with the last group. The
+    stream ends with the body, and when the server closes. Between objects the peer may be silent as
+    long as an idle connection. Within an object the body's minimum rate applies.
     """
 
     def __init__(
         self, request: Request, context: ServerContext[ListenedService], *, object_bytes: int
     ) -> None:
-        """`object_bytes`: memory that the reader of a group takes for each object, besides its
-        text."""
+        """`object_bytes` is the memory of a group's reader for each object, besides its text."""
         self._request = request
         self._context = context
         self._object_bytes = object_bytes
@@ -237,7 +237,7 @@ class BodyStream:
         self._splitter = JsonSplitter(object_bytes_max, context.limits.json_depth_max)
         self._guard = self._fresh_guard()
         self._unsplit = memoryview(b"")
-        """Bytes that have arrived, and are to be taken apart in further turns."""
+        """Bytes that have arrived, and are split in further turns."""
         self._ready: list[bytes] = []
         """Objects that are complete, and go out in further groups."""
         self._error: LogError | None = None
@@ -271,7 +271,7 @@ class BodyStream:
         if self._ready:
             await self._context.broker.turns.wait()
             return self._group(self._ready, self._error, self._at_end)
-        # The reader is done with the group before.
+        # The reader has finished the previous group.
         self._hold(0)
         objects: list[bytes] = []
         error: LogError | None = None
@@ -308,7 +308,7 @@ class BodyStream:
     def _group(
         self, objects: list[bytes], error: LogError | None, at_end: bool
     ) -> tuple[list[bytes], LogError | None]:
-        """The next objects, as many as one group may have; the rest is kept."""
+        """The next objects, as many as one group may have. The rest is kept."""
         self._ready = objects[STREAM_GROUP_MAX:]
         self._error, self._at_end = error, at_end
         if self._ready:
@@ -321,7 +321,7 @@ class BodyStream:
         return RateGuard(limits.body_bytes_per_second_min, limits.body_receive_s)
 
     async def _next_chunk(self) -> bytes:
-        """The bytes that have arrived; empty at the end. Raises LogError."""
+        """The bytes that have arrived, or b"" at the end. Raises LogError."""
         request, limits = self._request, self._context.limits
         if CONTENT_ENCODING in request.headers:
             return await read_body(request, self._context)
@@ -355,8 +355,8 @@ class BodyStream:
     def _hold(self, handed_out_bytes: int) -> LogError | None:
         """Count the bytes that the stream holds, in place of the previous count.
 
-        These are the objects that its reader works on, the unfinished one, and the bytes not taken
-        apart yet, unless they are part of a body that counts as a whole. Returns the refusal.
+        These are the objects that its reader works on, the unfinished object, and the bytes not
+        split yet, unless they are part of a body that counts as a whole. Returns the rejection.
         """
         held = handed_out_bytes + self._splitter.pending_bytes
         if CONTENT_ENCODING not in self._request.headers:

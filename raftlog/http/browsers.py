@@ -1,9 +1,9 @@
-"""Protection of users' browsers: a page of another origin must not reach this node through them.
+"""A page of another origin must not reach this node through a user's browser.
 
 A browser sends requests for any page on display, from inside the user's network. So a request is
-refused if its headers show a foreign page behind it (CSRF), and if it names this node by a foreign
-host name (DNS rebinding: the page's own name, pointed here). Programs send neither `Origin` nor
-`Sec-Fetch-Site`: for them only the host name counts.
+rejected if its headers show that a foreign page sent it (CSRF), or if it names this node by a
+foreign host name. A page does that in DNS rebinding, where its own name resolves to this node.
+Programs send neither `Origin` nor `Sec-Fetch-Site`, so only their host name is checked.
 
 Source: Fetch standard (Origin, CORS), Fetch Metadata Request Headers, RFC 9110 (421).
 """
@@ -27,7 +27,7 @@ HOSTS_SETTING: Final = "--allowed-hosts"
 HOSTS_REMEMBERED_MAX: Final = 64
 """Accepted Host headers that are not checked again."""
 PREFLIGHT_S: Final = 600
-"""Time for which a browser may keep the answer to a preflight request."""
+"""Seconds for which a browser may cache the response to a preflight request."""
 EXPOSED_HEADERS: Final = (
     "X-Raftlog-High-Watermark, X-Raftlog-Next-Offset, X-Raftlog-Log-Start-Offset, Retry-After"
 )
@@ -52,7 +52,7 @@ class BrowserGuard:
         self._accepted: set[str] = set()
 
     def check(self, request: Request, *, any_host: bool) -> Mapping[str, str]:
-        """The CORS headers of the answer. Raises LogError ORIGIN_NOT_ALLOWED, HOST_NOT_ALLOWED."""
+        """The response's CORS headers. Raises LogError ORIGIN_NOT_ALLOWED, HOST_NOT_ALLOWED."""
         headers = request.headers
         host = headers.get(HOST)
         if host is not None and host not in self._accepted and not any_host:
@@ -94,7 +94,7 @@ class BrowserGuard:
 
 
 def host_name(host: str) -> str:
-    """The name or address of a Host header, without port and final dot, in lower case."""
+    """The Host header's name or address in lower case, without port and final dot."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     name, colon, port = host.rpartition(":")
@@ -104,7 +104,7 @@ def host_name(host: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Whether the name is an IP literal: rebinding needs a name."""
+    """Whether the name is an IP literal. Rebinding needs a name."""
     try:
         ip_address(name)
     except ValueError:
@@ -113,7 +113,7 @@ def _is_address(name: str) -> bool:
 
 
 def cors_headers(origin: str) -> Mapping[str, str]:
-    """Headers that let a page of this origin read the answer."""
+    """Headers that let a page of this origin read the response."""
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Expose-Headers": EXPOSED_HEADERS,
@@ -122,7 +122,7 @@ def cors_headers(origin: str) -> Mapping[str, str]:
 
 
 def preflight_headers(request: Request, methods: str) -> Mapping[str, str]:
-    """Headers of the answer to a preflight request of an allowed origin."""
+    """Headers of the response to a preflight request of an allowed origin."""
     headers = {
         "Access-Control-Allow-Methods": methods,
         "Access-Control-Max-Age": str(PREFLIGHT_S),

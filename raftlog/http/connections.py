@@ -1,17 +1,17 @@
-"""Connections: aiohttp's HTTP/1.1 protocol, with the deadlines and bounds it lacks.
+"""aiohttp's HTTP/1.1 connections get the deadlines and bounds that aiohttp lacks.
 
 aiohttp parses, pipelines, keeps alive and writes. `Connection` adds:
 
 - a deadline and a size for request heads (slowloris), an idle time, and a deadline for readers that
-  stall, all enforced by one periodic sweep over the connections instead of timers per request;
-- typed JSON answers where aiohttp would answer HTML or nothing.
+  stall, all enforced by one periodic sweep over the connections instead of timers per request
+- typed JSON responses in place of aiohttp's HTML or empty responses.
 
 A connection is *receiving a head* from its first byte after a complete request until the parser
-reports the next one; *busy* while requests are queued or handled; otherwise *idle*. Bodies have
-their own deadline (body.py).
+reports the next request. It is *busy* while requests are queued or handled, and otherwise *idle*.
+Bodies have their own deadline (body.py).
 
 aiohttp offers no hooks for some of this, so `Connection` reads private state of its
-`RequestHandler`: `AIOHTTP_PRIVATE_NAMES`, which a test checks against the installed version.
+`RequestHandler`. A test checks the names against the installed version.
 
 `ConnectionServer` makes, counts, bounds and sweeps all connections of a server, and drains them.
 """
@@ -53,25 +53,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AIOHTTP_PRIVATE_NAMES = (
-    "_buffer_paused",
-    "_close",
-    "_current_request",
-    "_force_close",
-    "_message_tail",
-    "_messages",
-    "_pause_reading_for_buffer",
-    "_reading_paused",
-    "_request_count",
-    "_task_handler",
-    "_upgraded",
-    "_waiter",
-)
-
 NODE_REQUEST = b"GET /v1/internal/"
-"""How the request of another node begins."""
+"""First bytes of another node's request."""
 REFUSED_LINGERING_MAX = 64
-"""Connections over the limit that may linger to read why; further ones are cut at once."""
+"""Connections over the limit that may linger to read the reason. Others are cut at once."""
 
 
 class Connection(web.RequestHandler):
@@ -118,14 +103,14 @@ class Connection(web.RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is queued or handled; part of one may have arrived."""
+        """Whether no request is queued or handled. Part of a request may have arrived."""
         waiter = self._waiter
         return self._request_count == 0 or (waiter is not None and not waiter.done())
 
     # Callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the peer, or answer with the error and close."""
+        """Admit the peer, or send the error and close."""
         # uvloop's transport has the methods, not the base class.
         self._socket = transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
@@ -138,7 +123,7 @@ class Connection(web.RequestHandler):
             self.turn_away(*refusal)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection; cancel a handler that worked for this peer alone."""
+        """Forget the connection, and cancel a handler that worked only for this peer."""
         self._server.forget(self)
         request = self._current_request
         if isinstance(request, Request) and request.cancel_on_disconnect and self._task_handler:
@@ -180,17 +165,17 @@ class Connection(web.RequestHandler):
                 self._refuse(HEADERS_TOO_LARGE)
 
     def pause_writing(self) -> None:
-        """The peer reads slower than the answer is written: start the stall deadline."""
+        """Start the stall deadline, because the peer reads slower than the response is written."""
         self._blocked_since = self._server.now
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The peer has caught up: end the stall deadline."""
+        """End the stall deadline, because the peer has caught up."""
         self._blocked_since = None
         super().resume_writing()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resume only if reading is paused; aiohttp calls this after every body.
+        """Resume only if reading is paused, because aiohttp calls this after every body.
 
         Its own method would feed the parser, and call the transport, each time.
         """
@@ -206,7 +191,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer bytes that are not HTTP, and failures outside the dispatcher."""
+        """Respond to bytes that are not HTTP, and to failures outside the dispatcher."""
         if isinstance(exc, ConnectionError):
             raise exc
         if request.writer.output_size > 0:
@@ -226,10 +211,10 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the answer, then release the bytes that the request held."""
+        """Send the response, then release the bytes that the request held."""
         assert isinstance(request, Request)
         if self.refusal_unless_node is not None and not (
-            # A node's first request asks for the nonce that its second one proves.
+            # A node's first request gets the nonce that its second request proves.
             self._request_count == 1 and NONCE_HEADER in resp.headers
         ):
             resp.force_close()
@@ -238,16 +223,16 @@ class Connection(web.RequestHandler):
         finally:
             self._server.context.release(request)
             if self._linger_after_answer and self._socket is not None:
-                # aiohttp would close now: without its reference, the transport lives on.
+                # aiohttp would close now. Without its reference, the transport lives on.
                 self.transport = None
                 self._linger()
 
     def hand_over(self, protocol: asyncio.Protocol) -> None:
-        """Give the transport to `protocol`: bytes on it are HTTP no more.
+        """Give the transport to `protocol`. Its bytes are no longer HTTP.
 
-        The calling handler then returns an answer that sends nothing. HTTP's deadlines and limits
-        end here; `protocol` has its own, and calls `connection_lost` when its transport is gone.
-        Raises LogError BAD_REQUEST if the peer sent more before the answer.
+        The calling handler then returns a response that sends nothing. HTTP's deadlines and limits
+        end here. `protocol` has its own, and calls `connection_lost` when its transport is gone.
+        Raises LogError BAD_REQUEST if the peer sent more before the response.
         """
         transport = self._socket
         if transport is None or transport.is_closing():
@@ -255,16 +240,16 @@ class Connection(web.RequestHandler):
         if self._message_tail or self._messages:
             raise LogError(BAD_REQUEST, "Nothing may follow this request before its answer.")
         self._taken = transport
-        # Out of aiohttp's reach, too, which would close it after the request.
+        # aiohttp would close the transport after the request.
         self._socket = self.transport = None
         self._server.handed_over(self)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
 
     def reader_took(self, size: int, waited_s: float) -> None:
-        """Count part of a large answer that the reader has taken, and the wait for that.
+        """Count the bytes of a large response that the reader has taken, and the wait.
 
-        Cuts a reader off that is below the minimum rate: raises ConnectionResetError.
+        Raises ConnectionResetError to cut off a reader below the minimum rate.
         """
         self._reader_guard.moved(size, waited_s)
         if not self._reader_guard.patience_s:
@@ -274,7 +259,7 @@ class Connection(web.RequestHandler):
             raise ConnectionResetError("the reader is too slow")
 
     def turn_away(self, entry: ErrorEntry, message: str) -> None:
-        """Answer a connection over a limit with the error, and close it."""
+        """Send the error to a connection over a limit, and close it."""
         if self._server.refused_count > REFUSED_LINGERING_MAX:
             self.abort()
         else:
@@ -299,7 +284,7 @@ class Connection(web.RequestHandler):
             self._server.stalled_readers += 1
             socket.abort()
         elif socket.is_closing():
-            # Closed by this side, with bytes still unsent.
+            # This side has closed, with bytes still unsent.
             if self._closing_since is None:
                 self._closing_since = now
             elif now - self._closing_since > limits.write_stall_s:
@@ -349,7 +334,7 @@ class Connection(web.RequestHandler):
         self._head_bytes = 0
 
     def _bound_queue(self) -> None:
-        """Pause reading while pipelined requests hold many bytes; aiohttp bounds their number.
+        """Pause reading while pipelined requests hold many bytes. aiohttp bounds their number.
 
         aiohttp resumes by itself with the next queued request.
         """
@@ -359,7 +344,7 @@ class Connection(web.RequestHandler):
                 self._pause_reading_for_buffer()
 
     def _refuse(self, entry: ErrorEntry, message: str | None = None) -> None:
-        """Answer outside of any request, and close; while busy, close after the request."""
+        """Send an error outside of any request, and close. If busy, close after the request."""
         if self.is_idle:
             self._server.refused_requests += 1
             self._say_and_linger(entry, message)
@@ -373,10 +358,10 @@ class Connection(web.RequestHandler):
         self.close()
 
     def _linger(self) -> None:
-        """Half-close, and let the peer read its answer before the end.
+        """Half-close, and let the peer read its response before the end.
 
         Closing at once with bytes of the peer unread would reset the connection, and lose the
-        answer.
+        response.
         """
         assert self._socket is not None
         self._linger_until = self._server.now + self._server.limits.linger_s
@@ -384,14 +369,14 @@ class Connection(web.RequestHandler):
             self._socket.write_eof()
 
     def abort(self) -> None:
-        """Cut the connection with all unsent bytes; also one that was handed over."""
+        """Cut the connection with all unsent bytes, even after it was handed over."""
         transport = self._socket or self._taken
         if transport is not None:
             transport.abort()
 
 
 def _head_size(message: Any) -> int:
-    """Bytes of a parsed head; 0 for a malformed one."""
+    """Bytes of a parsed head, or 0 for a malformed head."""
     if isinstance(message, _ErrInfo):
         return 0
     fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
@@ -399,19 +384,19 @@ def _head_size(message: Any) -> int:
 
 
 CANCEL_S = 0.5
-"""Time for handlers to end once shutdown has cancelled them."""
+"""Seconds for handlers to end once shutdown has cancelled them."""
 
 NODES_RESERVED_MAX = 32
-"""Connections over a limit that may still turn out to be another node's, by their first request:
-users' connections must not keep the nodes of a cluster from each other. One address has at most a
-quarter of these places; the oldest connection leaves a full one."""
+"""Connections over a limit whose first request may still be another node's. They are reserved
+because users' connections must not keep the nodes of a cluster from each other. One address has at
+most a quarter of these places. If the places are full, the oldest connection is closed."""
 
 _NEVER_S = 10 * 365 * 86_400.0
-"""aiohttp's own keep-alive timer is set out of reach: the sweep does its work."""
+"""aiohttp's own keep-alive timer never fires, because the sweep does its work."""
 
 
 class ConnectionServer(web.Server):
-    """All connections of one server: makes them, counts them, and sweeps over them."""
+    """Creates, counts and sweeps all connections of one server."""
 
     def __init__(
         self,
@@ -432,14 +417,14 @@ class ConnectionServer(web.Server):
         self.context = context
         self.limits = context.limits
         self.now = loop.time()
-        """Monotonic time of the latest sweep: near enough for deadlines, and free to read."""
+        """Monotonic seconds of the latest sweep, near enough for deadlines, and free to read."""
         self.stalled_readers = 0
         self.refused_requests = 0
         self.refused_connections = 0
         self._open: set[Connection] = set()
         self._refused: set[Connection] = set()
         self._reserved: dict[Connection, None] = {}
-        """In order of arrival."""
+        """Reserved connections in order of arrival."""
         self._handed_over: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
         self._forgotten = asyncio.Event()
@@ -476,7 +461,7 @@ class ConnectionServer(web.Server):
 
     @property
     def sweep_interval_s(self) -> float:
-        """Interval of the sweep: a tenth of the shortest deadline, within bounds."""
+        """Seconds between sweeps, a tenth of the shortest deadline, within bounds."""
         limits = self.limits
         shortest = min(
             limits.header_receive_s, limits.keep_alive_s, limits.write_stall_s, limits.linger_s
@@ -484,7 +469,7 @@ class ConnectionServer(web.Server):
         return min(max(shortest / 10, 0.01), 1.0)
 
     def admit(self, connection: Connection) -> tuple[ErrorEntry, str] | None:
-        """Count a connection in; otherwise return the error to answer.
+        """Count a connection in, or return the error to send.
 
         A connection over a limit that may be a node's is reserved until its first request.
         """
@@ -506,9 +491,10 @@ class ConnectionServer(web.Server):
         return refusal
 
     def _make_room(self, address: str) -> None:
-        """Turn the oldest reserved connection away if the places, or those of `address`, are full.
+        """Close the oldest reserved connection if all places, or those of `address`, are full.
 
-        A node sends its first request at once, and leaves its place with it: silence grows old.
+        A node sends its first request at once and frees its place, so only a silent connection
+        grows old.
         """
         of_address = [one for one in self._reserved if one.address_group == address]
         if len(of_address) >= NODES_RESERVED_MAX // ADDRESS_SHARE:
@@ -522,13 +508,13 @@ class ConnectionServer(web.Server):
         oldest.turn_away(*oldest.refusal_unless_node)
 
     def refuse(self, connection: Connection) -> None:
-        """Count a connection over a limit, which is answered with the error."""
+        """Count a connection over a limit, which gets the error."""
         self._reserved.pop(connection, None)
         self.refused_connections += 1
         self._refused.add(connection)
 
     def handed_over(self, connection: Connection) -> None:
-        """The connection is another protocol's now: no limit counts it, no sweep sees it."""
+        """Leave the connection to another protocol. No limit or sweep counts it any more."""
         self._leave(connection)
         self._handed_over.add(connection)
 
@@ -554,10 +540,10 @@ class ConnectionServer(web.Server):
             connection.enforce_deadlines(now)
 
     async def drain(self, timeout_s: float) -> None:
-        """Close idle connections, let the busy ones finish, and cut the rest after `timeout_s`.
+        """Close idle connections, let busy connections finish, and cut the rest after `timeout_s`.
 
-        The dispatcher ends connections with their next answer once `broker.closing` is set.
-        Connections that were handed over are cut last: requests may need them to finish.
+        The dispatcher ends connections with their next response once `broker.closing` is set.
+        Connections that were handed over are cut last, because requests may need them to finish.
         """
         for connection in [*self._open, *self._reserved]:
             if connection.is_idle:

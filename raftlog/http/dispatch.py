@@ -1,4 +1,4 @@
-"""From a parsed request to an answer: route, call the handler, turn failures into errors.
+"""The dispatcher routes a request, calls the handler, and turns failures into errors.
 
 One function does it for every request, in place of a chain of middlewares.
 """
@@ -27,13 +27,13 @@ from raftlog.http.routing import Route, Router, WrongMethod
 from raftlog.record.errors import BAD_REQUEST, INTERNAL, ErrorEntry, LogError
 
 ANSWER_COUNTED_BYTES: Final = 16 * 1024
-"""A larger answer counts as bytes in flight until the reader has taken it."""
+"""Bytes over which a response counts as in flight until the reader has taken it."""
 
 logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Answers requests by the route table."""
+    """Responds to requests by the route table."""
 
     def __init__(self, router: Router, context: ServerContext[ListenedService]) -> None:
         self._find = router.find
@@ -48,7 +48,7 @@ class Dispatcher:
         self._time = context.broker.clock.monotonic
 
     async def __call__(self, request: Request) -> web.StreamResponse:
-        """The answer to a request. An exception ends the connection."""
+        """The response to a request. An exception ends the connection."""
         context = self._context
         started = self._time()
         route: Route | None = None
@@ -83,7 +83,7 @@ class Dispatcher:
                 context.on_broken_invariant(error)
             response = self._failed(request, route, INTERNAL)
         if isinstance(response, Answer) and len(response.content) > ANSWER_COUNTED_BYTES:
-            # A slow reader makes this node keep the answer: it leaves less room for bodies.
+            # A slow reader makes this node keep the response, which leaves less room for bodies.
             context.hold_anyway(request, len(response.content))
         if request.cors_headers and not response.prepared:
             response.headers.update(request.cors_headers)
@@ -94,7 +94,7 @@ class Dispatcher:
         return response
 
     def _wrong_method(self, request: Request, allow: str) -> web.StreamResponse:
-        """405; or 204 to a browser that asks whether a page of an allowed origin may."""
+        """405, or 204 for the preflight request of an allowed origin's page."""
         if (
             request.method == "OPTIONS"
             and request.cors_headers
@@ -106,7 +106,7 @@ class Dispatcher:
     def _failed(
         self, request: Request, route: Route | None, entry: ErrorEntry, message: str | None = None
     ) -> web.StreamResponse:
-        """The error answer; or a cut connection, once part of another answer has been sent."""
+        """The error response. If a response has already begun, cut the connection instead."""
         if request.writer.output_size > 0:
             self._context.release(request)
             raise ConnectionResetError("failed after the answer had begun")
@@ -119,7 +119,7 @@ class Dispatcher:
 def _check_query(request: Request, route: Route) -> None:
     """Raise LogError BAD_REQUEST for a parameter that the route does not have.
 
-    A misspelt parameter would otherwise mean its default, without a word.
+    A misspelt parameter would otherwise silently mean its default.
     """
     for name in request.query_parameters:
         if name not in route.query_names:
@@ -134,7 +134,7 @@ def _check_query(request: Request, route: Route) -> None:
 
 
 def _unusual_target(request: Request) -> str:
-    """The path of a target in absolute form, or with a fragment (RFC 9112, section 3.2)."""
+    """The path of a target in absolute form or with a fragment. RFC 9112, section 3.2."""
     url = request.rel_url
     request.query_text = url.raw_query_string
     if not url.raw_path.startswith("/"):

@@ -1,7 +1,7 @@
-"""/healthy, /ready and /metrics, for monitoring and load balancers.
+"""Monitoring and load balancers use /healthy, /ready and /metrics.
 
-`/healthy`: the process answers. `/ready`: the service can do everything, and should get load; see
-broker/node.py for the two questions that a node has behind that.
+`/healthy` checks only that the process responds. `/ready` checks that the service can do
+everything, and should get load. See broker/node.py for the two checks that a node has behind that.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ METRICS_MEDIA_TYPE = "text/plain"
 
 
 async def healthy(_request: Request, context: ServerContext[ListenedService]) -> web.StreamResponse:
-    """The process answers, whether or not the service serves."""
+    """The process responds, whether or not the service serves."""
     return json_response(context.broker.status("healthy"))
 
 
 async def ready(_request: Request, context: ServerContext[ListenedService]) -> web.StreamResponse:
-    """The service can do everything; otherwise the error has the reason."""
+    """The service can do everything. Otherwise the error has the reason."""
     broker = context.broker
     if broker.closing.is_set():
         raise LogError(NOT_READY, f"The {broker.noun} is stopping.")

@@ -1,9 +1,9 @@
-"""Checks of a JSON text before it is parsed: UTF-8 and nesting, in one linear pass over its slices.
+"""A JSON text's UTF-8 and nesting are checked in one linear pass before parsing.
 
-Parsers recurse, and skip the content of raw values; so the nesting is bounded, and the encoding is
-checked, before they run. `JsonCheck` takes the text slice by slice, each at memory speed, so that
-a body of any size and shape never holds the event loop. Anything else that is not JSON is left to
-the parser.
+Parsers recurse, and skip the content of raw values. So the nesting is bounded, and the encoding is
+checked, before they run. `JsonCheck` takes the text slice by slice, each at memory speed, so that a
+body of any size and shape never holds the event loop. Anything else that is not JSON is left to the
+parser.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from raftlog.broker.limits import WorkTurns
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
 
 SLICE_BYTES: Final = 64 * 1024
-"""Bytes checked in one turn of the event loop: 1.5 ms if all of them are brackets."""
+"""Bytes checked in one turn of the event loop (1.5 ms if all are brackets)."""
 PIECE_BYTES: Final = 128 * 1024
-"""Size from which a piece of a long array is cut off, to be parsed by itself: 3 ms if its elements
-are as small as can be."""
+"""Bytes from which a piece of a long array is cut off and parsed separately. With the smallest
+elements this takes 3 ms."""
 ELEMENT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Longest JSON text of one element of an array that is parsed in pieces: 30 ms."""
+"""Longest JSON text of an element of an array parsed in pieces (30 ms)."""
 
 _PEELED_LAYERS: Final = 4
 _KEPT: Final = b'[]{}"'
@@ -45,7 +45,7 @@ def _nested(layers: int) -> bytes:
 _CLOSE: Final = re.compile(
     rb"(?:[^{}\[\]\"]++|" + _STRING + rb"|" + _nested(_LAYERS) + rb")*+[}\]]", re.DOTALL
 )
-"""From within an object or array to its end. Possessive, hence linear."""
+"""The text from within an object or array to its end. Possessive, hence linear."""
 
 
 class JsonCheck:
@@ -71,13 +71,13 @@ class JsonCheck:
             data = b"\\" + data
             self.is_escaped = False
         if b"\\" in data:
-            # Pairs of backslashes, then escaped quotes: every quote left begins or ends a string.
+            # Without pairs of backslashes and escaped quotes, every quote begins or ends a string.
             data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
             self.is_escaped = data.endswith(b"\\")
         marks = data.translate(None, _NOT_KEPT)
         if not self.in_string:
-            # Strings without brackets. After them, no quote is left if no string has brackets: the
-            # quotes before a bracket within a string are odd in number.
+            # Strings without brackets are removed next. If no string has brackets, no quote is
+            # left. The quotes before a bracket within a string are odd in number.
             marks = marks.replace(b'""', b"")
         if self.in_string or b'"' in marks:
             parts = marks.split(b'"')
@@ -126,7 +126,7 @@ def _peak(brackets: bytes) -> int:
 def check_json(body: bytes, depth_max: int) -> None:
     """Raise LogError INVALID_BODY unless a small body is UTF-8 and nested within `depth_max`.
 
-    For bodies of a few slices; `check_body` lets other requests run in between.
+    It is for bodies of a few slices. `check_body` lets other requests run in between.
     """
     if body.isascii() and body.count(b"[") + body.count(b"{") <= depth_max:
         return
@@ -136,7 +136,7 @@ def check_json(body: bytes, depth_max: int) -> None:
 
 
 async def check_body(body: bytes, depth_max: int, turns: WorkTurns) -> None:
-    """`check_json` for a body of any size: a long one in turns of the event loop."""
+    """Check a body of any size as `check_json`. A long body is checked in turns."""
     if len(body) <= SLICE_BYTES:
         check_json(body, depth_max)
         return
@@ -152,7 +152,7 @@ async def array_pieces(
 ) -> list[tuple[int, int]]:
     """Check a large body, and cut the array of objects within it into pieces.
 
-    The array's content is `body[start:end]`, in an object; each piece is some of its elements, with
+    The array's content is `body[start:end]`, in an object. Each piece is some of its elements, with
     the commas between them. Raises LogError INVALID_BODY, and BODY_TOO_LARGE for an element of more
     than ELEMENT_BYTES_MAX.
     """
@@ -172,7 +172,7 @@ async def array_pieces(
                 check.feed(body[position:cut])
                 position = cut
                 separator = _SEPARATOR.match(body, cut, end)
-                # Without one, or with nothing after it, the parser is to see the mistake.
+                # If no separator is here, or nothing follows it, the parser must see the mistake.
                 if check.depth == depth and separator and separator.end() < end:
                     check.feed(body[position : separator.end()])
                     pieces.append((piece_start, cut))
@@ -188,7 +188,7 @@ async def array_pieces(
 
 
 def _element_end(body: bytes, position: int, end: int, check: JsonCheck, depth: int) -> int | None:
-    """The end of the array's element that `position` is in; None if it is not near."""
+    """The end of the array's element at `position`, or None if it is not near."""
     near = min(position + SLICE_BYTES, end)
     if check.in_string:
         rest = _STRING_REST.match(body, position - check.is_escaped, near)
@@ -201,7 +201,7 @@ def _element_end(body: bytes, position: int, end: int, check: JsonCheck, depth: 
         if opened is None:
             return None
         position, levels = opened.end(), 1
-    for _ in range(levels):  # none if the brackets do not match: the parser sees it
+    for _ in range(levels):  # no match if the brackets differ, which the parser reports
         closed = _CLOSE.match(body, position, near)
         if closed is None:
             return None

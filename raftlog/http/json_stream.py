@@ -1,7 +1,7 @@
-"""Splits a stream of bytes into JSON objects, with or without newlines between them.
+"""A stream of bytes is split into JSON objects, with or without newlines between them.
 
-Sans I/O: bytes in, objects' bytes out. The splitter follows only brackets and strings; the parser
-decides whether an object is valid JSON. The work is linear, however the stream is cut into chunks.
+The splitter is sans I/O. It follows only brackets and strings, and the parser decides whether an
+object is valid JSON. The work is linear, however the stream is cut into chunks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _nested(layers: int) -> bytes:
 
 
 _WHOLE = re.compile(_nested(_QUICK_LAYERS), re.DOTALL)
-"""A complete object of usual depth: ten times faster than mark by mark. Possessive, hence without
-backtracking: linear in any input."""
+"""A complete object of usual depth, ten times faster than mark by mark. The pattern is possessive,
+hence without backtracking and linear in any input."""
 
 
 class JsonSplitter:
@@ -48,7 +48,7 @@ class JsonSplitter:
         self._depth_max = depth_max
         self._buffer = bytearray()
         self._start = -1
-        """Start of the unfinished object in the buffer; -1 between objects."""
+        """Start of the unfinished object in the buffer, or -1 between objects."""
         self._scanned = 0
         self._depth = 0
         self._in_string = False
@@ -61,9 +61,9 @@ class JsonSplitter:
     def take(self, chunk: bytes, objects: list[bytes]) -> LogError | None:
         """Add the objects that `chunk` completes to `objects`.
 
-        Returns the error that ends the stream, if any: INVALID_BODY for anything but whitespace
-        between objects and for brackets nested deeper than the limit, BODY_TOO_LARGE for an object
-        over the limit.
+        Returns the error that ends the stream, if any. It is INVALID_BODY for anything but
+        whitespace between objects and for brackets nested deeper than the limit, and BODY_TOO_LARGE
+        for an object over the limit.
         """
         buffer = self._buffer
         buffer += chunk
@@ -105,7 +105,7 @@ class JsonSplitter:
         return error
 
     def _find_end(self) -> int:
-        """End of the unfinished object; -1 if it has not arrived, or is nested too deep."""
+        """End of the unfinished object, or -1 if it is incomplete or nested too deep."""
         buffer = self._buffer
         position = self._scanned
         size = len(buffer)

@@ -1,6 +1,6 @@
-"""Texts of errors in request heads, from what the parser reports and the bytes show.
+"""Error texts of request heads combine the parser's report and the bytes received.
 
-aiohttp shows the broken line below its reason, and does not say which header is too long.
+aiohttp shows the broken line below its reason, and does not name the header that is too long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def malformed_text(message: str) -> str:
-    """The reason of the parser's message, with the header's name where the broken line has one."""
+    """The reason of the parser's message, with the broken line's header name if known."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reasons = [line for line in lines if not line.startswith(("b'", 'b"', "^"))]
     if not reasons:
@@ -30,14 +30,14 @@ def malformed_text(message: str) -> str:
 
 
 def too_long_text(data: bytes, field_bytes_max: int, *, is_whole: bool) -> str:
-    """The text for a line over its limit: names the header if its line begins in `data`.
+    """The text for a line over its limit. It names the header if its line begins in `data`.
 
-    `is_whole`: `data` begins with a request, not in the middle of one.
+    `is_whole` is set if `data` begins with a request, not in the middle of a request.
     """
     start = 0
     while 0 <= (end := data.find(b"\r\n", start)) <= start + field_bytes_max:
         if end == start:
-            # The end of a head: the line is of a later request.
+            # The head ends in `data`, so the line is of a later request.
             return f"A header or the request line is larger than {field_bytes_max} bytes."
         start = end + 2
     if not start and is_whole:
@@ -47,14 +47,14 @@ def too_long_text(data: bytes, field_bytes_max: int, *, is_whole: bool) -> str:
 
 
 def too_large_text(message: Any, bytes_max: int) -> str:
-    """The text for a whole head over its limit: names the largest of its headers."""
+    """The text for a whole head over its limit. It names the largest header."""
     name = max(message.raw_headers, key=lambda field: len(field[0]) + len(field[1]))[0]
     shown = name[:SHOWN_NAME_MAX].decode("latin-1")
     return f"The request headers are larger than {bytes_max} bytes; the largest is {shown}."
 
 
 def _name_of(line: bytes) -> str:
-    """The field name of a header line; empty if it has none that can be shown."""
+    """The field name of a header line, or b"" if none can be shown."""
     name, colon, _ = line.partition(b":")
     if not colon or len(name) > SHOWN_NAME_MAX or not _NAME.fullmatch(name):
         return ""

@@ -1,10 +1,10 @@
-"""Metrics: plain counters that requests add to, turned into Prometheus families at scrape time.
+"""Requests add to plain counters, which become Prometheus families at scrape time.
 
-Names are the field's (Kafka's JMX exporter) where the meaning is the same, so that its
-dashboards work, and `raftlog_…` where there is none.
+Names are the field's (Kafka's JMX exporter) where the meaning is equal, so that its dashboards
+work. Other names start with `raftlog_`.
 
-Label sets are bounded: routes and statuses are finite, and topics have the labels of
-broker/metrics.py. `ServerMetrics` has the counters of requests; `service_metrics` and
+Label sets are bounded. Routes and statuses are finite, and topics have the labels of
+broker/metrics.py. `ServerMetrics` has the counters of requests. `service_metrics` and
 `quorum_metrics` read the node's state.
 """
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 UNROUTED = "none"
 LAG_INTERVAL_S = 0.02
-"""Interval of the measurements of lag while the event loop works: 50 timers a second wake an idle
-process as often, at 1 % of a core."""
+"""Seconds between measurements of lag while the event loop works. On an idle process, 50 timers a
+second would take 1 % of a core."""
 LAG_INTERVALS = Backoff(LAG_INTERVAL_S, 0.16)
-"""Intervals while the event loop is idle."""
+"""Seconds between measurements while the event loop is idle."""
 BUSY_SHARE = 0.1
 """Processor time of a loop that works, as a share of the interval."""
 
@@ -67,7 +67,7 @@ class _RouteCounters:
 
 
 class ServerMetrics(Collector):
-    """The numbers of one server. Everything runs in the event loop; nothing is locked."""
+    """The numbers of one server. Everything runs in the event loop, so nothing is locked."""
 
     def __init__(self, topics: TopicMetrics) -> None:
         self._topics = topics
@@ -78,13 +78,13 @@ class ServerMetrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def answered(self, route: str | None, status: int, seconds: float) -> None:
-        """Count a request that was answered; `route` is its name, None if no route matched."""
+        """Count a request with a response. `route` is its name, or None if no route matched."""
         counters = self._routes.get(route) or self._routes.setdefault(route, _RouteCounters())
         counters.statuses[status] = counters.statuses.get(status, 0) + 1
         counters.seconds.add(seconds)
 
     def aborted(self, route: str | None) -> None:
-        """Count a request aborted by its peer before the answer."""
+        """Count a request that its peer aborted before the response."""
         counters = self._routes.get(route) or self._routes.setdefault(route, _RouteCounters())
         counters.aborted += 1
 
@@ -136,21 +136,21 @@ class ServerMetrics(Collector):
 
 
 class LoopLag:
-    """How late the event loop runs a timer that is due, and the loop's own part in that.
+    """Measures the delay of due timers of the event loop, and the loop's share.
 
     A delay is the time of the steps before the timer, or a wait for a processor that other threads
-    and processes have. The processor time of the loop's thread tells the two apart.
+    and processes have. The processor time of the loop's thread separates the two.
     """
 
     def __init__(self, clock: Clock, thread_time: Callable[[], float] = time.thread_time) -> None:
-        """`thread_time`: processor time of the event loop's thread, in seconds."""
+        """`thread_time` is the processor time of the event loop's thread, in seconds."""
         self._clock = clock
         self._thread_time = thread_time
         self._lags = Histogram()
         self._holds = Histogram()
 
     async def measure(self) -> None:
-        """Measure until cancelled. A delay shorter than the interval may pass unseen."""
+        """Measure until cancelled. A delay shorter than the interval may pass undetected."""
         clock = self._clock
         idle = 0
         while True:
@@ -364,7 +364,7 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
 
 
 def _log_sizes(services: NodeServices, topic_labels_max: int) -> Metric:
-    """Bytes per topic, the largest ones by name and the others together."""
+    """Bytes per topic. The largest are by name, the others summed."""
     names = services.metadata.image.topics_by_id
     sizes: Counter[str] = Counter()
     for (topic_id, _), log in services.logs.logs().items():
@@ -434,7 +434,7 @@ def coordinator_metrics(services: NodeServices, labels_max: int) -> Iterator[Met
 
 
 def _group_lags(status: CoordinatorStatus, labels_max: int) -> Metric:
-    """Lag per group and topic, the largest ones by name and the others together."""
+    """Lag per group and topic. The largest are by name, the others summed."""
     family = GaugeMetricFamily(
         "raftlog_group_lag_records",
         "Records that a group has not committed yet, of groups coordinated by this node; measured "

@@ -1,6 +1,6 @@
-"""/openapi.json: the route table and the messages' types in OpenAPI 3.1.
+"""/openapi.json describes the route table and the messages' types in OpenAPI 3.1.
 
-Nothing is described twice: paths, parameters, statuses and errors come from the routes, schemas
+Nothing is described twice. Paths, parameters, statuses and errors come from the routes, schemas
 from the types that handlers decode and encode.
 """
 
@@ -79,7 +79,7 @@ def route(routes: Sequence[Route]) -> Route:
         _request: Request, _context: ServerContext[ListenedService]
     ) -> web.StreamResponse:
         if not document:
-            # Built with the first request: some milliseconds that most nodes never need.
+            # The first request builds it, because most nodes never need these milliseconds.
             document.append(msgspec.json.encode(describe((*routes, own))))
         return bytes_response(document[0], JSON)
 
@@ -167,7 +167,7 @@ def _success(item: Route, schema_of: dict[object, Any]) -> dict[str, Any]:
 
 
 def _alternatives(kind: object) -> tuple[object, ...]:
-    """The types of a body: none, one, or those of a tuple."""
+    """The types of a body, which are none, one type, or those of a tuple."""
     if kind is None:
         return ()
     return kind if isinstance(kind, tuple) else (kind,)
@@ -178,7 +178,7 @@ def _content(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failures(entries: Iterable[ErrorEntry], media_type: str) -> dict[str, Any]:
-    """One response per status: its description lists the codes."""
+    """The responses by status. Each description lists its codes."""
     by_status: dict[int, dict[int, ErrorEntry]] = {}
     for entry in entries:
         by_status.setdefault(entry.http_status, {})[entry.code] = entry
@@ -209,7 +209,7 @@ def _operation_id(item: Route) -> str:
 
 
 def _key(kind: object) -> object:
-    """A key of a type; an annotated type is unhashable if its metadata is."""
+    """A key of a type. An annotated type is unhashable if its metadata is."""
     try:
         hash(kind)
     except TypeError:

@@ -1,4 +1,4 @@
-"""`GET /v1/internal/{channel}`: other nodes connect here. Not in the OpenAPI document."""
+"""Other nodes connect to `GET /v1/internal/{channel}`, which OpenAPI does not describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raftlog.record.errors import NOT_READY, UNAUTHORIZED, LogError
 
 
 class HandedOver(web.StreamResponse):
-    """The answer to a request after its connection was handed over: empty."""
+    """The empty response to a request after its connection was handed over."""
 
     def __init__(self) -> None:
         super().__init__(status=101)
@@ -45,7 +45,8 @@ async def connect(request: Request, context: ServerContext) -> web.StreamRespons
         )
     except UnprovenError as error:
         response = error_response(error.entry, error.message)
-        # Where `Connection.finish_response` sees them, which lets this connection ask once more.
+        # `Connection.finish_response` sees the nonce here, and allows this connection another
+        # request.
         response.headers.update(error.headers)
         return response
     connection.hand_over(protocol)

@@ -1,9 +1,9 @@
-"""The two arguments of every handler: the request, and the server's context.
+"""Every handler takes the request and the server's context.
 
 aiohttp's own `match_info` needs its Application, and `query` builds a multidict through yarl on
 every request, measurable at tens of thousands of requests a second (docs/decisions/http-server.md).
-So `Request` reads path and query itself. Parameters come as numbers, choices and names; each
-failure is a typed error.
+So `Request` reads path and query itself. Parameters are returned as numbers, choices and names.
+Each failure is a typed error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raftlog.peer.network import HttpNetwork
 
 Service_co = TypeVar("Service_co", bound=ListenedService, default=Broker, covariant=True)
-"""The service behind a server: a node's broker, where nothing else is said."""
+"""The service behind a server, by default a node's broker."""
 
 QUERY_PARAMETERS_MAX: Final = 64
 
@@ -63,11 +63,11 @@ class Request(web.BaseRequest):
     address_group: str = ""
     """The client's address, as the budgets count it."""
     cors_headers: Mapping[str, str] = _NO_PARAMETERS
-    """Headers of the answer to a page of an allowed origin."""
+    """Headers of the response to a page of an allowed origin."""
     is_admitted: bool = False
     """Whether the request counts as in flight."""
     bytes_held: int = 0
-    """Bytes in flight that this request holds; released with its answer."""
+    """Bytes in flight that this request holds, released with its response."""
     must_close: bool = False
     """Whether the connection must close after this request, because its end is unknown."""
     cancel_on_disconnect: bool = False
@@ -119,7 +119,7 @@ def whole_number(text: str) -> int | None:
 def integer_parameter(
     request: Request, name: str, default: int, *, minimum: int = 0, maximum: int = INT64_MAX
 ) -> int:
-    """A whole number from the query; LogError BAD_REQUEST unless it is one within the bounds."""
+    """A whole number from the query. Raises LogError BAD_REQUEST unless it is within the bounds."""
     text = request.query_parameters.get(name)
     if text is None:
         return default
@@ -132,7 +132,7 @@ def integer_parameter(
 
 
 def choice_parameter(request: Request, name: str, default: str, choices: Collection[str]) -> str:
-    """One of `choices` from the query; LogError BAD_REQUEST for any other value."""
+    """One of `choices` from the query. Raises LogError BAD_REQUEST for any other value."""
     value = request.query_parameters.get(name, default)
     if value not in choices:
         allowed = ", ".join(sorted(choices))
@@ -141,7 +141,7 @@ def choice_parameter(request: Request, name: str, default: str, choices: Collect
 
 
 def partition_parameter(request: Request, name: str = "partition") -> PartitionId:
-    """The partition number in the path; LogError UNKNOWN_PARTITION for anything else."""
+    """The partition number in the path. Raises LogError UNKNOWN_PARTITION for anything else."""
     text = request.path_parameters[name]
     value = whole_number(text)
     if value is None or not 0 <= value < 2**31:
@@ -155,25 +155,25 @@ _HOST: Final = re.compile(
 
 
 def own_url(request: Request, context: ServerContext[ListenedService]) -> str:
-    """The address of this server, without a path, as the peer used it: for links in answers."""
+    """The address of this server for links, without a path, as the peer used it."""
     host = request.headers.get("Host", "")
     if _HOST.fullmatch(host) is None:
-        # A malformed header must not come back in links.
+        # A malformed header must not appear in links.
         host = f"{context.settings.host}:{context.settings.port}"
     return f"http://{host}"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext(Generic[Service_co]):
-    """The surroundings of all requests: one instance for each server."""
+    """The surroundings of all requests. Each server has one instance."""
 
     broker: Service_co
     settings: ServerSettings
     metrics: ServerMetrics
     on_broken_invariant: Callable[[AssertionError], None] | None = None
-    """Called with an assertion that failed in a handler: the node then ends."""
+    """Called with an assertion that failed in a handler. The node then ends."""
     network: HttpNetwork | None = None
-    """Accepts connections of other nodes; None rejects them all."""
+    """Network that accepts connections of other nodes. None rejects them all."""
 
     @property
     def limits(self) -> ServerLimits:
@@ -181,16 +181,19 @@ class ServerContext(Generic[Service_co]):
         return self.settings.limits
 
     def admit(self, request: Request) -> None:
-        """Count `request` as in flight until its answer; LogError OVERLOADED, QUOTA_EXCEEDED."""
+        """Count `request` as in flight until its response.
+
+        Raises LogError OVERLOADED, QUOTA_EXCEEDED.
+        """
         self.broker.requests_in_flight.reserve(1, request.address_group)
         request.is_admitted = True
         self.broker.turns.work_for(request.address_group)
 
     def hold(self, request: Request, size: int) -> None:
-        """Count `size` bytes as held by `request` until its answer.
+        """Count `size` bytes as held by `request` until its response.
 
-        For memory that a handler uses besides the body: inflated bytes, data read for an answer.
-        Raises LogError OVERLOADED or QUOTA_EXCEEDED.
+        They are memory that a handler uses besides the body, such as inflated bytes or data read
+        for a response. Raises LogError OVERLOADED or QUOTA_EXCEEDED.
         """
         self.broker.bytes_in_flight.reserve(size, request.address_group)
         request.bytes_held += size
@@ -198,7 +201,7 @@ class ServerContext(Generic[Service_co]):
     def hold_anyway(self, request: Request, size: int) -> None:
         """Have `request` hold at least `size` bytes, over the limits if need be.
 
-        For the answer to a completed request.
+        They are those of the response to a completed request.
         """
         more = size - request.bytes_held
         if more > 0:
@@ -206,7 +209,7 @@ class ServerContext(Generic[Service_co]):
             request.bytes_held = size
 
     def free(self, request: Request, size: int) -> None:
-        """Release some of the bytes in flight that `request` holds, before its answer."""
+        """Release some of the bytes in flight that `request` holds, before its response."""
         self.broker.bytes_in_flight.release(size, request.address_group)
         request.bytes_held -= size
 

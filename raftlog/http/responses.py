@@ -1,7 +1,7 @@
-"""Answers: JSON, bytes and errors, and the choice between media types.
+"""Responses carry JSON, bytes or errors, in the media type that the peer accepts.
 
-A whole answer is an `Answer`. An answer without a known size is aiohttp's StreamResponse, made by
-`stream_response`.
+A whole response is an `Answer`. A response without a known size is aiohttp's StreamResponse, made
+by `stream_response`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ FORM = "application/x-www-form-urlencoded"
 SERVER = "raftlog"
 RETRY_AFTER_S = 1
 WRITE_SLICE_BYTES = 256 * 1024
-"""Size of the pieces in which answers go to the socket: a stalled reader holds about one."""
+"""Bytes of a piece written to the socket. A stalled reader holds about one piece."""
 JOIN_BYTES = 16 * 1024
-"""Up to this size, a copy of a piece costs less than its own write."""
+"""Size up to which a copy of a piece costs less than its own write."""
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 _encode = msgspec.json.Encoder().encode
@@ -52,9 +52,9 @@ _NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class Answer(web.StreamResponse):
-    """A whole answer, sent in one write if it is small, else in slices.
+    """A whole response, sent in one write if it is small, else in slices.
 
-    In place of web.Response: its multidict, defaults and serialiser cost a quarter of a small
+    It replaces web.Response, whose multidict, defaults and serialiser cost a quarter of a small
     request (docs/decisions/http-server.md).
     """
 
@@ -64,7 +64,7 @@ class Answer(web.StreamResponse):
         super().__init__(status=status)
         is_small = len(body) < WRITE_SLICE_BYTES
         if is_small and content_type.endswith("json") and not body.endswith(b"\n"):
-            # At a terminal, the prompt then has a line of its own. Not worth a large copy.
+            # At a terminal, the prompt then starts a new line. Not worth a large copy.
             body += b"\n"
         self.content = body
         self._media = content_type
@@ -80,7 +80,7 @@ class Answer(web.StreamResponse):
         return self._payload_writer
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send head and body; the next slice waits until the reader has taken the one before."""
+        """Send head and body. The reader must take a slice before the next is sent."""
         request, writer = self._req, self._payload_writer
         if self._eof_sent or request is None or writer is None:
             return
@@ -111,7 +111,7 @@ class Answer(web.StreamResponse):
 
 @lru_cache(maxsize=1_024)
 def _head_start(status: int, content_type: str, is_http11: bool, keep_alive: bool) -> str:
-    """The common part of similar heads. Handlers use few media types: the cache suffices."""
+    """The common part of similar heads. Handlers use few media types, so the cache suffices."""
     lines = [
         f"HTTP/{'1.1' if is_http11 else '1.0'} {status} {REASONS[status]}",
         f"Server: {SERVER}",
@@ -146,7 +146,7 @@ async def _write(writer: AbstractStreamWriter, data: bytes | memoryview) -> None
 async def _write_sliced(
     request: web.BaseRequest, writer: AbstractStreamWriter, data: Buffer
 ) -> None:
-    """Write in slices; a reader below the minimum rate is cut off (ConnectionResetError)."""
+    """Write in slices. A reader below the minimum rate is cut off (ConnectionResetError)."""
     connection = cast("Connection", request.protocol)
     loop = asyncio.get_running_loop()
     view = memoryview(data)
@@ -164,7 +164,7 @@ def bytes_response(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
-    """A whole answer from bytes."""
+    """A whole response from bytes."""
     return Answer(status, content_type, body, headers)
 
 
@@ -175,7 +175,7 @@ def json_response(
     content_type: str = JSON,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
-    """A whole answer from any value msgspec can encode: structs, dataclasses, plain data."""
+    """A whole response from a struct, a dataclass, or plain data that msgspec can encode."""
     return bytes_response(_encode(value), content_type, status=status, headers=headers)
 
 
@@ -196,7 +196,7 @@ def error_response(
     *,
     content_type: str = JSON,
 ) -> web.StreamResponse:
-    """The answer for an entry of the error table."""
+    """The response for an entry of the error table."""
     if entry in _RETRY_LATER:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S)}
     body = error_body(entry, message)
@@ -204,7 +204,7 @@ def error_response(
 
 
 def raw_error(entry: ErrorEntry, message: str | None = None) -> bytes:
-    """The whole answer for an error outside of any request; the connection ends with it."""
+    """The whole error response outside of any request. The connection ends with it."""
     body = error_body(entry, message) + b"\n"
     head = _head_start(entry.http_status, JSON, True, False)
     if entry in _RETRY_LATER:
@@ -220,11 +220,11 @@ def method_not_allowed(method: str, allow: str) -> web.StreamResponse:
 
 
 def stream_response(request: Request, content_type: str) -> web.StreamResponse:
-    """An answer without a known size.
+    """A response without a known size.
 
     Call `await response.prepare(request)`, then `write` pieces of at most `WRITE_SLICE_BYTES`, then
-    return it. Each `write` waits for a slow reader; a stalled one is cut off, and `write` raises
-    ConnectionError, which a handler lets pass.
+    return it. Each `write` waits for a slow reader. A stalled reader is cut off, and `write` raises
+    ConnectionError, which a handler must not catch.
     """
     response = web.StreamResponse(headers=request.cors_headers)
     response.headers["Content-Type"] = content_type
@@ -237,7 +237,7 @@ def stream_response(request: Request, content_type: str) -> web.StreamResponse:
 async def write_pieces(
     request: web.BaseRequest, response: web.StreamResponse, pieces: Sequence[Buffer]
 ) -> None:
-    """Write pieces of a prepared `stream_response` without a copy of the large ones.
+    """Write pieces of a prepared `stream_response` without a copy of large pieces.
 
     aiohttp's own `write` copies its argument together with a chunk's framing. Raises
     ConnectionError.
@@ -265,7 +265,10 @@ async def write_pieces(
 
 
 def media_type(request: web.BaseRequest) -> str:
-    """The body's media type, lower case, without parameters; JSON for none and for `curl -d`'s."""
+    """The body's media type in lower case, without parameters.
+
+    The default, also for the type that `curl -d` sends, is JSON.
+    """
     header = request.headers.get("Content-Type")
     if header is None or header == JSON:
         return JSON
@@ -274,7 +277,7 @@ def media_type(request: web.BaseRequest) -> str:
 
 
 def require_media_type(request: web.BaseRequest, understood: Sequence[str]) -> str:
-    """The body's media type; LogError UNSUPPORTED_MEDIA_TYPE unless `understood` has it."""
+    """The body's media type. Raises LogError UNSUPPORTED_MEDIA_TYPE unless `understood` has it."""
     value = media_type(request)
     if value not in understood:
         wanted = " or ".join(understood)
@@ -286,7 +289,7 @@ def require_media_type(request: web.BaseRequest, understood: Sequence[str]) -> s
 
 
 def negotiate(request: web.BaseRequest, offered: tuple[str, ...]) -> str:
-    """The offered media type that the Accept header prefers; the first without a header.
+    """The offered media type that the Accept header prefers, or the first without a header.
 
     Raises LogError UNSUPPORTED_FORMAT if the header accepts none.
     """
@@ -309,7 +312,7 @@ def prefers(request: web.BaseRequest, media_type: str, *, over: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _choose(accept: str, offered: tuple[str, ...]) -> str | None:
-    """RFC 9110 section 12.5.1: the most specific matching range gives a type its quality."""
+    """The most specific matching range gives a type its quality (RFC 9110 section 12.5.1)."""
     ranges: list[tuple[str, float]] = []
     for part in accept.split(","):
         pieces = [piece.strip().lower() for piece in part.split(";")]

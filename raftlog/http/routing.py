@@ -1,17 +1,17 @@
-"""The route table and the router.
+"""The route table and the router map a request to its handler.
 
 How to add an endpoint
 1. Write `async def handler(request: Request, context: ServerContext) -> web.StreamResponse`.
    Path parameters are in `request.path_parameters` (decoded), the query in
-   `request.query_parameters`; `request.py` reads numbers and choices. `body.py` reads bodies
-   (`read_body`, `read_json`); `responses.py` makes answers (`json_response`). Call an operation of
-   `context.broker` with `request.principal`. Raise LogError for every failure: dispatch.py answers
-   with its entry of the error table. Any other exception becomes 50002.
+   `request.query_parameters`. `request.py` reads numbers and choices. `body.py` reads bodies
+   (`read_body`, `read_json`). `responses.py` makes responses (`json_response`). Call an operation
+   of `context.broker` with `request.principal`. Raise LogError for every failure. dispatch.py
+   responds with its entry of the error table. Any other exception becomes 50002.
 2. Add a `Route` to the `ROUTES` of your module, which rest/routes.py joins into the table. Its
    query, types and errors are published by /openapi.json.
 
-Matching is exact: a path is split at `/`, each segment is decoded once and compared with literals;
-a `{name}` takes any one non-empty segment, without regular expressions or URL objects. Routes may
+Matching is exact. A path is split at `/`, each segment is decoded once and compared with literals.
+A `{name}` takes any one non-empty segment, without regular expressions or URL objects. Routes may
 ignore empty segments at their end. A node of the tree holds literals or one parameter, never both,
 so no user-chosen name (a topic called `partitions`) can shadow a route.
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from raftlog.http.request import Request, ServerContext
 
 Handler: TypeAlias = Callable[["Request", "ServerContext[Any]"], Awaitable[web.StreamResponse]]
-"""The routes of one table have handlers for one kind of service, that of their server."""
+"""A handler of one service. The routes of a table have handlers for their server's service."""
 
 JSON = "application/json"
 SEGMENTS_MAX = 32
-"""Bound of a path; every route is far shorter."""
+"""Segments of a path. Every route is far shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class QueryParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """One endpoint: method and path, its handler, and its description.
+    """One endpoint, with method and path, its handler, and its description.
 
-    Compared by identity: a cheap key.
+    Routes compare by identity, which makes a cheap key.
     """
 
     method: str
@@ -61,14 +61,14 @@ class Route:
     handler: Handler
     summary: str
     tag: str = "other"
-    """Its group in the description."""
+    """Group of the endpoint in the description."""
     query: tuple[QueryParameter, ...] = ()
     request_type: object = None
-    """Type of the body (any type msgspec can describe); None: no body is read."""
+    """Type of the body (any type msgspec can describe), or None without a body."""
     request_media_types: tuple[str, ...] = (JSON,)
     body_required: bool = True
     response_type: object = None
-    """Type of a successful answer's body, or a tuple of types; None: none, or not JSON."""
+    """Type of a success's body, or a tuple of types. None stands for no JSON body."""
     response_media_types: tuple[str, ...] = (JSON,)
     status: int = 200
     """Status of success."""
@@ -77,25 +77,26 @@ class Route:
     error_media_type: str = JSON
     """Media type of an error's body."""
     streams: bool = False
-    """The answer has no known end or size: there is no HEAD."""
+    """Whether the response has no known end or size. Such a route has no HEAD."""
     serves_always: bool = False
-    """Whether a node that is not ready serves it, too."""
+    """Whether a node that is not ready also serves the route."""
     any_query: bool = False
-    """Whether query parameters besides the described ones are ignored: for probes and scrapers."""
+    """Whether undescribed query parameters are ignored, for probes and scrapers."""
     any_host: bool = False
-    """Whether any Host header will do: for probes, and for nodes, which prove themselves."""
+    """Whether any Host header is accepted, for probes, and for nodes, which prove themselves."""
     cancel_on_disconnect: bool = False
-    """Cancel the handler once the peer has left. For reads that wait; never for writes."""
+    """Whether to cancel the handler once the peer has left. It suits reads that wait, never
+    writes."""
     ignores_empty: bool = False
-    """Whether empty segments behind the path's last parameter are ignored, as in `/a/{name}/`:
-    some clients of a convention write them."""
+    """Whether empty segments behind the path's last parameter are ignored, as in `/a/{name}/`. Some
+    clients of a convention write them."""
     query_names: frozenset[str] = field(init=False)
-    """Names of the query parameters: others are refused."""
+    """Names of the accepted query parameters. Others are rejected."""
     name: str = field(init=False)
-    """Method and template: the label of metrics and logs."""
+    """Method and template, as the label of metrics and logs."""
 
     def __post_init__(self) -> None:
-        """Make the name once: every request counts under it."""
+        """Build the name once, because every request counts under it."""
         object.__setattr__(self, "query_names", frozenset(one.name for one in self.query))
         object.__setattr__(self, "name", f"{self.method} {self.path}")
 
@@ -119,7 +120,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class WrongMethod:
-    """The path exists with other methods: `allow`, in the format of the Allow header."""
+    """The path exists with the methods of `allow`, in the format of the Allow header."""
 
     allow: str
 

@@ -1,7 +1,7 @@
-"""All routes of the REST conventions, as the node gives them to the HTTP server.
+"""The node gives all routes of the REST conventions to the HTTP server.
 
-A path with a cluster id is answered for the node's own cluster alone, which `-` names, too: a
-request meant for another cluster must not read or delete the topics of this one.
+A path with a cluster id is served only for the node's own cluster, which `-` also names. A request
+meant for another cluster must not read or delete the topics of this cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raftlog.rest.v3 import partitions as v3_partitions
 from raftlog.rest.v3 import produce as v3_produce
 
 THIS_CLUSTER: Final = "-"
-"""A cluster id that any node takes for its own."""
+"""Cluster id that every node accepts as its own."""
 
 
 def _for_this_cluster(route: Route) -> Route:

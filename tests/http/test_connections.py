@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from raftlog.broker.limits import ADDRESS_SHARE
 from raftlog.http.body import read_body
 from raftlog.http.connections import (
-    AIOHTTP_PRIVATE_NAMES,
     NODES_RESERVED_MAX,
     REFUSED_LINGERING_MAX,
     Connection,
@@ -49,6 +48,22 @@ ECHO = Route("POST", "/echo", echo, "Answer the body")
 GET = Route("GET", "/echo", echo, "Answer nothing")
 PEER = Route("GET", "/v1/internal/quorum", node_answer, "A node", serves_always=True)
 ENDLESS = Route("GET", "/endless", endless, "Never stop", streams=True)
+
+AIOHTTP_PRIVATE_NAMES = (
+    "_buffer_paused",
+    "_close",
+    "_current_request",
+    "_force_close",
+    "_message_tail",
+    "_messages",
+    "_pause_reading_for_buffer",
+    "_reading_paused",
+    "_request_count",
+    "_task_handler",
+    "_upgraded",
+    "_waiter",
+)
+"""Private state of aiohttp's RequestHandler that `Connection` reads."""
 
 REQUEST = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -1,1 +1,1 @@
-"""Records as JSON: requests parsed into batches, batches written as responses."""
+"""JSON records are parsed from requests into batches, and written from batches into responses."""

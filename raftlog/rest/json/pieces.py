@@ -1,8 +1,8 @@
-"""Long JSON bodies of many elements: checked in slices, and parsed in pieces.
+"""Long JSON bodies are checked in slices and parsed in pieces.
 
-A body such as `{"acks": "all", "records": […]}` is parsed in one call if it is short. Of a long one
-only the array is long: it is cut between its elements into pieces, and each is parsed in a turn of
-the event loop of its own. So no body holds the loop for longer than one piece takes.
+A short body such as `{"acks": "all", "records": […]}` is parsed in one call. In a long body only
+the array is long. The array is cut between its elements into pieces, and each piece is parsed in a
+separate turn of the event loop. So no body holds the loop for longer than one piece takes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Element = TypeVar("Element")
 T = TypeVar("T")
 
 FRAME_BYTES_MAX: Final = 4_096
-"""Fields of a long body before its array, and after it: more than all options together have."""
+"""Bytes of a long body's fields before and after its array. All options together are shorter."""
 _SCALAR: Final = rb'(?:"[^"\\\[\]{}]*"|[-+.\w]+)'
 _FIELD: Final = rb'\s*"\w+"\s*:\s*' + _SCALAR + rb"\s*"
 _HEAD: Final = re.compile(rb"\s*\{(?:" + _FIELD + rb',)*\s*"(\w+)"\s*:\s*\[')
@@ -33,14 +33,14 @@ _INDEX: Final = re.compile(r"\$\[(\d+)\]")
 
 
 LONG_ELEMENT_BYTES: Final = 2 * 1024 * 1024
-"""From this size on, the headers of records are measured before they are parsed."""
+"""Size from which the headers of a record are measured before they are parsed."""
 HEADERS_BYTES_MAX: Final = 1024 * 1024
-"""JSON text of a long record's headers. Keys and values are skipped quickly; each header becomes an
-object: 20 ms a MiB."""
+"""JSON text of a long record's headers, in bytes. Keys and values are skipped quickly. Each header
+becomes an object, which takes 20 ms a MiB."""
 
 
 class _Probe(msgspec.Struct):
-    """A record of which only the headers' text is looked at."""
+    """A record of which only the headers' text is inspected."""
 
     headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -51,7 +51,7 @@ _PROBES: Final = msgspec.json.Decoder(list[_Probe])
 
 @dataclass(frozen=True, slots=True)
 class ArrayBody(Generic[Body, Element]):
-    """A type of body whose array may be long: `{"name": […], …}`."""
+    """A type of body whose array may be long, such as `{"name": […], …}`."""
 
     name: str
     whole: msgspec.json.Decoder[Body]
@@ -65,10 +65,10 @@ class ArrayBody(Generic[Body, Element]):
         depth_max: int,
         turns: WorkTurns,
     ) -> Body:
-        """Check and parse a body; `take` gets the elements of its array, piece by piece.
+        """Check and parse a body. Its array goes to `take` piece by piece.
 
         Returns the body, which lacks the elements if it was long. Raises LogError INVALID_BODY
-        (naming the place) and BODY_TOO_LARGE, and what `take` raises.
+        (naming the place) and BODY_TOO_LARGE, and the errors of `take`.
         """
         if len(body) > SLICE_BYTES:
             bounds = _array_bounds(body, self.name.encode())
@@ -126,7 +126,7 @@ def _check_headers(probe: _Probe) -> None:
 
 
 def _array_bounds(body: bytes, name: bytes) -> tuple[int, int] | None:
-    """Where the content of the array begins and ends, in a body of the usual form; else None."""
+    """The bounds of the array's content, or None. Only a body of the usual form has them."""
     head = _HEAD.match(body, 0, FRAME_BYTES_MAX)
     end = body.rfind(b"]", max(len(body) - FRAME_BYTES_MAX, 0))
     if head is None or head[1] != name or end < head.end():
@@ -137,7 +137,10 @@ def _array_bounds(body: bytes, name: bytes) -> tuple[int, int] | None:
 
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes, name: str = "", first: int = 0) -> T:
-    """Decode; LogError INVALID_BODY names the place, of a piece of array `name` the element's."""
+    """Decode text. Raises LogError INVALID_BODY with the place.
+
+    The place of an error in a piece of array `name` is the element's.
+    """
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
-"""Common parts of the produce endpoints: options, errors, and the status of a failed request.
+"""The produce endpoints share options, errors, and the status of a failed request.
 
-The options (acks, timeout, producer identity) stand in the query or in the body; not in both.
+The options (acks, timeout, producer identity) stand either in the query or in the body.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def _defaults(timeout_ms: int) -> ProduceOptions:
 
 
 def transactional_options(request: Request, limits: ServerLimits) -> ProduceOptions:
-    """Like `produce_options`, with `transactional_id`. Raises LogError BAD_REQUEST."""
+    """Return the options of `produce_options` with `transactional_id`.
+
+    Raises LogError BAD_REQUEST.
+    """
     options = produce_options(request, limits)
     transactional_id = request.query_parameters.get("transactional_id")
     if transactional_id is None:
@@ -100,7 +103,7 @@ def transactional_options(request: Request, limits: ServerLimits) -> ProduceOpti
 
 
 def produce_options(request: Request, limits: ServerLimits) -> ProduceOptions:
-    """Options from the query: acks and timeout (ms). Raises LogError BAD_REQUEST."""
+    """Return the query's acks and timeout (ms). Raises LogError BAD_REQUEST."""
     if not request.query_text:
         return _defaults(limits.produce_timeout_ms_default)
     acks = choice_parameter(request, "acks", "all", ACKS)
@@ -109,10 +112,10 @@ def produce_options(request: Request, limits: ServerLimits) -> ProduceOptions:
 
 
 def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits) -> ProduceOptions:
-    """Options from query and body: acks, timeout (ms), producer_id, producer_epoch, sequence.
+    """Return acks, timeout (ms), producer_id, producer_epoch and sequence of query and body.
 
-    Raises LogError BAD_REQUEST for a wrong option, for one in both places, and for half a producer
-    identity.
+    Raises LogError BAD_REQUEST for a wrong option, for an option in both places, and for half a
+    producer identity.
     """
     options = produce_options(request, limits)
     if not request.query_text and not body.has_options():
@@ -159,7 +162,8 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
 def raise_if_nothing_written(writes: Sequence[PartitionWrite]) -> None:
     """If every partition failed, raise one of the errors, preferring an unknown outcome.
 
-    A client that reads only the HTTP status must not take a failed request for a written one.
+    A client that reads only the HTTP status must not mistake a failed request for a written
+    request.
     """
     worst: LogError | None = None
     for one in writes:

@@ -1,14 +1,14 @@
-"""Records in JSON: from request bodies to stored records, and from stored records to answers.
+"""JSON records are decoded from request bodies, and encoded into responses.
 
-A json value is stored as the very bytes of the request. Nothing is parsed into objects and written
-again, so numbers of any size, key order and spacing stay. The checks: the bytes are JSON (RFC
-8259), in UTF-8, with paired surrogate escapes, and not nested too deep. Numbers may be larger than
-a double: they are kept, not interpreted.
+A JSON value is stored as the bytes of the request. Nothing is parsed into objects and written
+again, so numbers of any size, key order and spacing stay. The checks require JSON (RFC 8259) in
+UTF-8, with paired surrogate escapes and bounded nesting. Numbers may be larger than a double,
+because they are kept and never interpreted.
 
-A read puts a stored value that is JSON into the answer as it is, after a check. Any other value,
-where JSON is wanted, is an error that names its offset (40601).
+A read checks a stored JSON value and puts its bytes into the response. If JSON is wanted, any other
+value is an error that names its offset (40601).
 
-The types that decode and encode JSON values hold raw bytes, which have no schema: the `…Document`
+The types that decode and encode JSON values hold raw bytes, which have no schema. The `…Document`
 types describe them for OpenAPI.
 """
 
@@ -54,11 +54,11 @@ class RecordFormat(StrEnum):
     """Format of keys and values in JSON."""
 
     JSON = "json"
-    """As JSON values; the stored bytes are JSON text."""
+    """JSON values. The stored bytes are JSON text."""
     BINARY = "binary"
-    """As base64 strings of any bytes (RFC 4648, with padding)."""
+    """Base64 strings of any bytes (RFC 4648, with padding)."""
     TEXT = "text"
-    """As strings; the stored bytes are their UTF-8."""
+    """Strings. The stored bytes are their UTF-8."""
 
 
 class JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class JsonRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record with key and value in JSON; null is none."""
+    """A record with key and value in JSON. A null stands for none."""
 
     value: msgspec.Raw
     key: msgspec.Raw = _RAW_NULL
@@ -79,7 +79,7 @@ class JsonRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class BinaryRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record with key and value in base64; null is none."""
+    """A record with key and value in base64. A null stands for none."""
 
     value: bytes | None
     key: bytes | None = None
@@ -89,7 +89,7 @@ class BinaryRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class TextRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record with key and value as text; null is none."""
+    """A record with key and value as text. A null stands for none."""
 
     value: str | None
     key: str | None = None
@@ -101,7 +101,8 @@ class TextRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 class ProduceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields of a produce request besides its records.
 
-    The schema fields belong to other REST proxies; without a schema registry, only null is valid.
+    The schema fields belong to other REST proxies. Only null is valid, because there is no schema
+    registry.
     """
 
     acks: int | str | None = None
@@ -159,11 +160,11 @@ _BODIES: Final[Mapping[RecordFormat, ArrayBody[Any, Any]]] = MappingProxyType(
     }
 )
 STORED_RECORD_BYTES = 256
-"""About the memory of a small record from its body to the append."""
+"""Approximate bytes of memory of a small record, from its body to the append."""
 
 
 class ProducedRecords:
-    """The records of one produce request, as they are taken from its body."""
+    """The records of one produce request, collected from its body."""
 
     def __init__(self, now_ms: int, records_max: int, hold: Callable[[int], None]) -> None:
         self._now_ms = now_ms
@@ -173,7 +174,7 @@ class ProducedRecords:
         self.partitions: list[int | None] = []
 
     def take(self, some: Sequence[AnyRecord]) -> None:
-        """Add records. Raises LogError BODY_TOO_LARGE, and what `hold` raises."""
+        """Add records. Raises LogError BODY_TOO_LARGE, and the errors of `hold`."""
         if len(self.records) + len(some) > self._records_max:
             raise LogError(
                 BODY_TOO_LARGE, f"The request has more than {self._records_max} records."
@@ -191,10 +192,10 @@ async def parse_produce_body(
     depth_max: int,
     turns: WorkTurns,
 ) -> ProduceBody:
-    """Check and parse a produce request's body: its records go to `produced`.
+    """Check and parse a produce request's body, and pass its records to `produced`.
 
-    Returns its options. Raises LogError INVALID_BODY (naming the place), BODY_TOO_LARGE, and what
-    `produced` raises.
+    Returns its options. Raises LogError INVALID_BODY (naming the place), BODY_TOO_LARGE, and the
+    errors of `produced`.
     """
     parsed = await _BODIES[record_format].parse(
         body, produced.take, depth_max=depth_max, turns=turns
@@ -206,7 +207,10 @@ async def parse_produce_body(
 
 
 def stored_records(records: Sequence[AnyRecord], now_ms: int) -> list[StoredRecord]:
-    """Records of one format, as they are stored; without a timestamp they get `now_ms`."""
+    """Return records of one format in their stored form.
+
+    Records without a timestamp get `now_ms`.
+    """
     stored: list[StoredRecord] = []
     add = stored.append
     for record in records:
@@ -249,7 +253,7 @@ _DATETIME_MS_MAX = 253_402_300_799_999
 
 
 class JsonData(msgspec.Struct, gc=False, tag_field="type", tag="JSON", forbid_unknown_fields=True):
-    """Data that is a JSON value; null is none."""
+    """Data that is a JSON value. A null stands for none."""
 
     data: msgspec.Raw = msgspec.Raw(JSON_NULL)
 
@@ -291,7 +295,7 @@ class RecordV3(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class EntryV3(RecordV3, gc=False, forbid_unknown_fields=True, kw_only=True):
-    """A record of a batch, with the id of its answer."""
+    """A record of a batch, with the id of its outcome."""
 
     id: EntryId
 
@@ -307,11 +311,14 @@ class DataSummary(msgspec.Struct, frozen=True):
 
 
 class MalformedJsonError(LogError):
-    """Not JSON at all, hence without a known end."""
+    """The text is not JSON at all, hence without a known end."""
 
 
 def parse_record_v3(text: bytes) -> RecordV3:
-    """One record of checked text: LogError INVALID_BODY; MalformedJsonError unless it is JSON."""
+    """Parse one record of checked text. Raises LogError INVALID_BODY.
+
+    Raises MalformedJsonError if the text is not JSON.
+    """
     try:
         return _decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -347,7 +354,7 @@ def _stored(data: Data | msgspec.UnsetType | None) -> bytes | None:
 
 
 def data_summary(data: Data | msgspec.UnsetType | None, stored: bytes | None) -> DataSummary | None:
-    """The receipt's summary of a key or value; None if the record had none."""
+    """The receipt's summary of a key or value, or None without it."""
     if data is None or data is msgspec.UNSET:
         return None
     return DataSummary(str(data.__struct_config__.tag), len(stored or b""))
@@ -362,10 +369,9 @@ def timestamp_text(timestamp_ms: int) -> str | None:
 
 
 GROUP_BYTES: Final = 128 * 1024
-"""About how many bytes of a batch are decoded and written out in one turn of the event loop: 5 ms.
-"""
+"""Approximate bytes of a batch decoded and written out in one turn (5 ms)."""
 ESCAPES_MAX: Final = 1024 * 1024
-"""Characters of one text that may need escapes in JSON: 15 ms."""
+"""Characters of one text that may need escapes in JSON (15 ms)."""
 _ESCAPED: Final = bytes((*range(32), 34, 92, 127))
 ANSWERED_RECORD_BYTES: Final = 64
 """Work of a record besides its bytes, in bytes."""
@@ -374,7 +380,7 @@ _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class RecordAnswer(msgspec.Struct, gc=False):
-    """One record in an answer. Key and value are Raw, base64 (bytes) or text, by format."""
+    """One record in a response. Key and value are Raw, base64 (bytes) or text, by format."""
 
     topic: str
     key: msgspec.Raw | bytes | str | None
@@ -382,13 +388,13 @@ class RecordAnswer(msgspec.Struct, gc=False):
     partition: PartitionId
     offset: Offset
     timestamp: int | None
-    """Milliseconds since the Unix epoch; null if the producer gave none."""
+    """Milliseconds since the Unix epoch, or null if the producer gave none."""
     headers: list[JsonHeader] | msgspec.UnsetType = msgspec.UNSET
     """Left out when there are none."""
 
 
 class BatchReader:
-    """Decodes stored batches for one answer: group by group, in bounded memory and time."""
+    """Decodes stored batches for one response, group by group, in bounded memory and time."""
 
     def __init__(self, request: Request, context: ServerContext) -> None:
         self._request = request
@@ -399,10 +405,10 @@ class BatchReader:
     def holding(
         self, data: Buffer, offset: Offset, aborted: Sequence[AbortedTransaction] = ()
     ) -> Iterator[Iterator[RecordBatch]]:
-        """Count batches read from `offset` on as bytes in flight, while their records are answered.
+        """Count batches read from `offset` on as bytes in flight, while the response is written.
 
-        Markers and the batches of `aborted` transactions are left out. Many requests may wait: for
-        a thread, for a turn, for a slow reader. Raises as `hold`.
+        Markers and the batches of `aborted` transactions are left out. Many requests may wait for a
+        thread, for a turn, or for a slow reader. Raises the errors of `hold`.
         """
         size_bytes = len(data)
         self.hold(size_bytes, offset)
@@ -412,9 +418,10 @@ class BatchReader:
             self._context.free(self._request, size_bytes)
 
     def hold(self, size_bytes: int, offset: Offset) -> None:
-        """Count more bytes for the answer. Raises LogError OVERLOADED, QUOTA_EXCEEDED.
+        """Count more bytes for the response. Raises LogError OVERLOADED, QUOTA_EXCEEDED.
 
-        Raises UNSUPPORTED_FORMAT where a repeat would fail, too: more than one client may hold.
+        Raises UNSUPPORTED_FORMAT if the response exceeds the most that a client may hold, because a
+        retry would also fail.
         """
         per_client_max = self._context.broker.bytes_in_flight.per_client_max
         needed_bytes = self._request.bytes_held + size_bytes
@@ -427,11 +434,11 @@ class BatchReader:
         self._context.hold(self._request, size_bytes)
 
     async def groups(self, batch: RecordBatch) -> AsyncGenerator[list[Record], None]:
-        """The records of a batch in groups, each to be written out before the next.
+        """Yield the records of a batch in groups. Each is written out before the next.
 
-        Other requests run between groups. A decompressed batch counts as bytes in flight; as
-        stored it does within `holding`. Raises LogError RECORD_TOO_LARGE, MALFORMED_BATCH, and as
-        `hold`.
+        Other requests run between groups. A decompressed batch counts as bytes in flight, as its
+        stored bytes do within `holding`. Raises LogError RECORD_TOO_LARGE, MALFORMED_BATCH, and the
+        errors of `hold`.
         """
         context = self._context
         decompressed = partial(
@@ -462,7 +469,7 @@ class BatchReader:
 def record_answer(
     record: Record, topic: str, partition: PartitionId, record_format: RecordFormat
 ) -> RecordAnswer:
-    """A record in its answer's form. Raises LogError UNSUPPORTED_FORMAT, naming its offset."""
+    """Shape a record for its response. Raises LogError UNSUPPORTED_FORMAT, naming its offset."""
     key: msgspec.Raw | bytes | str | None = record.key
     value: msgspec.Raw | bytes | str | None = record.value
     if record_format is not RecordFormat.BINARY:
@@ -495,9 +502,9 @@ def record_answer(
 
 
 def _check_escapes(text: bytes) -> None:
-    """Raise UnicodeDecodeError for a long text of mostly control characters: it is not text.
+    """Raise UnicodeDecodeError for a long text of mostly control characters.
 
-    Each needs an escape in JSON, at six times its size: 15 MiB of zeros would take 0.2 s.
+    Each needs an escape in JSON, at six times its size. For 15 MiB of zeros, that would take 0.2 s.
     """
     if len(text) > ESCAPES_MAX and len(text) - len(text.translate(None, _ESCAPED)) > ESCAPES_MAX:
         raise UnicodeDecodeError("utf-8", text, 0, 1, "too many control characters")
@@ -516,7 +523,7 @@ class ProducedRecord(msgspec.Struct, forbid_unknown_fields=True):
     """A record to write. Key and value are JSON, base64 strings or strings, by content type."""
 
     value: Any
-    """null is a tombstone."""
+    """A null is a tombstone."""
     key: Any = None
     partition: PartitionNumber | None = None
     timestamp: Milliseconds | None = None
@@ -530,7 +537,7 @@ class ProduceDocument(ProduceBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class RecordDocument(msgspec.Struct, omit_defaults=True):
-    """A record of an answer. Key and value are JSON, base64 strings or strings, by Accept."""
+    """A record of a response. Key and value are JSON, base64 strings or strings, by Accept."""
 
     topic: str
     key: Any
@@ -543,7 +550,7 @@ class RecordDocument(msgspec.Struct, omit_defaults=True):
 
 
 class JsonDataDocument(msgspec.Struct, tag_field="type", tag="JSON", forbid_unknown_fields=True):
-    """Data that is a JSON value; null is none."""
+    """Data that is a JSON value. A null stands for none."""
 
     data: Any = None
 
@@ -559,12 +566,12 @@ class RecordDocumentV3(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EntryDocument(RecordDocumentV3, kw_only=True, forbid_unknown_fields=True):
-    """A record of a batch, with the id of its answer."""
+    """A record of a batch, with the id of its outcome."""
 
     id: EntryId
 
 
 class BatchDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """Records answered one by one, with an id for each."""
+    """Records with an id for each. Each record has its own outcome."""
 
     entries: list[EntryDocument]

@@ -1,4 +1,4 @@
-"""The records of one partition in an answer, written out as JSON while they are read."""
+"""The records of one partition are written out as JSON while they are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecordsAnswer:
-    """Records of one partition: `take` is for `FetchService.read`, which `progress` follows."""
+    """The records of one partition in a response.
+
+    `FetchService.read` calls `take`, and reports to `progress`.
+    """
 
     def __init__(
         self,
@@ -44,15 +47,16 @@ class RecordsAnswer:
         is_exact: bool = False,
         min_one: bool = True,
     ) -> None:
-        """`is_exact`: end before the record that exceeds `bytes_max`, not with its group.
+        """`is_exact` ends the response before the record that exceeds `bytes_max`.
 
-        Then `min_one` says whether a first record is taken however large it is.
+        Otherwise the response ends after that record's group. With `is_exact`, `min_one` sets
+        whether a first record is taken however large it is.
         """
         self.progress = progress
         self.size_bytes = 0
-        """Bytes of the answer so far: of a compressed batch, many times its size."""
+        """Bytes of the response so far. They may be many times the size of a compressed batch."""
         self.is_cut = False
-        """Whether `is_exact` ended it."""
+        """Whether `is_exact` ended the response."""
         self._request = request
         self._context = context
         self._topic = partition.topic
@@ -66,11 +70,11 @@ class RecordsAnswer:
         self._pieces: list[bytes] = []
 
     async def take(self, fetched: Fetched) -> bool:
-        """Add the records of whole batches; return whether a bound is reached.
+        """Add the records of whole batches. Returns whether a bound is reached.
 
-        The answer counts as bytes in flight as it grows. Without room for more, the records before
-        are answered. So it is with a record that does not fit the format: an error only if it is
-        the first, and the next poll meets it first.
+        The response counts as bytes in flight as it grows. Without room for more, the response ends
+        with the records so far. A record that does not fit the format also ends the response. It
+        raises an error only if it is the first record, which it is in the next poll.
         """
         progress = self.progress
         try:
@@ -84,7 +88,7 @@ class RecordsAnswer:
                                 return True
                     # Compaction may have removed the last records, but not their offsets.
                     progress.skip_to(batch.header.next_offset)
-                # Markers and aborted records have offsets, too.
+                # Markers and aborted records also have offsets.
                 progress.skip_to(fetched.next_offset)
         except LogError:
             if progress.count:
@@ -93,7 +97,7 @@ class RecordsAnswer:
         return self._is_full()
 
     def _add(self, group: Sequence[Record]) -> bool:
-        """Write out a group of records; return whether a bound is reached."""
+        """Write out a group of records. Returns whether a bound is reached."""
         progress, end_offset = self.progress, self.progress.end_offset
         count_max = self._records_max - progress.count
         answers: list[RecordAnswer] = []
@@ -124,7 +128,7 @@ class RecordsAnswer:
             answers.append(answer)
             after = Offset(record.offset + 1)
         if answers:
-            # Written out at once: bytes are small beside the objects they come from.
+            # The records are written out at once, because bytes are small beside their objects.
             piece = _encode(answers)[1:-1]
             self._reader.hold(len(piece), progress.offset)
             self._pieces.append(piece)

@@ -51,7 +51,7 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def get_metadata_to_produce(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Brokers and partitions of topics to write to, created now if the settings say so."""
+    """Brokers and partitions of topics to write to. Missing topics are created if allowed."""
     names = list(dict.fromkeys((await read_json(request, context, _TO_PRODUCE)).topics))
     found = await context.broker.produce.topics(request.principal, names)
     return _metadata(

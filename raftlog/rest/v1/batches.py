@@ -1,6 +1,6 @@
-"""/v1 record batches as they are stored: produce and fetch, many partitions in one request.
+"""The /v1 routes produce and fetch stored record batches of many partitions in one request.
 
-For clients that know the leaders: a partition led elsewhere is answered with 50301. Each partition
+They serve clients that know the leaders. A partition led elsewhere fails with 50301. Each partition
 has its own outcome.
 """
 
@@ -52,7 +52,7 @@ from raftlog.rest.json.produce_options import TRANSACTIONAL_QUERY, transactional
 from raftlog.rest.v2.topics import ISOLATIONS
 
 PARTITIONS_PER_TURN: Final = 256
-"""Partitions looked up, or answered, in one turn: 2 ms if all are errors."""
+"""Partitions resolved or written out in one turn. Errors alone take 2 ms."""
 
 _fetch_decoder = msgspec.json.Decoder(FetchRequest)
 
@@ -97,7 +97,7 @@ def _failed(topic: str, number: PartitionId, error: LogError, broker: Broker) ->
     epoch: int | msgspec.UnsetType = msgspec.UNSET
     if error.entry is NO_LEADER:
         epoch, node = broker.produce.current_leader(topic, number)
-        # Not this node itself, where it leads by the metadata and yet refuses.
+        # The node names no other leader while the metadata names itself as the leader.
         if node is not None and node.broker_id != broker.node_id:
             leader = LeaderAddress(node.broker_id, node.host, node.port)
     return ProduceResult(
@@ -111,7 +111,7 @@ def _failed(topic: str, number: PartitionId, error: LogError, broker: Broker) ->
 
 
 async def fetch_batches(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /v1/fetch. One or more frames for each partition; errors are frames, too."""
+    """POST /v1/fetch. Each partition has one or more frames. An error is also a frame."""
     body = await read_json(request, context, _fetch_decoder)
     if not body.partitions:
         raise LogError(INVALID_BODY, "The body is not valid: there are no partitions.")
@@ -143,13 +143,13 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
     async for partition, fetched in fetch.chunks(body.max_bytes):
         count += 1
         if count % PARTITIONS_PER_TURN == 0:
-            # Errors and empty partitions are answered without a wait for anything.
+            # Errors and empty partitions are written without a wait for anything.
             await turns.wait()
         head, data = encode_fetch_frame(_frame(partition, fetched, isolation))
         pieces += (head, data)
         size += len(head) + len(data)
         if size > held:
-            # Kept while the other partitions are read, and until a slow reader has taken them.
+            # The bytes stay until the other partitions are read and a slow reader has taken them.
             context.hold(request, size - held)
             held = size
         if size >= FETCH_FRAME_BYTES:

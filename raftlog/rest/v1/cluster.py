@@ -1,8 +1,8 @@
-"""/v1 operations on the cluster: leaders, reassignments, maintenance, decommission.
+"""The /v1 routes move leaders and replicas, maintain nodes and decommission them.
 
-The answer to a change comes once the change is in the metadata and this node acts by it. Copying
-records and moving leaders away then goes on in the background; the reads have its progress, as far
-as this node knows.
+A change returns once it is in the metadata and applied on this node. The copying of records and the
+moves of leaders then continue in the background. The reads return the progress that this node
+knows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from raftlog.record.types import BrokerId
 from raftlog.rest.v1.quorum import node_number
 
 REASSIGNMENTS_LISTED_MAX: Final = 1_000
-"""In one answer; `total` says how many there are."""
+"""Reassignments in one response. `total` is the number of all reassignments."""
 
 
 _LEADER = msgspec.json.Decoder(LeaderElection)
@@ -60,7 +60,7 @@ async def set_leader(request: Request, context: ServerContext) -> web.StreamResp
 
 
 async def reassign(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Begin to move partitions."""
+    """Start to move partitions."""
     body = await read_json(request, context, _REASSIGNMENTS)
     moves = [
         Move(one.topic, one.partition, tuple(map(BrokerId, one.replicas)))
@@ -103,7 +103,7 @@ async def cancel_reassignment(request: Request, context: ServerContext) -> web.S
 
 
 async def decommission(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Begin to empty a node."""
+    """Start to empty a node."""
     broker_id = _broker_id(request)
     progress = await context.broker.admin.decommission(request.principal, broker_id)
     return json_response(_view(broker_id, progress))
@@ -117,19 +117,19 @@ async def get_decommission(request: Request, context: ServerContext) -> web.Stre
 
 
 async def cancel_decommission(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Cancel a decommission: the node keeps the replicas it still holds."""
+    """Cancel a decommission. The node keeps the replicas it still holds."""
     await context.broker.admin.recommission(request.principal, _broker_id(request))
     return empty_response()
 
 
 async def begin_maintenance(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Begin maintenance: the node resigns every leadership that another node can take."""
+    """Begin maintenance. The node resigns every leadership that another node can take."""
     await context.broker.admin.set_maintenance(request.principal, _broker_id(request), wanted=True)
     return empty_response()
 
 
 async def end_maintenance(request: Request, context: ServerContext) -> web.StreamResponse:
-    """End maintenance: the node may lead again."""
+    """End maintenance. The node may lead again."""
     await context.broker.admin.set_maintenance(request.principal, _broker_id(request), wanted=False)
     return empty_response()
 

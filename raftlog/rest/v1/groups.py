@@ -1,4 +1,4 @@
-"""/v1 consumer groups: membership, committed offsets, descriptions, resets."""
+"""The /v1 routes serve group membership, committed offsets, descriptions and resets."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ async def delete_offsets(request: Request, context: ServerContext) -> web.Stream
 
 
 def offsets_to_commit(offsets: Iterable[OffsetCommit]) -> list[OffsetToCommit]:
-    """Offsets of a request, as the broker takes them."""
+    """Convert the offsets of a request for the broker."""
     return [
         OffsetToCommit(
             topic=one.topic,
@@ -268,7 +268,7 @@ def offsets_to_commit(offsets: Iterable[OffsetCommit]) -> list[OffsetToCommit]:
 
 
 def commit_response(outcomes: Iterable[PartitionOutcome]) -> CommitResponse:
-    """The answer to a commit."""
+    """The response to a commit."""
     return CommitResponse(
         [CommittedPartition(one.topic, one.partition, *_error(one.error_code)) for one in outcomes]
     )
@@ -379,7 +379,7 @@ ROUTES: Final = (
             TOO_MANY_GROUPS,
             *_ERRORS,
         ),
-        # Nothing is lost: a member without an answer repeats all its state.
+        # Nothing is lost, because a member without a response repeats all its state.
         cancel_on_disconnect=True,
     ),
     Route(

@@ -1,7 +1,7 @@
-"""/v1 reads of consumer instances, with records fetched by another process: begin, and end.
+"""The /v1 routes begin and end reads whose records another process fetches.
 
-The two halves of `GET …/records` of the v2 convention, without the records: for the gateway, which
-has the group's partitions in this cluster and their records in others.
+They are the two halves of `GET …/records` of the v2 convention, without the records. The gateway
+uses them, because it reads the group's partitions in this cluster and the records in others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""/v1 offsets of many partitions in one call: the ends of topics, and offsets for timestamps.
+"""The /v1 routes return ends, and offsets for timestamps, of many partitions.
 
-By default a node answers for partitions that it leads, all of them or an error: for clients that
-know the leaders. With `any_node` it queries the other leaders, once each, and every partition has
-offsets or its own error.
+By default a node serves only partitions that it leads, and returns all of them or an error. Clients
+that know the leaders use this. With `any_node` the node queries each other leader once, and every
+partition has offsets or its own error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _times_decoder = msgspec.json.Decoder(TimesRequest)
 
 
 async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /v1/offsets. Every partition; without `any_node`, all of them or an error."""
+    """POST /v1/offsets. Without `any_node`, it returns all partitions or an error."""
     body = await read_json(request, context, _offsets_decoder)
     found = await context.broker.offsets.bounds_of(
         request.principal, body.topics, any_node=body.any_node
@@ -63,7 +63,7 @@ async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def offsets_for_times(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /v1/offsets-for-times. Every partition; without `any_node`, all of them or an error."""
+    """POST /v1/offsets-for-times. Without `any_node`, it returns all partitions or an error."""
     body = await read_json(request, context, _times_decoder)
     wanted = {
         name: {partition_number(text): time for text, time in timestamps.items()}
@@ -104,7 +104,10 @@ def _found(row: FoundRecord | LogError | None) -> FoundOffset | None:
 
 
 def partition_number(text: str) -> PartitionId:
-    """A partition number used as a JSON key; LogError INVALID_BODY for any other text."""
+    """Parse a partition number used as a JSON key.
+
+    Raises LogError INVALID_BODY for any other text.
+    """
     number = whole_number(text)
     if number is None or not 0 <= number < 2**31 or str(number) != text:
         raise LogError(INVALID_BODY, f"{text[:40]!r} is not a partition number.")
@@ -112,7 +115,10 @@ def partition_number(text: str) -> PartitionId:
 
 
 def partition_list(text: str) -> Sequence[PartitionId]:
-    """Partition numbers separated by commas; LogError BAD_REQUEST for any other text."""
+    """Parse partition numbers separated by commas.
+
+    Raises LogError BAD_REQUEST for any other text.
+    """
     numbers = [whole_number(part) for part in text.split(",")]
     checked = [PartitionId(n) for n in numbers if n is not None and 0 <= n < 2**31]
     if len(checked) != len(numbers) or len(set(checked)) != len(checked):

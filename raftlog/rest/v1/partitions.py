@@ -15,7 +15,7 @@ from raftlog.http.routing import Route
 from raftlog.record.errors import UNKNOWN_TOPIC
 
 PARTITIONS_PER_TURN_MAX: Final = 1_000
-"""Most partitions shaped in one turn of the event loop: a topic may have 10,000."""
+"""Partitions shaped in one turn of the event loop. A topic may have 10,000."""
 
 
 async def list_partitions(request: Request, context: ServerContext) -> web.StreamResponse:

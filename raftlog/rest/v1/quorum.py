@@ -1,8 +1,8 @@
-"""/v1 metadata quorum and nodes: members, voters, and changes of both.
+"""The /v1 routes list and change the metadata quorum and the nodes.
 
-Both reads answer from *this* node's knowledge alone, so they work when nothing else does: also on a
-node that has started and waits for a quorum. Only the leader knows the progress of the others:
-elsewhere `match_index` and `lag` are null for all but the node itself.
+Both reads use only this node's knowledge, so they work when nothing else does. They also work on a
+node that has started and waits for a quorum. Only the leader knows the progress of other nodes. On
+any other node, `match_index` and `lag` are null for all but the node itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
 
 
 async def greet(request: Request, context: ServerContext) -> web.StreamResponse:
-    """What serves here, for a first look."""
+    """The server's identity, for a first inspection."""
     membership = context.broker.admin.membership(request.principal)
     return json_response(
         Greeting(
@@ -98,14 +98,14 @@ async def remove_voter(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def remove_node(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Forget a node that is gone for good, so that its id may return with another directory."""
+    """Forget a node that is gone for good. Its id may return with another directory."""
     node_id = BrokerId(node_number(request.path_parameters["node"]))
     await context.broker.admin.unregister_broker(request.principal, node_id)
     return empty_response()
 
 
 async def replace_node(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Give the place of a node with a lost data directory to an empty one."""
+    """Give the place of a node with a lost data directory to an empty node."""
     node_id = BrokerId(node_number(request.path_parameters["node"]))
     new = await read_json(request, context, _NEW_DIRECTORY)
     await context.broker.admin.replace_directory(request.principal, node_id, new.directory_id)
@@ -113,7 +113,7 @@ async def replace_node(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def transfer_leadership(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Hand the quorum's leadership, and with it the controller, to another voter."""
+    """Transfer the quorum's leadership, and with it the controller, to another voter."""
     target = await read_json(request, context, _TRANSFER)
     await context.broker.admin.transfer_controller(request.principal, target.node_id)
     return empty_response()
@@ -137,7 +137,7 @@ def _partition_counts(image: MetadataImage) -> tuple[Counter[int], Counter[int]]
 
 
 class _Members:
-    """Shapes the members of one moment: the quorum's view, and the list of nodes."""
+    """Shapes the quorum's view and the list of nodes as of one moment."""
 
     def __init__(self, membership: ClusterMembership) -> None:
         self._cluster_id = membership.cluster_id
@@ -223,7 +223,7 @@ class _Members:
         return self._brokers.get(BrokerId(node_id))
 
     def _address(self, node_id: int) -> tuple[str | None, int | None]:
-        """The node's address: as registered, as in the voter set, or of its connection."""
+        """The node's address as registered, in the voter set, or of its connection."""
         for place in (self._broker(node_id), self._voters.find(node_id)):
             if place is not None:
                 return place.host, place.port
@@ -239,7 +239,7 @@ class _Members:
 
 
 def node_number(text: str) -> int:
-    """The number of a node in a path; LogError NOT_FOUND for any other text."""
+    """Parse the number of a node in a path. Raises LogError NOT_FOUND for any other text."""
     node_id = whole_number(text)
     if node_id is None or not 1 <= node_id <= NODE_ID_MAX:
         raise LogError(NOT_FOUND, f"There is no node {text[:40]!r}.")

@@ -1,8 +1,9 @@
-"""Topic configs set for the whole cluster: below a topic's own, above what a node was started with.
+"""The /v1 routes read and set topic configs of the whole cluster.
 
-A read answers the settings applied on this node, which may be old on an isolated node. With
-`?fresh=true` the node passes a read barrier of the quorum first, so that the answer holds every
-change acknowledged before the request (linearizable); it fails without a quorum.
+They rank below a topic's own configs, and above a node's start settings. A read returns the
+settings applied on this node, which may be old on an isolated node. With `?fresh=true` the node
+first passes a read barrier of the quorum, so that the response holds every change acknowledged
+before the request (linearizable). Such a read fails without a quorum.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ async def get_settings(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def put_settings(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Change the cluster's settings; the answer has all values right after the change."""
+    """Change the cluster's settings. Returns all values right after the change."""
     change = await read_json(request, context, _CHANGE)
     index, values = await context.broker.admin.alter_cluster_settings(
         request.principal, change.values, change.removals

@@ -1,9 +1,10 @@
-"""/v1 tail: the records of a topic as they come, for people and small programs.
+"""The /v1 tail streams the records of a topic, for people and small programs.
 
-An endless answer, as Server-Sent Events or as lines of JSON (NDJSON). An event's id is the position
-of the reader: `partition:offset` for every partition, separated by commas, each offset that of the
-next record to read. Sent back as `Last-Event-ID` (browsers do so by themselves), the tail goes on
-there and repeats nothing. Lines of JSON carry partition and offset, to the same end.
+An endless response is sent as Server-Sent Events or as lines of JSON (NDJSON). An event's id is the
+position of the reader. It holds `partition:offset` for every partition, separated by commas, and
+each offset is that of the next record to read. If a client sends the id back as `Last-Event-ID`,
+which browsers do automatically, the tail continues there and repeats nothing. Lines of JSON carry
+partition and offset to the same end.
 
 A record that does not fit the format is skipped, with an error event or line in its place (40601).
 Any other failure is sent in the same way, and ends the tail.
@@ -48,9 +49,9 @@ SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 _OFFERED = (NDJSON, SSE, "application/jsonl")
 TAIL_READ_BYTES: Final = 64 * 1024
-"""Bytes read of one partition at a time: about as much as a slow reader makes this node hold."""
+"""Bytes read of one partition at a time. This node holds about as many for a slow reader."""
 TAIL_PARTITIONS_MAX: Final = 256
-"""Partitions of one tail: an event's id names them all."""
+"""Partitions of one tail, because an event's id names them all."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -73,10 +74,10 @@ class EventWriter:
         self.idle = b": idle\n\n"
 
     def turn_to(self, position: TailPosition) -> None:
-        """Let the next records be of this partition; the other positions stay meanwhile.
+        """Set the partition of the next records. The other positions stay until the next call.
 
-        An id names up to TAIL_PARTITIONS_MAX partitions: made whole for each record, it would cost
-        more than the record.
+        An id names up to TAIL_PARTITIONS_MAX partitions. To build the whole id for each record
+        would cost more than the record.
         """
         index = next(i for i, one in enumerate(self._positions) if one is position)
         others = [f"{one.number}:{one.offset}" for one in self._positions]
@@ -125,14 +126,14 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     isolation = isolation_parameter(request)
     positions = await _positions(request, context, isolation)
     for position in positions:
-        # An offset out of range is the answer's status, so look before the answer begins.
+        # An offset out of range must be the response's status, so check it before the start.
         await position.partition.read(position.offset, max_bytes=1, isolation=isolation)
     writer = EventWriter(positions) if content_type == SSE else LineWriter()
     counters = context.broker.topics.topic(request.path_parameters["topic"])
     counters.fetch_requests += 1
     response = stream_response(request, content_type)
     await response.prepare(request)
-    # The head goes out with the first bytes: send some, so that the reader sees the tail begin.
+    # The head goes out with the first bytes, so send some to start the reader's tail.
     await response.write(writer.idle)
     forwarder = _Forwarder(
         request, response, writer, context, record_format=record_format, isolation=isolation
@@ -154,7 +155,7 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
 
 
 class _Forwarder:
-    """Sends stored records to the reader, as its answer's lines or events."""
+    """Sends stored records to the reader, as the response's lines or events."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class _Forwarder:
         self._reader = BatchReader(request, context)
 
     async def idle(self, positions: Sequence[TailPosition]) -> None:
-        """Wait for records; after `tail_idle_s` without any, filler notices a gone reader."""
+        """Wait for records. After `tail_idle_s` without any, filler detects a closed connection."""
         broker, idle_s = self._context.broker, self._context.limits.tail_idle_s
         begun_s = broker.clock.monotonic()
         await broker.fetch.wait(
@@ -187,7 +188,7 @@ class _Forwarder:
             await self._response.write(self._writer.idle)
 
     async def forward(self, position: TailPosition) -> int:
-        """Send the next records of one partition; return the number of bytes sent."""
+        """Send the next records of one partition. Returns the number of bytes sent."""
         fetched = await position.partition.read(
             position.offset, max_bytes=TAIL_READ_BYTES, isolation=self._isolation
         )
@@ -203,13 +204,13 @@ class _Forwarder:
         return total
 
     async def _send(self, group: Sequence[Record], position: TailPosition) -> int:
-        """Send a group of records. The reader's bytes are held until it has taken them."""
+        """Send a group of records. Its bytes are held until the reader has taken them."""
         before = position.offset
         piece = b"".join(self._documents(group, position))
         try:
             self._context.hold(self._request, len(piece))
         except LogError:
-            # Not sent: the reader goes on from here when it resumes.
+            # The record was not sent. The reader continues here when it resumes.
             position.offset = before
             raise
         try:
@@ -219,7 +220,7 @@ class _Forwarder:
         return len(piece)
 
     def _documents(self, group: Sequence[Record], position: TailPosition) -> Iterator[bytes]:
-        """The encoded records from the position on; advances the position."""
+        """The encoded records from the position on. Advances the position."""
         topic, writer = position.partition.topic, self._writer
         writer.turn_to(position)
         for record in group:
@@ -234,7 +235,7 @@ class _Forwarder:
                 yield writer.error(_encode(refusal), position)
             else:
                 if b"\n" in document or b"\r" in document:
-                    # In JSON these are only blanks between tokens; in the stream they end a line.
+                    # In JSON these are only blanks between tokens. In the stream they end a line.
                     document = document.replace(b"\n", b" ").replace(b"\r", b" ")
                 yield writer.record(document, position)
 
@@ -242,7 +243,7 @@ class _Forwarder:
 async def _positions(
     request: Request, context: ServerContext, isolation: Isolation
 ) -> list[TailPosition]:
-    """The start positions: from `partition` and `offset` of the query, or from Last-Event-ID."""
+    """The start positions, by `partition` and `offset` of the query, or by Last-Event-ID."""
     parameters = request.query_parameters
     chosen = parameters.get("partition")
     numbers = None if chosen is None else partition_list(chosen)
@@ -262,7 +263,7 @@ async def _positions(
                 f"is {present}. Begin without an id.",
             )
         resumed = parse_event_id(seen)
-        # A partition that the id does not name was added later: all its records are new.
+        # A partition that the id does not name was added later, so all its records are new.
         return [
             TailPosition(one, one.partition, resumed[one.partition])
             if one.partition in resumed
@@ -286,7 +287,10 @@ def _check_count(partitions: Sized) -> None:
 
 
 def parse_event_id(text: str) -> dict[PartitionId, Offset]:
-    """The offsets of an event's id, by partition; LogError BAD_REQUEST for any other text."""
+    """Parse the offsets of an event's id, by partition.
+
+    Raises LogError BAD_REQUEST for any other text.
+    """
     offsets: dict[PartitionId, Offset] = {}
     for part in text.split(",", TAIL_PARTITIONS_MAX):
         number, _, offset = part.partition(":")

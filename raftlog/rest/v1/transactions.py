@@ -1,7 +1,7 @@
-"""/v1 transactions and sink epochs: init, offsets, ends, two-phase commit, listings.
+"""The /v1 routes serve transactions, two-phase commit and sink epochs.
 
-A transaction begins with its first write: `POST /v1/produce` with `transactional_id`. Each end
-answers with the producer epoch for the next one (KIP-890).
+A transaction begins with its first write, `POST /v1/produce` with `transactional_id`. Each end
+returns the producer epoch for the next transaction (KIP-890).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Handlers of the v2 convention: topics, records and consumer instances."""
+"""The v2 convention has topics, records and consumer instances."""

@@ -1,4 +1,4 @@
-"""The options of a consumer instance, as REST clients write them: dotted names, numbers as text."""
+"""REST clients write a consumer instance's options with dotted names, and numbers as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raftlog.rest.json.records import RecordFormat
 
 DEFAULTS: Final = InstanceOptions(RecordFormat.BINARY)
 NO_MINIMUM: Final = -1
-"""A `fetch.min.bytes` of the REST Proxy: answer with the first record."""
+"""A `fetch.min.bytes` of the REST Proxy that returns with the first record."""
 
 _RENAMED: Final = {
     "auto_offset_reset": "auto.offset.reset",
@@ -28,26 +28,26 @@ _RENAMED: Final = {
 
 
 class ConsumerInstanceRequest(msgspec.Struct, frozen=True, omit_defaults=True, rename=_RENAMED):
-    """A consumer instance to create. Other fields are ignored: options of Kafka's consumers."""
+    """A consumer instance to create. Other fields, options of Kafka's consumers, are ignored."""
 
     name: str | None = None
-    """The instance's id; null: the node makes one."""
+    """Id of the instance. If null, the node generates it."""
     id: str | None = None
-    """Ignored: proxies that keep instances to themselves number themselves by it."""
+    """Ignored number. Proxies that keep instances to themselves number themselves by it."""
     format: str | None = None
     """binary (the default), json or text."""
     auto_offset_reset: str | None = None
-    """Where to begin without a committed offset: latest (the default) or earliest."""
+    """Start without a committed offset, latest (the default) or earliest."""
     auto_commit_enable: bool | str | None = None
-    """Whether reads commit what the reads before answered; true by default."""
+    """Whether a read commits the records of the reads before it. The default is true."""
     enable_auto_commit: bool | str | None = None
-    """The same, as Kafka's consumers name it."""
+    """The same option, as Kafka's consumers name it."""
     auto_commit_interval_ms: int | str | None = None
-    """Shortest time between two such commits; 5000 by default."""
+    """Shortest milliseconds between two such commits. The default is 5000."""
     fetch_min_bytes: int | str | None = None
-    """Bytes of an answer to wait for, until the read's timeout; -1: any record."""
+    """Bytes of a response to wait for, until the read's timeout. -1 stands for any record."""
     request_timeout_ms: int | str | None = None
-    """Of a read that names none; 1000 by default."""
+    """Timeout of a read that names none, in milliseconds. The default is 1000."""
 
 
 def instance_options(body: ConsumerInstanceRequest) -> InstanceOptions:

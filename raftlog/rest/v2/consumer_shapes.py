@@ -1,4 +1,4 @@
-"""Bodies of consumer instances, in the v2 convention: subscriptions, positions, offsets."""
+"""Consumer instances of the v2 convention have bodies of subscriptions, positions and offsets."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Created(msgspec.Struct, frozen=True):
 
     instance_id: str
     base_uri: str
-    """Of the instance, at this node; every node serves it."""
+    """Address of the instance at this node. Every node serves it."""
 
 
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Topics to read: by name, or all whose whole name a pattern (RE2) matches."""
+    """Topics to read, by name or by a pattern (RE2) that matches the whole name."""
 
     topics: list[str] | None = None
     topic_pattern: str | None = None
 
 
 class Subscribed(msgspec.Struct, frozen=True):
-    """Topics subscribed to; of a pattern those that match."""
+    """Topics subscribed to. A pattern's are those that match."""
 
     topics: list[str]
 
@@ -52,7 +52,7 @@ class Partitions(msgspec.Struct, frozen=True):
 
 
 class PositionOffset(msgspec.Struct, frozen=True):
-    """Where to go on in one partition."""
+    """Next position in one partition, by offset."""
 
     topic: str
     partition: PartitionNumber
@@ -63,30 +63,30 @@ class PositionOffset(msgspec.Struct, frozen=True):
 
 
 class PositionTime(msgspec.Struct, frozen=True):
-    """When to go on in one partition."""
+    """Next position in one partition, by time."""
 
     topic: str
     partition: PartitionNumber
     timestamp: datetime
-    """RFC 3339; UTC without an offset. Goes on at the first record that is not older."""
+    """RFC 3339 time, UTC without an offset. The next record is the first that is not older."""
     metadata: str | None = None
     """Ignored."""
 
 
 class Positions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where to go on."""
+    """Next positions."""
 
     offsets: Annotated[list[PositionOffset], Meta(max_length=ENTRIES_MAX)] = []
     timestamps: Annotated[list[PositionTime], Meta(max_length=ENTRIES_MAX)] = []
 
 
 class ReadOffset(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An offset to commit: `offset` of the last record that is done, or `next_offset`."""
+    """An offset to commit, as `offset` of the last consumed record or as `next_offset`."""
 
     topic: str
     partition: PartitionNumber
     offset: _CommittedOffset | None = None
-    """Of a record. The next one is stored: offset + 1."""
+    """Offset of a record. The stored offset is that of the next record, offset + 1."""
     next_offset: _NextOffset | None = None
     """Stored as it is."""
     metadata: str | None = None
@@ -98,12 +98,12 @@ class NextOffset(msgspec.Struct, frozen=True, omit_defaults=True):
     topic: str
     partition: PartitionNumber
     offset: _NextOffset
-    """The next one to read, stored as it is."""
+    """Next offset to read, stored as it is."""
     metadata: str | None = None
 
 
 class OffsetsToCommit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Offsets to commit; without any: all that was read."""
+    """Offsets to commit. Without any, the position after every record read is committed."""
 
     offsets: Annotated[list[ReadOffset], Meta(max_length=ENTRIES_MAX)] | None = None
     partitions: Annotated[list[NextOffset], Meta(max_length=ENTRIES_MAX)] | None = None
@@ -115,7 +115,7 @@ class CommittedOffset(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     offset: int
-    """The next one to read; -1: none is committed."""
+    """Next offset to read, or -1 if none is committed."""
     metadata: str
 
 

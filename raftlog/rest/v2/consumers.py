@@ -1,7 +1,7 @@
-"""Consumer instances, in the v2 convention: create, subscribe, assign, seek, read, commit, delete.
+"""Consumer instances of the v2 convention subscribe, assign, seek, read and commit.
 
-Names and shapes are the Confluent REST Proxy's, as Karapace and Redpanda have them, too. Where the
-three contradict each other, docs/decisions/rest-consumers.md names the one that counts.
+Names and shapes are the Confluent REST Proxy's, as Karapace and Redpanda also have them. Where the
+three contradict each other, docs/decisions/rest-consumers.md names the rule.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ BODY_MEDIA_TYPES: Final = (
 RECORDS_OFFERED: Final = {
     one.value: (f"application/vnd.kafka.{one}.v2+json", *V2_OFFERED) for one in RecordFormat
 }
-"""Media types of records, by their format: its own, and those that leave it to the instance."""
+"""Media types of records by format. Some leave the format to the instance."""
 NAME_CHARACTERS_MAX: Final = 255
 
 _create_decoder = msgspec.json.Decoder(ConsumerInstanceRequest)
@@ -126,7 +126,7 @@ def instance_of(request: Request) -> tuple[str, str]:
 async def _body(
     request: Request, context: ServerContext[ListenedService], decoder: msgspec.json.Decoder[T]
 ) -> T | None:
-    """The body; None without one. Raises LogError."""
+    """The body, or None without a body. Raises LogError."""
     if not request.body_exists:
         return None
     if "Content-Type" not in request.headers:
@@ -139,14 +139,14 @@ async def _body(
 async def required_body(
     request: Request, context: ServerContext[ListenedService], decoder: msgspec.json.Decoder[T]
 ) -> T:
-    """The body. Raises LogError INVALID_BODY without one, and as the body's reader does."""
+    """The body. Raises LogError INVALID_BODY if there is none, and the body reader's errors."""
     found = await _body(request, context, decoder)
     if found is None:
         raise LogError(INVALID_BODY, "The request has no body.")
     return found
 
 
-# What an instance is
+# The instance
 
 
 async def create(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -155,7 +155,7 @@ async def create(request: Request, context: ServerContext) -> web.StreamResponse
     try:
         content_type = negotiate(request, V2_OFFERED)
     except LogError as error:
-        # A client that asks for records here is answered in a type that every client knows.
+        # A client that accepts a records type here gets a type that every client knows.
         return error_response(error.entry, error.message)
     body = await _body(request, context, _create_decoder) or ConsumerInstanceRequest()
     if body.name is not None and not 1 <= len(body.name) <= NAME_CHARACTERS_MAX:
@@ -274,7 +274,7 @@ def _seek_to(target: NamedOffset) -> Handler:
 
 
 async def read_records(request: Request, context: ServerContext) -> web.StreamResponse:
-    """GET …/records: records from the positions on; waits for the first."""
+    """GET …/records. Returns records from the positions on, after a wait for the first."""
     instance_of(request)
     bounds = read_bounds(request, context.limits)
     source = LeaderSource(request, context, bounds)
@@ -295,7 +295,7 @@ def read_bounds(request: Request, limits: ServerLimits) -> ReadBounds:
 
 
 def accepted_media_types(request: Request) -> dict[str, str]:
-    """The media type of an answer, by the formats that the Accept header allows."""
+    """The response's media type, by the formats that the Accept header allows."""
     found: dict[str, str] = {}
     refusal: LogError | None = None
     for record_format, offered in RECORDS_OFFERED.items():
@@ -331,7 +331,7 @@ async def commit(request: Request, context: ServerContext) -> web.StreamResponse
 
 
 def _next(one: ReadOffset) -> int:
-    """The next offset to read. Raises LogError INVALID_BODY unless exactly one of both is given."""
+    """The next offset to read. Raises LogError INVALID_BODY unless exactly one field is given."""
     if (one.offset is None) == (one.next_offset is None):
         raise LogError(
             INVALID_BODY,
@@ -342,7 +342,7 @@ def _next(one: ReadOffset) -> int:
 
 
 async def committed(request: Request, context: ServerContext) -> web.StreamResponse:
-    """GET …/offsets; the body names partitions, without one those of the instance are meant."""
+    """GET …/offsets. The body names partitions. Without a body, all of the instance are meant."""
     group, instance = instance_of(request)
     content_type = negotiate(request, BODY_MEDIA_TYPES)
     body = await _body(request, context, partitions_decoder)

@@ -1,7 +1,7 @@
-"""One read of a consumer instance: its partitions in turn, until the response is full or late.
+"""One read takes an instance's partitions in turn, until the response is full or late.
 
 The coordinator returns the positions, and moves them before any record is returned. Records of
-partitions that another reader has moved meanwhile are left out. A node reads at the leaders
+partitions that another reader has moved during the read are left out. A node reads at the leaders
 (`leader_reads`), a gateway at the clusters of the logs. See docs/decisions/rest-consumers.md.
 """
 
@@ -25,13 +25,13 @@ from raftlog.record.errors import (
 from raftlog.rest.json.records_answer import joined
 
 RENEWAL_S: Final = 1.0
-"""Time between two requests to the coordinator, because partitions may come and go."""
+"""Seconds between two requests to the coordinator, because partitions may be added or removed."""
 PARTITION_S: Final = 1.0
-"""Longest time for one partition, whose leader may be gone while others wait behind it."""
+"""Longest seconds for one partition, whose leader may be gone while others wait behind it."""
 HOLD_S: Final = 30.0
-"""Longest wait for more bytes once there are records: far less than an instance may be idle."""
+"""Longest seconds to wait for more bytes after a record, far below the idle timeout."""
 RETRY_S: Final = 0.1
-"""Pause of a read in which a partition could not be read."""
+"""Seconds of pause of a read in which a partition could not be read."""
 
 Place = TypeVar("Place")
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class ReadBounds:
     """The bounds of one read."""
 
     timeout_s: float | None
-    """None: the instance's."""
+    """Timeout in seconds, or None for the instance's."""
     bytes_max: int
     records_max: int
     isolation: Isolation
@@ -57,7 +57,7 @@ class Room:
     count: int = 0
     size_bytes: int = 0
     is_cut: bool = False
-    """Whether a record was left out."""
+    """Whether a record was left out for lack of room."""
 
     @property
     def is_full(self) -> bool:
@@ -65,7 +65,10 @@ class Room:
         return self.is_cut or self.size_bytes >= self.bytes_max or self.count >= self.records_max
 
     def share(self, parts: int) -> tuple[int, int]:
-        """Bytes for each of so many partitions, and records for any of them; at least 1 each."""
+        """Bytes for each of `parts` partitions, and records for any of them.
+
+        Both are at least 1.
+        """
         left = (self.bytes_max - self.size_bytes) // max(parts, 1)
         return max(left, 1), max(self.records_max - self.count, 1)
 
@@ -79,17 +82,17 @@ class ReadPart(Generic[Place]):
     name: str
     """Topic and partition, for messages."""
     planned: int
-    """The position when the read starts. NO_POSITION: `auto_offset_reset` decides."""
+    """Position when the read starts. With NO_POSITION, `auto_offset_reset` decides."""
     offset: int = NO_POSITION
     """The next offset to read."""
     reset_to: int = NO_POSITION
-    """The offset of a reset."""
+    """Offset of a reset."""
     pieces: list[bytes] = field(default_factory=list)
     """JSON of records, without the brackets around all of them."""
     is_tried: bool = False
     """Whether it had a turn."""
     error: LogError | None = None
-    """In the way of its records, until a seek past it."""
+    """Error that blocks its records, until a seek past it."""
 
     def __post_init__(self) -> None:
         self.offset = self.planned
@@ -102,7 +105,10 @@ class ReadPart(Generic[Place]):
     async def read(
         self, first: Callable[[], Awaitable[int]], records: Callable[[], Awaitable[T]]
     ) -> T:
-        """The result of `records`, from the offset of `first` where the position is of no use."""
+        """Call `records` from the first offset of the part.
+
+        A position that is missing or out of range is reset.
+        """
         if self.offset == NO_POSITION:
             self.offset = self.reset_to = await first()
         try:
@@ -123,7 +129,7 @@ class Plan(Protocol):
 
     @property
     def auto_offset_reset(self) -> str:
-        """Start of a partition without a position: earliest or latest."""
+        """Start of a partition without a position, earliest or latest."""
 
     @property
     def fetch_min_bytes(self) -> int:
@@ -156,9 +162,10 @@ class ReadSource(Protocol[Place]):
     async def end(
         self, moved: Sequence[ReadPart[Place]], last: Sequence[ReadPart[Place]]
     ) -> set[ReadPart[Place]]:
-        """Move positions; the partitions lost to another reader. `last` have had their turn.
+        """Move positions. Returns the partitions lost to another reader.
 
-        None is lost if the outcome is unknown: records read twice are better than records lost.
+        The `last` partitions have had their turn. None is lost if the outcome is unknown, because
+        records read twice are better than records lost.
         """
         ...
 
@@ -209,10 +216,10 @@ class InstanceRead(Generic[Place]):
     async def _read(
         self, parts: Sequence[ReadPart[Place]], plan: Plan, deadline: float
     ) -> LogError | None:
-        """Read until the response is full; wait for a first record, or for `fetch_min_bytes`.
+        """Read until the response is full, after a wait for a first record or `fetch_min_bytes`.
 
-        Returns a retriable error of some partition, if any. Raises LogError for a partition with a
-        lasting error: on its turn, or if no other partition has records.
+        Returns a retriable error of some partition, if any. A partition with a lasting error raises
+        its LogError on its turn, or if no other partition has records.
         """
         self._room = room = self._empty_room()
         bytes_min = min(plan.fetch_min_bytes, room.bytes_max)
@@ -252,16 +259,17 @@ class InstanceRead(Generic[Place]):
         return passing
 
     async def _raise_failure(self, parts: Sequence[ReadPart[Place]]) -> None:
-        """Raise the first lasting error; its partition is the last of the next read."""
+        """Raise the first lasting error. The next read takes its partition last."""
         for part in parts:
             if part.error is not None:
                 await self._move(parts, [part])
                 raise part.error
 
     async def _end(self, parts: Sequence[ReadPart[Place]], error: LogError | None) -> list[bytes]:
-        """Move the positions; the records to return."""
+        """Move the positions. Returns the records to return."""
         had_turns = [part for part in parts if part.is_tried and part.error is None]
-        # Also after a retriable error: the next read starts with other partitions.
+        # Positions also move after a retriable error, so the next read starts with other
+        # partitions.
         must_turn = self._room.count > 0 or error is not None
         lost = await self._move(parts, had_turns if must_turn else [])
         return [piece for part in parts if part not in lost for piece in part.pieces]

@@ -1,4 +1,4 @@
-"""Partitions of a consumer instance, read one after the other at their leaders by a node."""
+"""A node reads an instance's partitions one after the other at their leaders."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class LeaderSource:
             if room.is_full:
                 return
             try:
-                # Records read by then are returned.
+                # Records read before the timeout are returned.
                 async with asyncio.timeout(PARTITION_S):
                     await self._read_part(part, plan, room)
             except TimeoutError:
                 yield part, LogError(NO_LEADER, f"{part.name} could not be read in time.")
                 if self._broker.clock.monotonic() >= deadline:
-                    # The others have their turns before this one in the next read.
+                    # The next read takes the other partitions before this partition.
                     return
             except LogError as error:
                 yield part, error

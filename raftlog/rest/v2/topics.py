@@ -1,7 +1,7 @@
-"""The v2 convention: brokers, topics and partitions, produce, and reads without state.
+"""The v2 convention has brokers, topics, produce, and reads without state.
 
-Names, media types and shapes are those of the Confluent REST Proxy's API v2, where it has the same
-thing; `GET …/records` is raftlog's own.
+Names, media types and shapes are those of the Confluent REST Proxy's API v2, as far as it has the
+same operation. `GET …/records` is specific to raftlog.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PartitionAnswer(msgspec.Struct, frozen=True):
 
     partition: int
     leader: int
-    """Broker id; -1 if there is none."""
+    """Broker id, or -1 without a leader."""
     replicas: list[ReplicaAnswer]
 
 
@@ -99,7 +99,7 @@ class OffsetsAnswer(msgspec.Struct, frozen=True):
     beginning_offset: Offset
     """First offset that can be read."""
     end_offset: Offset
-    """Offset after the last record that can be read: the next committed record's."""
+    """Offset after the last record that can be read, that of the next committed record."""
 
 
 def _partition(image: PartitionImage) -> PartitionAnswer:
@@ -115,13 +115,13 @@ def _topic(request: Request, context: ServerContext) -> TopicImage:
 
 
 async def list_brokers(request: Request, context: ServerContext) -> web.StreamResponse:
-    """GET /brokers: all ids, sorted."""
+    """GET /brokers. Returns all ids, sorted."""
     answer = BrokerIds(sorted(context.broker.admin.brokers()))
     return json_response(answer, content_type=negotiate(request, V2_OFFERED))
 
 
 async def list_topics(request: Request, context: ServerContext) -> web.StreamResponse:
-    """GET /topics: all names, sorted."""
+    """GET /topics. Returns all names, sorted."""
     names = [topic.name for topic in context.broker.admin.topics(request.principal)]
     return json_response(names, content_type=negotiate(request, V2_OFFERED))
 
@@ -135,7 +135,7 @@ async def describe_topic(request: Request, context: ServerContext) -> web.Stream
 
 
 def _configs(request: Request, context: ServerContext, topic: str) -> dict[str, str]:
-    """Every config in force; none for a principal that may describe the topic without configs."""
+    """Every config in force, or none without the right to describe the topic's configs."""
     try:
         _, described = context.broker.admin.describe_configs(request.principal, topic)
     except LogError as error:
@@ -190,12 +190,12 @@ class OffsetAnswer(msgspec.Struct, frozen=True):
     partition: int
     offset: int | None
     error_code: int | None
-    """1: fatal, 2: retriable."""
+    """Code 1 for a fatal error, 2 for a retriable error."""
     error: str | None
 
 
 class ProduceAnswer(msgspec.Struct, frozen=True):
-    """The answer to a produce request: one entry for each record, in the request's order."""
+    """The response to a produce request. It has an entry per record, in the request's order."""
 
     offsets: list[OffsetAnswer]
     key_schema_id: None = None
@@ -203,12 +203,12 @@ class ProduceAnswer(msgspec.Struct, frozen=True):
 
 
 async def produce_to_topic(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /topics/{topic}: the record, its key, or the node chooses the partition."""
+    """POST /topics/{topic}. The record, its key, or the node chooses the partition."""
     return await _produce(request, context, None)
 
 
 async def produce_to_partition(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /topics/{topic}/partitions/{partition}: all records go to that partition."""
+    """POST /topics/{topic}/partitions/{partition}. All records go to that partition."""
     return await _produce(request, context, partition_parameter(request))
 
 
@@ -252,7 +252,7 @@ async def _produce(
 
 
 def _answer(writes: Sequence[PartitionWrite], count: int) -> bytes:
-    """The v2 answer's JSON, put together from text: an encoder would need an object per record."""
+    """Build the v2 response's JSON from text. An encoder would need an object per record."""
     ending = ',"error_code":null,"error":null}'
     if len(writes) == 1 and not isinstance(writes[0].outcome, LogError):
         start = f'{{"partition":{writes[0].number},"offset":'
@@ -299,8 +299,8 @@ ISOLATION_QUERY: Final = QueryParameter(
     READ_UNCOMMITTED,
 )
 RESOLUTIONS_MAX: Final = 3
-"""Most times that one read looks up an offset of the end, the beginning or a time: the log may be
-trimmed beyond it before the read."""
+"""Most lookups of the end, the beginning or a time by one read. The log may be trimmed beyond the
+offset before the read."""
 OFFSET_HELP: Final = (
     "Where to begin: a number; earliest or latest; or -N, the last N offsets up to the readable "
     "end (those of transaction markers and of removed records count, too)."
@@ -333,7 +333,10 @@ class _Poll:
 
 
 async def read_records(request: Request, context: ServerContext) -> web.StreamResponse:
-    """GET …/records: records from an offset on; waits for the first for up to `timeout` ms."""
+    """GET …/records. Returns records from an offset on.
+
+    The read waits for the first record for up to `timeout` ms.
+    """
     content_type = negotiate(request, _OFFERED)
     any_replica = choice_parameter(request, "replica", LEADER, REPLICAS) == ANY
     partition = context.broker.fetch.partition(
@@ -365,7 +368,7 @@ async def _read(
     partition: PartitionHandle,
     record_format: RecordFormat,
 ) -> tuple[RecordsAnswer, Fetched]:
-    """Read as the query says; returns the answer, and the last chunk for its marks."""
+    """Read by the query. Returns the response, and the last chunk for its offsets."""
     resolutions_left = RESOLUTIONS_MAX
     while True:
         poll = await _parse(request, context, partition)
@@ -421,7 +424,7 @@ def isolation_parameter(request: Request) -> Isolation:
 async def start_offset(
     request: Request, partition: PartitionHandle, isolation: Isolation
 ) -> Offset:
-    """The first offset to read: `offset` (see `parse_offset`) or `timestamp` (ms)."""
+    """The first offset to read, by `offset` (see `parse_offset`) or `timestamp` (ms)."""
     given = request.query_parameters
     if "timestamp" in given:
         if "offset" in given:
@@ -432,7 +435,10 @@ async def start_offset(
 
 
 async def parse_offset(text: str, partition: PartitionHandle, isolation: Isolation) -> Offset:
-    """An offset from text: a number, -N (the last N), earliest or latest. LogError BAD_REQUEST."""
+    """Parse an offset, which is a number, -N (the last N), earliest or latest.
+
+    Raises LogError BAD_REQUEST.
+    """
     if text in (NamedOffset.EARLIEST, NamedOffset.LATEST):
         return await named_offset(NamedOffset(text), partition, isolation)
     number = whole_number(text)
@@ -448,7 +454,7 @@ async def parse_offset(text: str, partition: PartitionHandle, isolation: Isolati
 
 
 def _names_number(request: Request) -> bool:
-    """Whether the query names the offset itself, instead of a place to look up."""
+    """Whether the query has the offset as a number, instead of a position to resolve."""
     return request.query_parameters.get("offset", "")[:1].isdigit()
 
 

@@ -1,4 +1,4 @@
-"""The v3 admin convention: clusters, brokers, topics."""
+"""The v3 admin convention has clusters, brokers and topics."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _TOPIC_CHANGE = msgspec.json.Decoder(TopicChange)
 
 
 async def list_clusters(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the one cluster, as a list."""
+    """Return the one cluster, as a list."""
     return json_response(
         Shaper(request, context).cluster_listing(context.broker.admin.controller_id())
     )
 
 
 async def get_cluster(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the cluster."""
+    """Return the cluster."""
     return json_response(Shaper(request, context).cluster(context.broker.admin.controller_id()))
 
 
 async def list_brokers(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer all brokers."""
+    """Return all brokers."""
     shaper = Shaper(request, context)
     brokers = [broker for _, broker in sorted(context.broker.admin.brokers().items())]
     data = [shaper.broker(broker) for broker in brokers]
@@ -55,25 +55,25 @@ async def list_brokers(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def get_broker(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one broker."""
+    """Return one broker."""
     broker = context.broker.admin.brokers()[broker_id_parameter(request, context)]
     return json_response(Shaper(request, context).broker(broker))
 
 
 async def list_topics(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer all topics, by name."""
+    """Return all topics, by name."""
     shaper = Shaper(request, context)
     topics = context.broker.admin.topics(request.principal)
     return await list_response(request, shaper, "Topic", "/topics", map(shaper.topic, topics))
 
 
 async def get_topic(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one topic."""
+    """Return one topic."""
     return json_response(Shaper(request, context).topic(_topic(request, context)))
 
 
 async def create_topic(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Create a topic, or with `validate_only` decide as a real call would."""
+    """Create a topic, or with `validate_only` check only whether a call would succeed."""
     new = await read_json(request, context, _NEW_TOPIC)
     values = {config.name: config.value for config in new.configs}
     if len(values) != len(new.configs):
@@ -131,7 +131,7 @@ def _topic(request: Request, context: ServerContext) -> TopicImage:
 def broker_id_parameter(
     request: Request, context: ServerContext, *, is_known: bool = True
 ) -> BrokerId:
-    """The broker id in the path. LogError NOT_FOUND unless it is a number, and a known broker's."""
+    """The broker id in the path. Raises LogError NOT_FOUND unless it is a known broker's."""
     text = request.path_parameters["broker"]
     value = whole_number(text)
     if value is None or (is_known and value not in context.broker.admin.brokers()):

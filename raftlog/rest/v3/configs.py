@@ -1,8 +1,9 @@
-"""Configs by the v3 convention: of topics, of all brokers, and as in force on one broker.
+"""The v3 convention has configs of topics, of all brokers, and of one broker.
 
 A topic's name `-` means all topics here. Broker configs (metadata/configs/broker.py) hold for the
-whole cluster and take effect without a restart, so they are set at `broker-configs` and only read
-at a broker. Topic configs that are set for the whole cluster are not among them: see v1_settings.
+whole cluster and take effect without a restart, so they are set at `broker-configs` and are
+read-only at a broker. Topic configs that are set for the whole cluster are not among them. See
+`v1/settings.py`.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ from raftlog.rest.v3.listing import list_response
 from raftlog.rest.v3.shapes import Shaper
 
 ALL: Final = "-"
-"""In place of a name: all of them."""
+"""Name that stands for all topics or brokers."""
 
 _NEW_VALUE = msgspec.json.Decoder(NewConfigValue)
 _CHANGES = msgspec.json.Decoder(ConfigChanges)
 
-# Of topics
+# Configs of topics
 
 
 async def list_topic_configs(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer every config of a topic, or of all topics."""
+    """Return every config of a topic, or of all topics."""
     admin, shaper = context.broker.admin, Shaper(request, context)
     name = request.path_parameters["topic"]
     if name == ALL:
@@ -82,7 +83,7 @@ def _configs_of(
         try:
             topic, described = context.broker.admin.describe_configs(request.principal, name)
         except LogError as error:
-            # Deleted while the list was sent, or not for this principal.
+            # The topic was deleted during the listing, or the principal may not describe it.
             if error.entry not in (UNKNOWN_TOPIC, FORBIDDEN):
                 raise
             continue
@@ -91,7 +92,7 @@ def _configs_of(
 
 
 async def get_topic_config(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one config of a topic."""
+    """Return one config of a topic."""
     name = _topic_config_name(request)
     topic, described = _described(request, context)
     config = next(config for config in described if config.entry.name == name)
@@ -153,11 +154,11 @@ def _values_and_removals(changes: Iterable[ConfigChange]) -> tuple[dict[str, str
     return values, list(removals)
 
 
-# Of all brokers
+# Configs of all brokers
 
 
 async def list_cluster_configs(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer every broker config."""
+    """Return every broker config."""
     shaper = Shaper(request, context)
     configs = context.broker.admin.broker_configs(request.principal)
     data = [shaper.cluster_config(config) for config in configs]
@@ -165,7 +166,7 @@ async def list_cluster_configs(request: Request, context: ServerContext) -> web.
 
 
 async def get_cluster_config(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one broker config."""
+    """Return one broker config."""
     config = _broker_config(request, context)
     return json_response(Shaper(request, context).cluster_config(config))
 
@@ -207,11 +208,11 @@ def _broker_config(request: Request, context: ServerContext) -> ConfigDescriptio
     return next(config for config in configs if config.entry.name == name)
 
 
-# As in force on one broker
+# Configs in force on one broker
 
 
 async def list_broker_configs(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer every config of a broker, or of all brokers."""
+    """Return every config of a broker, or of all brokers."""
     shaper = Shaper(request, context)
     given = request.path_parameters["broker"]
     brokers = context.broker.admin.brokers()
@@ -223,14 +224,14 @@ async def list_broker_configs(request: Request, context: ServerContext) -> web.S
 
 
 async def get_broker_config(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one config of a broker."""
+    """Return one config of a broker."""
     broker_id: BrokerId = broker_id_parameter(request, context)
     config = _broker_config(request, context)
     return json_response(Shaper(request, context).broker_config(broker_id, config))
 
 
 async def change_broker_configs(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Refuse a change for one broker, with the next step."""
+    """Reject a change for one broker, with the next step."""
     broker_id_parameter(request, context)
     raise LogError(
         INVALID_CONFIG,

@@ -1,4 +1,4 @@
-"""Consumer groups by the v3 convention: groups, members, their partitions, lags."""
+"""The v3 convention has consumer groups, members, their partitions and lags."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from raftlog.rest.v3.shapes import GroupLag, Shaper, consumer_path, group_path
 
 
 async def list_groups(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer all groups; an error while some are unknown, as the list could not say so."""
+    """Return all groups, or an error while a coordinator is unknown.
+
+    The list has no form for unknown groups.
+    """
     found, incomplete = await context.broker.groups.groups(request.principal)
     if incomplete:
         raise LogError(NOT_COORDINATOR, f"Not all groups are known: {incomplete[0]}")
@@ -47,7 +50,7 @@ async def list_groups(request: Request, context: ServerContext) -> web.StreamRes
 
 
 async def get_group(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one group."""
+    """Return one group."""
     view = await _view(request, context)
     one = view.description
     shaper = Shaper(request, context)
@@ -57,7 +60,7 @@ async def get_group(request: Request, context: ServerContext) -> web.StreamRespo
 
 
 async def list_consumers(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the members of a group."""
+    """Return the members of a group."""
     group = (await _view(request, context)).description
     shaper = Shaper(request, context)
     objects = (shaper.consumer(group.group, one) for one in group.members)
@@ -66,14 +69,14 @@ async def list_consumers(request: Request, context: ServerContext) -> web.Stream
 
 
 async def get_consumer(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one member."""
+    """Return one member."""
     view = await _view(request, context)
     member = _member(request, view)
     return json_response(Shaper(request, context).consumer(view.description.group, member))
 
 
 async def list_assignments(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the partitions of a member."""
+    """Return the partitions of a member."""
     view = await _view(request, context)
     group_id, member = view.description.group, _member(request, view)
     shaper = Shaper(request, context)
@@ -85,7 +88,7 @@ async def list_assignments(request: Request, context: ServerContext) -> web.Stre
 
 
 async def get_assignment(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one partition of a member."""
+    """Return one partition of a member."""
     view = await _view(request, context)
     member = _member(request, view)
     topic, number = request.path_parameters["topic"], partition_parameter(request)
@@ -96,7 +99,7 @@ async def get_assignment(request: Request, context: ServerContext) -> web.Stream
 
 
 async def list_lags(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the lag of each partition with a committed offset."""
+    """Return the lag of each partition with a committed offset."""
     view = await _view(request, context)
     group_id = view.description.group
     shaper = Shaper(request, context)
@@ -107,7 +110,7 @@ async def list_lags(request: Request, context: ServerContext) -> web.StreamRespo
 
 
 async def get_lag(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the lag of one partition."""
+    """Return the lag of one partition."""
     view = await _view(request, context)
     place = (request.path_parameters["topic"], partition_parameter(request))
     for one in _lags(view):
@@ -117,7 +120,7 @@ async def get_lag(request: Request, context: ServerContext) -> web.StreamRespons
 
 
 async def get_lag_summary(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the largest lag of a group, and the sum of all."""
+    """Return the largest lag of a group, and the sum of all."""
     view = await _view(request, context)
     lags = _lags(view)
     if not lags:
@@ -144,7 +147,7 @@ def _places(context: ServerContext, member: MemberDescription) -> list[tuple[str
 
 
 def _lags(view: GroupView) -> list[GroupLag]:
-    """Of partitions with a committed offset and a known end."""
+    """The lags of partitions with a committed offset and a known end."""
     members = {one.member_id: one for one in view.description.members}
     return [
         GroupLag(

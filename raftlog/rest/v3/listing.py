@@ -1,7 +1,7 @@
-"""Lists of the v3 convention, however long: made, encoded and sent slice by slice.
+"""Lists of the v3 convention are shaped, encoded and sent slice by slice.
 
-A cluster has up to 100,000 partitions, and a list comes whole. Making it in one step would hold the
-event loop, and keeping it would hold memory for as long as a slow reader likes.
+A cluster has up to 100,000 partitions, and a list is returned whole. To build it in one call would
+hold the event loop, and to keep it would hold memory for as long as a slow reader takes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raftlog.http.responses import JSON, json_response, stream_response
 from raftlog.rest.v3.shapes import Shaper
 
 OBJECTS_PER_SLICE: Final = 200
-"""Some milliseconds of work, and about 100 KB."""
+"""Objects of a slice, which takes some milliseconds and has about 100 KB."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 async def list_response(
     request: Request, shaper: Shaper, kind: str, path: str, objects: Iterable[msgspec.Struct]
 ) -> web.StreamResponse:
-    """The list of `objects`, found at `path` of the cluster. They are taken as they are sent."""
+    """The list of `objects`, found at `path` of the cluster. They are consumed during sending."""
     rest = iter(objects)
     data = list(islice(rest, OBJECTS_PER_SLICE))
     if len(data) < OBJECTS_PER_SLICE:

@@ -1,6 +1,6 @@
-"""Partitions by the v3 convention: leaders, replicas, offsets, and the partitions that move.
+"""The v3 convention has partitions, their replicas, offsets and reassignments.
 
-`-` in place of a topic or partition means all of them, where a list of several is answered.
+`-` as topic or partition means all of them, where a list of several is returned.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from raftlog.rest.v3.listing import list_response
 from raftlog.rest.v3.shapes import Shaper
 
 ALL: Final = "-"
-"""In place of a topic or partition: all of them."""
+"""Topic or partition that stands for all of them."""
 
 
 async def list_partitions(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer all partitions of a topic."""
+    """Return all partitions of a topic."""
     topic, shaper = _topic(request, context), Shaper(request, context)
     objects = (shaper.partition(topic, row) for row in topic.partitions)
     path = f"/topics/{topic.name}/partitions"
@@ -48,19 +48,19 @@ async def list_partitions(request: Request, context: ServerContext) -> web.Strea
 
 
 async def get_partition(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one partition."""
+    """Return one partition."""
     return json_response(Shaper(request, context).partition(*_partition(request, context)))
 
 
 async def get_offset(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the readable offsets of a partition."""
+    """Return the readable offsets of a partition."""
     topic, row = _partition(request, context)
     bounds = await context.broker.offsets.bounds(request.principal, topic.name, row.partition)
     return json_response(Shaper(request, context).partition_with_offsets(topic, row, *bounds))
 
 
 async def list_replicas(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the replicas of a partition, the preferred leader first."""
+    """Return the replicas of a partition, the preferred leader first."""
     (topic, row), shaper = _partition(request, context), Shaper(request, context)
     data = [shaper.replica(topic, row, broker_id) for broker_id in row.replicas]
     path = f"/topics/{topic.name}/partitions/{row.partition}/replicas"
@@ -68,7 +68,7 @@ async def list_replicas(request: Request, context: ServerContext) -> web.StreamR
 
 
 async def get_replica(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer one replica of a partition."""
+    """Return one replica of a partition."""
     topic, row = _partition(request, context)
     broker_id = broker_id_parameter(request, context, is_known=False)
     if broker_id not in row.replicas:
@@ -77,7 +77,7 @@ async def get_replica(request: Request, context: ServerContext) -> web.StreamRes
 
 
 async def list_replicas_of_broker(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer all replicas that a broker holds, of topics that the principal may describe."""
+    """Return all replicas that a broker holds, of topics that the principal may describe."""
     broker_id = broker_id_parameter(request, context)
     shaper = Shaper(request, context)
     topics = context.broker.admin.topics(request.principal)
@@ -96,7 +96,7 @@ def _replicas_of(
 
 
 async def get_reassignment(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the move of one partition, of those of a topic, or of all."""
+    """Return the reassignment of a partition, of a topic's partitions, or of all."""
     shaper = Shaper(request, context)
     name, number = request.path_parameters["topic"], request.path_parameters["partition"]
     if number == ALL:

@@ -1,9 +1,10 @@
-"""v3 produce: POST /v3/clusters/{cluster_id}/topics/{topic}/records (a stream), …/records:batch.
+"""The v3 produce routes take a stream of records or a batch.
 
-The stream is a sequence of JSON objects, one record each, with or without newlines between them;
-it may have no end. Each record gets a receipt, in order, with its own `error_code` (200: written).
-Records that arrive together are written together. Malformed JSON, other than an invalid record,
-ends the stream: the start of the next record is unknown.
+They are POST /v3/clusters/{cluster_id}/topics/{topic}/records (a stream) and …/records:batch. The
+stream is a sequence of JSON objects, one record each, with or without newlines between them. It may
+have no end. Each record gets a receipt, in order, with its own `error_code` (200 if written).
+Records that arrive together are written together. An invalid record fails only itself. Malformed
+JSON ends the stream, because the start of the next record is unknown.
 """
 
 from __future__ import annotations
@@ -65,17 +66,17 @@ SUCCESS = 200
 """`error_code` of a written record."""
 MULTI_STATUS = 207
 _OF_ONE_RECORD: Final = (UNKNOWN_PARTITION, RECORD_TOO_LARGE, INVALID_BODY)
-"""Errors by which one record may have failed others; nothing of the failed ones was appended."""
+"""Errors by which one record may fail others. No record of such a write was appended."""
 ENTRIES_PER_TURN: Final = 512
-"""Entries of a batch, or records of a stream, handled in one turn of the event loop: 3 ms."""
+"""Entries of a batch, or records of a stream, handled in one turn (3 ms)."""
 BATCH_ENTRIES_MAX: Final = 10_000
-"""Entries of one batch: each is answered by an object of its own. A stream has no such limit."""
+"""Entries of one batch, because each has an object in the response. A stream has no such limit."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The outcome of one record: its place, or an error's code and message."""
+    """The outcome of one record, which is its place, or an error's code and message."""
 
     error_code: int
     message: str | None = None
@@ -89,7 +90,7 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Entries, each with an id and decoded by itself: an invalid one must not fail the others."""
+    """Entries with an id each, decoded separately. An invalid entry fails only itself."""
 
     entries: list[msgspec.Raw]
 
@@ -150,7 +151,7 @@ _Outcome = _Written | LogError
 
 
 async def produce_records(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST …/records: a receipt for each record of the stream, as soon as it is written."""
+    """POST …/records. Returns a receipt for each record of the stream as soon as it is written."""
     require_media_type(request, (JSON,))
     options = produce_options(request, context.limits)
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
@@ -165,7 +166,7 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
             stream.is_over = stream.is_over or isinstance(outcomes[-1], MalformedJsonError)
             if response is None and stream.is_over:
                 if count == 1 and isinstance(outcomes[0], LogError):
-                    # A lone record is a plain request: its outcome is the status.
+                    # A lone record is a plain request, so its outcome is the status.
                     raise outcomes[0]
                 return bytes_response(await _receipts(outcomes, topic, context), JSON)
             if response is None:
@@ -178,7 +179,7 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
 
 
 async def produce_record_batch(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST …/records:batch: many records, answered one by one: good ones are written."""
+    """POST …/records:batch. Writes the valid records, and returns an outcome for each."""
     require_media_type(request, (JSON,))
     options = produce_options(request, context.limits)
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
@@ -232,10 +233,10 @@ async def _take_turn(number: int, context: ServerContext) -> None:
 async def _read_batch(
     request: Request, context: ServerContext
 ) -> list[tuple[str, EntryV3 | LogError]]:
-    """The id of each entry, with its record or the error of it.
+    """The id of each entry, with its record or its error.
 
-    Raises LogError for a body that cannot be answered entry by entry: without valid ids, say; and
-    as `read_body`, INVALID_BODY, BODY_TOO_LARGE.
+    Raises LogError for a body without valid ids, because its entries cannot have separate outcomes.
+    Raises INVALID_BODY and BODY_TOO_LARGE as `read_body` does.
     """
     entries_max = min(BATCH_ENTRIES_MAX, context.limits.records_per_request_max)
     entries: list[tuple[str, EntryV3 | LogError]] = []
@@ -278,9 +279,9 @@ async def _produce_objects(
     options: ProduceOptions,
     context: ServerContext,
 ) -> list[_Outcome]:
-    """Write the valid records among those that arrived; an outcome for each, in order.
+    """Write the valid records among those that arrived. Returns an outcome for each, in order.
 
-    Nothing after malformed JSON is looked at.
+    Nothing after malformed JSON is parsed.
     """
     now_ms = context.broker.clock.time_ms()
     outcomes: list[_Outcome | None] = []
@@ -316,9 +317,9 @@ async def _write_all(
     options: ProduceOptions,
     context: ServerContext,
 ) -> list[_Outcome]:
-    """Write records together, and without the records that the topic cannot take if these failed.
+    """Write records together. If some are rejected, write the others together again.
 
-    Two appends to a partition at most, however many records are refused.
+    A partition gets at most two appends, however many records are rejected.
     """
     outcomes = await _write(good, records, topic, options, context)
     failed = [
@@ -354,7 +355,7 @@ async def _write(
     options: ProduceOptions,
     context: ServerContext,
 ) -> list[_Outcome]:
-    """Write records together; an outcome for each, in order."""
+    """Write records together. Returns an outcome for each, in order."""
     if not good:
         return []
     partitions = [record.partition_id for record in good]

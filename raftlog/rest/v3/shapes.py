@@ -1,7 +1,7 @@
-"""The JSON of the v3 convention: objects with `kind` and `metadata`, lists with `data`.
+"""The v3 convention's JSON has objects with `kind` and `metadata`, lists with `data`.
 
-As in the Confluent REST Proxy's API v3, as far as raftlog has the same thing: links point only to
-routes of this server.
+The shapes are those of the Confluent REST Proxy's API v3, as far as raftlog has the same operation.
+Links point only to routes of this server.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _BROKER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "segment.ms": "log.roll.ms",
     }
 )
-"""Kafka's names of topic configs where they are set for brokers; the others have one name."""
+"""Kafka's broker names of topic configs. Configs that are not listed have one name."""
 
 
 class GroupLag(NamedTuple):
@@ -91,7 +91,7 @@ class GroupLag(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """Records committed and not yet done; 0 where the commit is beyond the end."""
+        """Records committed and not yet consumed, or 0 if the commit is beyond the end."""
         return max(self.end_offset - self.committed_offset, 0)
 
 
@@ -119,7 +119,7 @@ class Shaper:
         return Listing(f"Kafka{kind}List", ListMetadata(self._base + path), list(data))
 
     def cluster_listing(self, controller: int | None) -> Listing[Cluster]:
-        """The list of clusters: this one."""
+        """The list of clusters, which has only this cluster."""
         data = [self.cluster(controller)]
         return Listing("KafkaClusterList", ListMetadata(self._root), data)
 
@@ -207,7 +207,10 @@ class Shaper:
         )
 
     def broker_config(self, broker_id: int, config: ConfigDescription) -> BrokerConfig:
-        """One config of all brokers, as in force on one; set for all of them, so read-only here."""
+        """A config of all brokers as in force on one broker.
+
+        It is set for all brokers, so it is read-only here.
+        """
         name = config.entry.name
         return BrokerConfig(
             kind="KafkaBrokerConfig",
@@ -365,7 +368,7 @@ class Shaper:
         )
 
     def lag_summary(self, group_id: str, lags: Sequence[GroupLag]) -> ConsumerGroupLagSummary:
-        """The largest lag of a group, which has one at least, and the sum of all."""
+        """The largest lag of a group with lags, and the sum of all."""
         path = group_path(group_id)
         largest = max(lags, key=lambda one: one.lag)
         member = largest.member
