@@ -1,4 +1,4 @@
-"""Record batches as opaque bytes: split and check produced batches, stamp, scan."""
+"""Split, check, stamp and scan record batches as opaque bytes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from raftlog.record.header import (
 from raftlog.record.types import NO_PRODUCER_ID, Buffer, LeaderEpoch, Offset
 
 RECORD_SIZE_MIN: Final = 7
-"""The smallest record: one byte each for its length, attributes, timestamp and offset delta, key
-length, value length and header count."""
+"""Bytes of the smallest record. Its length, attributes, timestamp delta, offset delta, key length,
+value length and header count take one byte each."""
 
 BATCHES_MAX: Final = 2_000
-"""Most batches of one append, which is one step of the event loop: 10 to 20 us each to check, place
-and write. The Python client sends a tenth of that at most."""
+"""Most batches of one append, which is one step of the event loop. A batch takes 10 to 20 us to
+check, place and write. The Python client sends a tenth of the bound at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class RecordBatch:
 def split_batches(
     buffer: Buffer, *, max_message_bytes: int, allow_transactional: bool = False
 ) -> list[RecordBatch]:
-    """Split a producer's bytes into batches: one or more, all valid, or none.
+    """Split a producer's bytes into one or more valid batches, or reject all of them.
 
-    The batches are views of `buffer`, which must not change during their life. Base offset and
-    leader epoch are the leader's to set, so their values are ignored.
+    The batches are views of `buffer`, which must not change during their life. The leader sets base
+    offset and leader epoch, so the producer's values are ignored.
 
     Raises LogError: RECORD_TOO_LARGE for a batch over `max_message_bytes`, INVALID_BODY for more
-    than BATCHES_MAX, CORRUPT_BATCH for a wrong CRC, else MALFORMED_BATCH. A producer may send a
-    batch with a wrong CRC again, as it was; a malformed one stays malformed.
+    than BATCHES_MAX, CORRUPT_BATCH for a wrong CRC, else MALFORMED_BATCH. A producer may retry a
+    batch with a wrong CRC unchanged. A malformed batch stays malformed.
     """
     view = memoryview(buffer)
     if not view.nbytes:
@@ -87,7 +87,7 @@ def split_batches(
                 f"max.message.bytes is {max_message_bytes}.",
             )
         data = view[position:end]
-        # First: a field that the CRC covers means nothing if the CRC is wrong.
+        # The CRC comes first. A field that the CRC covers means nothing if the CRC is wrong.
         if crc32c(data[CRC_START:]) != header.crc:
             raise _wrong_crc(len(batches))
         reason = _refusal(header, allow_transactional=allow_transactional)
@@ -99,9 +99,9 @@ def split_batches(
 
 
 def _parse_sent(view: memoryview, position: int, number: int) -> BatchHeader:
-    """The header of a producer's batch. Raises LogError: CORRUPT_BATCH, MALFORMED_BATCH.
+    """Parse the header of a producer's batch. Raises LogError (CORRUPT_BATCH, MALFORMED_BATCH).
 
-    An impossible header is a malformed one, unless the CRC is wrong.
+    An impossible header is malformed, unless the CRC is wrong.
     """
     try:
         return parse_header(view, position)
@@ -148,7 +148,7 @@ def too_many_batches() -> LogError:
 
 
 def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:
-    """Why a producer may not send this header, or None if it may."""
+    """Reason to reject this header from a producer, or None."""
     attributes = header.attributes
     reason: str | None = None
     if attributes & COMPRESSION_MASK > Compression.ZSTD:
@@ -183,7 +183,7 @@ def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:
     elif header.producer_id != NO_PRODUCER_ID and (
         header.producer_epoch < 0 or header.base_sequence < 0
     ):
-        # Without a producer id both are ignored: some clients leave zeros there.
+        # Without a producer id both are ignored, since some clients leave zeros there.
         reason = (
             f"producer epoch {header.producer_epoch} and sequence {header.base_sequence} "
             "do not go with a producer id"
@@ -192,14 +192,14 @@ def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:
 
 
 def stamp(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch) -> bytes:
-    """The first PREFIX_SIZE bytes of the batch as a leader writes it; the rest is unchanged."""
+    """Build the first PREFIX_SIZE bytes that a leader writes. The rest is unchanged."""
     return PREFIX.pack(base_offset, header.batch_length, leader_epoch)
 
 
 def with_log_append_time(batch: RecordBatch, now_ms: int) -> RecordBatch:
-    """The batch with every record's timestamp set to `now_ms` (`message.timestamp.type`).
+    """Set every record's timestamp to `now_ms` (`message.timestamp.type`).
 
-    Two header fields change, so the CRC does too: the whole batch is copied and summed again.
+    Two header fields change, and with them the CRC, so the whole batch is copied and summed again.
     """
     data = bytearray(batch.data)
     header = batch.header._replace(
@@ -209,7 +209,7 @@ def with_log_append_time(batch: RecordBatch, now_ms: int) -> RecordBatch:
 
 
 def sealed(data: bytearray, header: BatchHeader) -> BatchHeader:
-    """Write `header` with its CRC over the start of `data`; return the new header.
+    """Write `header` with its CRC over the start of `data`, and return the new header.
 
     `batch_length` must be true already.
     """
@@ -229,9 +229,10 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> bool:
 
 
 def iterate_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch from `position` on; the last may be cut off in its records.
+    """Yield position and header of each batch from `position` on.
 
-    Checks no CRC. Raises LogError(MALFORMED_BATCH) where there is no header.
+    The last batch may be cut off in its records. Checks no CRC. Raises LogError(MALFORMED_BATCH)
+    where there is no header.
     """
     size = len(buffer)
     while position < size:
@@ -241,10 +242,11 @@ def iterate_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Ba
 
 
 def iterate_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
-    """Each batch of `buffer`, as a view. For bytes read from a log: only the CRC is checked.
+    """Yield each batch of `buffer` as a view.
 
-    Raises LogError, after yielding the batches before: CORRUPT_BATCH at a wrong CRC,
-    MALFORMED_BATCH at a truncated batch or an impossible header.
+    The bytes come from a log, so only the CRC is checked. Raises LogError after the batches before
+    the fault: CORRUPT_BATCH for a wrong CRC, MALFORMED_BATCH for a truncated batch or an impossible
+    header.
     """
     view = memoryview(buffer)
     for position, header in iterate_headers(view):

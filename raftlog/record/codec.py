@@ -1,6 +1,7 @@
-"""Records in and out of a batch, by aiokafka's compiled codec.
+"""Encode and decode the records of a batch with aiokafka's compiled codec.
 
-Python runs no step per record here, but for the one call that appends a record."""
+Python runs no step per record here, except the one call that appends a record.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +42,25 @@ from raftlog.record.types import (
 )
 
 BATCH_BYTES_MAX_DEFAULT: Final = 1_048_588
-"""Kafka's default of max.message.bytes: 1 MiB of records and 12 bytes in front of their length."""
+"""Kafka's default of max.message.bytes, 1 MiB and 12 bytes of base offset and length."""
 
 Headers: TypeAlias = list[tuple[str, bytes | None]]
 RecordTuple: TypeAlias = tuple[int | None, Buffer | None, Buffer | None, Headers | None]
-"""Timestamp (ms, None: now), key, value, headers: the arguments of `BatchBuilder.append`."""
+"""Arguments of `BatchBuilder.append`: timestamp (ms, None means now), key, value, headers."""
 
 _NO_HEADERS: Final[Headers] = []
 RECORD_OBJECT_BYTES: Final = 128
-"""About the memory of a decoded record besides its key and value."""
+"""Approximate memory of a decoded record besides its key and value."""
 ITERATED_BYTES: Final = 64 << 10
 """Records decoded ahead by `iterate_records`."""
 _PADDING: Final = bytes(64)
-"""Bytes after the records that the decoder may read. The decoder checks the beginning of each field
-against its buffer, but reads a varint of up to ten bytes from there; in a malformed batch ending in
-the middle of a varint, the decoder would read foreign or unmapped memory."""
+"""Bytes after the records that the decoder may read. The decoder checks the start of each field
+against its buffer, but reads a varint of up to ten bytes from there. In a malformed batch that ends
+in the middle of a varint, the decoder would read foreign or unmapped memory."""
 
 
 class Record(Protocol):
-    """A decoded record: aiokafka's compiled class, which has no Python-visible type of its own."""
+    """A decoded record, of aiokafka's compiled class, which Python cannot name."""
 
     @property
     def offset(self) -> int:
@@ -68,12 +69,12 @@ class Record(Protocol):
 
     @property
     def timestamp(self) -> int:
-        """Milliseconds since the Unix epoch; -1 if the producer gave none."""
+        """Milliseconds since the Unix epoch, or -1 if the producer gave none."""
         ...
 
     @property
     def timestamp_type(self) -> int:
-        """0: the producer's time, 1: the leader's (log append time)."""
+        """0 for the producer's time, 1 for the leader's (log append time)."""
         ...
 
     @property
@@ -83,12 +84,12 @@ class Record(Protocol):
 
     @property
     def value(self) -> bytes | None:
-        """The value; None is a tombstone."""
+        """The value, or None for a tombstone."""
         ...
 
     @property
     def headers(self) -> Headers:
-        """Pairs in their order; a key may come more than once."""
+        """Pairs in their order. A key may repeat."""
         ...
 
 
@@ -100,7 +101,7 @@ class EncodedBatch(NamedTuple):
 
 
 class BatchBuilder:
-    """Builds one record batch; used up by `build`."""
+    """Builds one record batch, and is used up by `build`."""
 
     __slots__ = ("_append", "_builder", "_built", "_compression", "record_count")
 
@@ -116,8 +117,8 @@ class BatchBuilder:
     ) -> None:
         self._compression = compression
         self._built: bytearray | None = None
-        # The codec does not compress: its levels are fixed, and slow. The codec takes records while
-        # they stay *below* its limit, hence the 1.
+        # The codec does not compress, because its levels are fixed and slow. The codec accepts
+        # records while they stay *below* its limit, hence the 1.
         self._builder = DefaultRecordBatchBuilder(
             MAGIC,
             Compression.NONE,
@@ -138,15 +139,15 @@ class BatchBuilder:
         value: Buffer | None,
         headers: Headers | None = None,
     ) -> bool:
-        """Add a record. False: the record does not fit, and the batch is unchanged.
+        """Add a record. Returns False, with the batch unchanged, if it does not fit.
 
-        The first record always fits, so that a builder is never stuck: a single record over the
-        limit makes an oversized batch, which the node refuses (RECORD_TOO_LARGE). Timestamp None
-        means now by the codec's own clock: for clients; a node states the time.
+        The first record always fits, so that a builder is never stuck. A single record over the
+        limit makes an oversized batch, which the node rejects (RECORD_TOO_LARGE). Timestamp None
+        means now by the codec's clock, which is for clients. A node always passes the time.
 
-        Raises LogError(INVALID_BODY) for a negative timestamp or one over 63 bits; TypeError,
-        ValueError or AttributeError for a key or value not bytes-like, or headers other than a list
-        of (str, bytes | None) pairs. The batch is unchanged then, too.
+        Raises LogError(INVALID_BODY) for a negative timestamp or a timestamp over 63 bits. Raises
+        TypeError, ValueError or AttributeError for a key or value not bytes-like, or headers other
+        than a list of (str, bytes | None) pairs. The batch is unchanged after any of these.
         """
         if timestamp_ms is not None and timestamp_ms < 0:
             # The codec takes -1 for "no record yet", and would shift the timestamps before it.
@@ -163,10 +164,10 @@ class BatchBuilder:
         return True
 
     def append_many(self, records: Iterable[RecordTuple]) -> RecordTuple | None:
-        """Add records until one does not fit, and return this record; None if all fit.
+        """Add records until a record does not fit. Return this record, or None if all fit.
 
-        For bulk work: pass an iterator, and begin the next batch with the returned record. Raises
-        as `append` does; the records before the faulty one are in the batch then.
+        For bulk work, pass an iterator and start the next batch with the returned record. Raises as
+        `append` does. The records before the faulty record are then in the batch.
         """
         append = self._append
         count = self.record_count
@@ -246,9 +247,10 @@ def encode_batches(
     compression: Compression = Compression.NONE,
     size_bytes_max: int = BATCH_BYTES_MAX_DEFAULT,
 ) -> Iterator[EncodedBatch]:
-    """Pack records, in their order, into as few batches as the limit allows; none for none.
+    """Pack records, in their order, into as few batches as the limit allows.
 
-    Raises as `BatchBuilder.append` does; batches yielded before stay valid.
+    Yields nothing without records. Raises as `BatchBuilder.append` does. Batches yielded before
+    stay valid.
     """
     builder = BatchBuilder(compression, size_bytes_max)
     iterator = iter(records)
@@ -267,11 +269,11 @@ def decode(
     check_crc: bool = False,
     include_control: bool = False,
 ) -> Sequence[Record]:
-    """The records of one batch, in offset order.
+    """Decode the records of one batch, in offset order.
 
     Control batches (transaction markers) give none, unless `include_control`. Offsets and
     timestamps follow `batch.header`, so a header stamped since then counts. Takes memory of up to
-    about forty times `decompressed_bytes_max`, if all records are tiny: see
+    about forty times `decompressed_bytes_max` if all records are tiny, see
     docs/decisions/record-codec.md.
 
     Raises LogError: RECORD_TOO_LARGE over the bound, MALFORMED_BATCH for anything but a sound
@@ -286,7 +288,7 @@ def decode(
     try:
         records = cast("list[Record]", list(DefaultRecordBatch(plain)))
     except Exception as error:
-        # Any error is this batch's fault: besides its own error the codec lets through
+        # Any error is this batch's fault. Besides its own error the codec lets through
         # UnicodeDecodeError (header keys), OverflowError and MemoryError (absurd lengths).
         raise _malformed(batch, str(error) or type(error).__name__) from error
     if records:
@@ -295,10 +297,11 @@ def decode(
 
 
 def decode_joined(batches: Sequence[RecordBatch]) -> list[Record]:
-    """The records of batches without compression, at once: a tenth of the time for small batches.
+    """Decode several uncompressed batches at once.
 
-    Offsets and timestamps are as if all were of the first batch: only their differences to those of
-    other records of the same batch hold. Raises LogError MALFORMED_BATCH.
+    This takes a tenth of the time for small batches. Offsets and timestamps count from the header
+    of the first batch, so only the differences within a batch hold. Raises LogError
+    MALFORMED_BATCH.
     """
     first, count = batches[0].header, sum(batch.header.record_count for batch in batches)
     pieces: list[Buffer] = [HEADER.pack(*first._replace(record_count=count))]
@@ -315,10 +318,10 @@ def decode_joined(batches: Sequence[RecordBatch]) -> list[Record]:
 
 
 def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Iterator[Record]:
-    """Like `decode`, one record at a time, with little memory: for a loop in a thread.
+    """Decode record by record with little memory, for a loop in a thread.
 
     `decode` does not let other threads run before its last record. Raises LogError as `decode`
-    does; records before the damage have been yielded.
+    does, after the records before the damage.
     """
     if not batch.header.is_control:
         plain = decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max)
@@ -329,9 +332,9 @@ def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Itera
 def decode_groups(
     batch: RecordBatch, plain: memoryview, *, group_bytes: int
 ) -> Iterator[tuple[list[Record], int]]:
-    """The records of a batch, given without compression (`decompress_batch`), group by group.
+    """Decode the records of a batch group by group, from `decompress_batch`'s result.
 
-    Yields each group with its size: about `group_bytes` of records of average size, so that neither
+    Yields each group with its size, about `group_bytes` of records of average size, so that neither
     time nor memory grows with the batch. Control batches give none. Raises LogError MALFORMED_BATCH
     as `decode` does, after the groups before the damage.
     """
@@ -341,7 +344,7 @@ def decode_groups(
     count = max(header.record_count, 1)
     record_bytes = max((len(plain) - HEADER_SIZE) // count, 1)
     group_records = max(group_bytes // (record_bytes + RECORD_OBJECT_BYTES), 1)
-    # The codec's iterator can be taken once only; `islice` takes one each time.
+    # The codec's iterator can be taken only once. `islice` takes an iterator each time.
     iterator = chain(DefaultRecordBatch(plain))
     expected: int = header.base_offset
     decoded = 0
@@ -380,10 +383,10 @@ def decompress_batch(batch: RecordBatch, *, decompressed_bytes_max: int) -> memo
 
 
 def _check_offsets(batch: RecordBatch, first: int, last: int, count: int) -> None:
-    """Hold the first and last record to the header's offsets. Those between are the codec's own.
+    """Check the first and last record against the header's offsets. The codec sets those between.
 
     Compaction removes records but keeps the header's offsets, so records may be missing at either
-    end; only a batch with all of them must match exactly.
+    end. Only a batch with all its records must match exactly.
     """
     header = batch.header
     if count == header.last_offset_delta + 1:

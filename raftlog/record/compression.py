@@ -1,8 +1,7 @@
-"""The compression codecs of a record batch, with bounded decompression.
+"""Compression codecs of a record batch, with bounded decompression.
 
-A few hundred bytes can claim to hold gigabytes. So no codec chooses its own memory here: gzip is
-inflated up to a limit, snappy states its length first, and lz4 and zstd write into a buffer of
-ours.
+A few hundred bytes can claim to hold gigabytes. So no codec chooses its memory here. gzip is
+inflated up to a limit, snappy states its length first, and lz4 and zstd write into our buffer.
 
 Wire formats are those of Kafka's Java client: gzip (RFC 1952), snappy in xerial framing, lz4 frames
 with independent blocks (KIP-57), zstd frames (KIP-110).
@@ -29,10 +28,12 @@ Measured in docs/decisions/record-codec.md.
 """
 
 GZIP_MEMBERS_MAX: Final = 64
-"""Each further member copies the bytes after it; real producers write one."""
+"""Most members of a gzip stream. Each further member copies the bytes after it. Real producers
+write a single member."""
 SNAPPY_BLOCK_SIZE: Final = 32 * 1024
 SNAPPY_BLOCKS_MAX: Final = 65_536
-"""Blocks cost a step of Python each. Producers write 32 KiB a block, the smallest known 1 KiB."""
+"""Most blocks of a xerial stream. Each block costs a step of Python. Producers write 32 KiB a
+block, the smallest known 1 KiB."""
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 """Magic, version 1, compatible since version 1."""
@@ -98,7 +99,7 @@ def compress(compression: Compression, data: Buffer) -> Buffer:
 
 
 def decompress(compression: Compression, data: Buffer, *, decompressed_bytes_max: int) -> Buffer:
-    """The decompressed `data`, if at most `decompressed_bytes_max` bytes.
+    """Decompress `data` to at most `decompressed_bytes_max` bytes.
 
     Needs no more memory than about twice this bound, whatever the data claims. Raises LogError:
     RECORD_TOO_LARGE over the bound, MALFORMED_BATCH if invalid for the codec.
@@ -144,7 +145,8 @@ def _gzip_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
     for _ in range(GZIP_MEMBERS_MAX):
         inflater = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
-            # One byte over the bound tells "too large" from "just fits"; zero would mean no bound.
+            # One byte over the bound separates "too large" from "just fits". Zero would mean no
+            # bound.
             part = inflater.decompress(rest, decompressed_bytes_max + 1 - size)
         except zlib.error as error:
             raise _malformed(Compression.GZIP, error) from error
@@ -161,7 +163,7 @@ def _gzip_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
 
 
 def _xerial_compress(data: Buffer) -> bytes:
-    """Blocks of 32 KiB behind the header of the xerial library, which Kafka's Java client uses."""
+    """Compress into 32 KiB blocks behind the header of xerial, which Kafka's Java client uses."""
     view = memoryview(data)
     parts = [XERIAL_HEADER]
     for start in range(0, view.nbytes, SNAPPY_BLOCK_SIZE):
@@ -172,10 +174,10 @@ def _xerial_compress(data: Buffer) -> bytes:
 
 
 def _snappy_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
-    """Xerial framing, or one raw block, as some clients write it.
+    """Decompress xerial framing, or one raw block, as some clients write it.
 
-    The two cannot be confused: a raw block beginning with xerial's magic would copy from output not
-    written yet.
+    The two cannot be confused. A raw block that starts with xerial's magic would copy from output
+    not written yet.
     """
     view = memoryview(data)
     is_xerial = bytes(view[: len(XERIAL_MAGIC)]) == XERIAL_MAGIC
@@ -196,7 +198,7 @@ def _snappy_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
 
 
 def _xerial_blocks(view: memoryview) -> list[memoryview]:
-    """Take the framing apart. Streams may follow each other, each with a header of its own."""
+    """Split the framing into blocks. Streams may follow each other, each with its header."""
     blocks: list[memoryview] = []
     position = 0
     while position < view.nbytes:
@@ -221,8 +223,8 @@ def _decompress_into(
 ) -> Buffer:
     """Decompress into a growing buffer, from a good guess up to the bound.
 
-    Neither format must state its length, and the codec cannot resume; but each further try is four
-    times as large, so all tries together cost at most a third more than the last one.
+    Neither format must state its length, and the codec cannot resume. Each further try is four
+    times as large, so all tries together cost at most a third more than the last try.
     """
     size = max(OUTPUT_BYTES_FIRST, OUTPUT_RATIO_FIRST * len(data))
     while True:
@@ -237,6 +239,6 @@ def _decompress_into(
                 if OUTPUT_TOO_SMALL in str(error):
                     raise _too_large(compression, decompressed_bytes_max) from error
                 raise _malformed(compression, error) from error
-        # Or else the small buffer would stand beside the large one.
+        # Without this, the small buffer would stay in memory beside the next, larger buffer.
         del output
         size *= OUTPUT_GROWTH

@@ -1,13 +1,13 @@
-"""Transaction markers: control batches that commit or abort a transaction (KIP-98). Pure.
+"""Transaction markers, the control batches that commit or abort a transaction (KIP-98).
 
-A marker is a batch with the attributes TRANSACTIONAL and CONTROL, the producer's id and epoch, no
-sequence, and one record, after Kafka's ControlRecordType and EndTransactionMarker:
+Pure. A marker is a batch with the attributes TRANSACTIONAL and CONTROL, the producer's id and
+epoch, no sequence, and one record, after Kafka's ControlRecordType and EndTransactionMarker:
 
     key    int16 version 0, int16 type: 0 abort, 1 commit
     value  int16 version 0, int32 epoch of the coordinator
 
-Markers are written by the partition's leader only, and never compressed: each has 78 bytes, so a
-marker is read without the record codec.
+Only the partition's leader writes markers, and never compressed. Each has 78 bytes, so a marker is
+read without the record codec.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from raftlog.record.header import (
 from raftlog.record.types import NO_SEQUENCE, Buffer, LeaderEpoch, Offset, ProducerEpoch, ProducerId
 
 _RECORD: Final = struct.Struct(">bbbbbhhbhib")
-"""Length, attributes, timestamp delta, offset delta, key length; key; value length; value; headers.
-The lengths are zigzag varints of one byte."""
+"""Length, attributes, timestamp delta, offset delta, key length, key (int16, int16), value length,
+value (int16, int32), headers. The lengths are zigzag varints of one byte."""
 _VERSION: Final = 0
 _ABORT: Final = 0
 _COMMIT: Final = 1
@@ -38,12 +38,12 @@ MARKER_SIZE: Final = HEADER_SIZE + _RECORD.size
 
 
 class Marker(NamedTuple):
-    """The content of a marker; producer id and epoch are in the header."""
+    """The content of a marker. Producer id and epoch are in the header."""
 
     commit: bool
-    """Whether the transaction is committed; otherwise it is aborted."""
+    """Whether the transaction is committed. Otherwise it is aborted."""
     coordinator_epoch: int
-    """The leader epoch of the coordinator that decided: an older one is fenced."""
+    """Leader epoch of the coordinator that decided. An older epoch is fenced."""
     is_epoch_next: bool = False
     """Whether its producer epoch is above that of all batches of its transaction (KIP-1228). Not
     stored: only a marker to be written has it."""
@@ -79,9 +79,9 @@ def build_marker(
 
 
 def parse_marker(header: BatchHeader, data: Buffer) -> Marker | None:
-    """The marker in `data`, one whole batch with a checked CRC.
+    """Parse the marker in `data`, one whole batch with a checked CRC.
 
-    None for any other control batch: one that compaction has emptied, or of an unknown kind.
+    Returns None for any other control batch, emptied by compaction or of an unknown kind.
     """
     if not header.is_control or header.size_bytes != MARKER_SIZE or header.record_count != 1:
         return None

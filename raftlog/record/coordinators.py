@@ -12,9 +12,9 @@ TRANSACTIONS_TOPIC: Final = "__transaction_state"
 
 
 def partition_of(key: str, count: int) -> int:
-    """The partition of a group or transactional id, as Kafka computes it: the size of the hash.
+    """Partition of a group or transactional id, as Kafka computes it.
 
-    `Utils.abs` of `String.hashCode`, modulo the count: the smallest integer has no opposite, and
+    `Utils.abs` of `String.hashCode`, modulo the count. The smallest integer has no opposite, and
     counts as 0.
     """
     hashed = java_hash(key)
@@ -22,7 +22,7 @@ def partition_of(key: str, count: int) -> int:
 
 
 def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: over UTF-16 code units, in 32 bits."""
+    """Java's `String.hashCode`, over UTF-16 code units in 32 bits."""
     units = text.encode("utf-16-be", "surrogatepass")
     hashed = 0
     for high, low in zip(units[::2], units[1::2], strict=True):

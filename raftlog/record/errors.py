@@ -1,16 +1,15 @@
-"""The error table: every error a user of raftlog can meet, once, for server, client and OpenAPI.
+"""The error table, every error of raftlog once, for server, client and OpenAPI.
 
 A code is the HTTP status followed by two digits, as in Kafka's REST proxies. Codes never change
-their meaning. `retriable`: the same request may succeed later without any change.
-`refresh_metadata`: the caller's view of topics and leaders is stale. `outcome_unknown`: a write may
-or may not have happened, so only an idempotent retry is safe.
+their meaning. `retriable` means that the same request may succeed later without any change.
+`refresh_metadata` means that the caller's view of topics and leaders is stale. `outcome_unknown`
+means that a write may or may not have happened, so only an idempotent retry is safe.
 
 `kafka_code` is the code of org.apache.kafka.common.protocol.Errors that makes Kafka's clients do
-the right thing: an entry marked retriable has a code that they retry. -1 (UNKNOWN_SERVER_ERROR)
-stands only where Kafka has nothing fitting. Entries of HTTP alone have one, too, so that no error
-is without.
+the right thing. A retriable entry has a code that they retry. -1 (UNKNOWN_SERVER_ERROR) stands only
+where no code of Kafka fits. Entries for HTTP only also have a code, so that no error lacks it.
 
-Advice to operators, shared by several layers.
+The module also holds advice to operators that several layers share.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class ErrorEntry:
 
     @property
     def http_status(self) -> int:
-        """The status the error is answered with: the code's first three digits."""
+        """HTTP status of the error, the code's first three digits."""
         return self.code // 100
 
 
@@ -51,10 +50,10 @@ class LogError(Exception):
         return str(self.args[0])
 
     def as_outcome(self) -> Self:
-        """This error, to be kept as the outcome of one part of a request.
+        """Prepare this error to be kept as the outcome of one part of a request.
 
-        Without a traceback: its frames refer to the outcomes, and only a full collection frees such
-        a circle. A request of 10,000 parts would make 10,000.
+        Drops the traceback. Its frames refer to the outcomes, and only a full collection frees such
+        a cycle. A request of 10,000 parts would make 10,000.
         """
         self.__context__ = None
         return self.with_traceback(None)
@@ -64,7 +63,7 @@ QUOTED_CHARACTERS_MAX: Final = 80
 
 
 def quoted(text: str) -> str:
-    """The text as typed, in quotes, for an error: long text cut, control characters escaped."""
+    """Quote the text for an error, with long text cut and control characters escaped."""
     shown = repr(text[:QUOTED_CHARACTERS_MAX])
     most = QUOTED_CHARACTERS_MAX + 2
     return shown if len(shown) <= most else f"{shown[: most - 2]}…{shown[0]}"
@@ -72,7 +71,8 @@ def quoted(text: str) -> str:
 
 BAD_REQUEST = ErrorEntry(40001, "BAD_REQUEST", "The request is malformed.", kafka_code=42)
 UNAUTHORIZED = ErrorEntry(40101, "UNAUTHORIZED", "Authentication is required.", kafka_code=58)
-# For a topic; the listener answers 30, 31 or 53 for a group, the cluster, a transactional id.
+# This is for a topic. The listener returns 30, 31 or 53 for a group, the cluster, a transactional
+# id.
 FORBIDDEN = ErrorEntry(40301, "FORBIDDEN", "Not allowed.", kafka_code=29)
 ORIGIN_NOT_ALLOWED = ErrorEntry(
     40302,
@@ -81,8 +81,8 @@ ORIGIN_NOT_ALLOWED = ErrorEntry(
     kafka_code=31,
 )
 NOT_FOUND = ErrorEntry(40400, "NOT_FOUND", "No such resource.", kafka_code=91)
-# Kafka's clients repeat it: a new topic is not known to every broker yet. Here the caller has
-# to refresh its metadata first; so for partitions and topic ids.
+# Kafka's clients retry it, since not every broker knows a new topic yet. Here the caller has to
+# refresh its metadata first, for partitions and topic ids as well.
 UNKNOWN_TOPIC = ErrorEntry(
     40401, "UNKNOWN_TOPIC", "Topic not found.", kafka_code=3, refresh_metadata=True
 )
@@ -129,7 +129,7 @@ ALREADY_SUBSCRIBED = ErrorEntry(40901, "ALREADY_SUBSCRIBED", "Already subscribed
 INSTANCE_EXISTS = ErrorEntry(
     40902, "INSTANCE_EXISTS", "Consumer instance already exists.", kafka_code=92
 )
-# Kafka names each such state; the listener knows the request, and so the closer code.
+# Kafka names each such state. The listener knows the request, and so the closer code.
 ILLEGAL_STATE = ErrorEntry(
     40903, "ILLEGAL_STATE", "Not possible in the present state.", kafka_code=42
 )
@@ -142,7 +142,7 @@ OUT_OF_ORDER_SEQUENCE = ErrorEntry(
     "A sequence number is missing: batches must arrive in order.",
     kafka_code=45,
 )
-# The answer to Produce is 47: older clients know no other there.
+# The response to Produce has 47, since older clients know no other code there.
 PRODUCER_FENCED = ErrorEntry(
     40906, "PRODUCER_FENCED", "A newer epoch of this producer id is known.", kafka_code=90
 )
@@ -158,7 +158,7 @@ COORDINATOR_FENCED = ErrorEntry(
     "A newer coordinator has ended a transaction of this producer here.",
     kafka_code=52,
 )
-# Kafka's leaders answer so, too (KIP-890): every producer repeats it.
+# Kafka's leaders also respond so (KIP-890), and every producer retries it.
 TRANSACTION_NOT_VERIFIED = ErrorEntry(
     40909,
     "TRANSACTION_NOT_VERIFIED",
@@ -237,7 +237,7 @@ UNSTABLE_OFFSET_COMMIT = ErrorEntry(
     kafka_code=88,
     retriable=True,
 )
-# Kafka has none: no commit of Kafka's protocol names the offset that it replaces.
+# Kafka has none, since no commit of Kafka's protocol names the offset that it replaces.
 OFFSET_SUPERSEDED = ErrorEntry(
     40935,
     "OFFSET_SUPERSEDED",
@@ -308,7 +308,7 @@ HOST_NOT_ALLOWED = ErrorEntry(
     kafka_code=42,
 )
 INVALID_BODY = ErrorEntry(42201, "INVALID_BODY", "The request body is not valid.", kafka_code=42)
-# Kafka's clients repeat it, as the bytes were right when they left. Here the sender decides.
+# Kafka's clients retry it, as the bytes were right when sent. Here the sender decides.
 CORRUPT_BATCH = ErrorEntry(
     42202,
     "CORRUPT_BATCH",
@@ -322,14 +322,14 @@ INVALID_CONSUMER_CONFIG = ErrorEntry(
     42204, "INVALID_CONSUMER_CONFIG", "A consumer configuration value is not valid.", kafka_code=40
 )
 INVALID_TOPIC = ErrorEntry(42205, "INVALID_TOPIC", "The topic name is not valid.", kafka_code=17)
-# For the number of partitions; the listener answers 38 for that of replicas.
+# This is for the number of partitions. The listener returns 38 for that of replicas.
 INVALID_PARTITIONS = ErrorEntry(
     42206,
     "INVALID_PARTITIONS",
     "The number of partitions or replicas is not possible.",
     kafka_code=37,
 )
-# Not 49, which is fatal: after 59 a producer takes an id of this cluster.
+# 49 would be fatal. After 59 a producer takes an id of this cluster.
 INVALID_PRODUCER_ID = ErrorEntry(
     42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster.", kafka_code=59
 )
@@ -381,7 +381,7 @@ INVALID_TRANSACTION_TIMEOUT = ErrorEntry(
     "The transaction timeout is out of its bounds.",
     kafka_code=50,
 )
-# Kafka has no such bound. After 120 a producer aborts, and goes on.
+# Kafka has no such bound. After 120 a producer aborts and continues.
 TRANSACTION_TOO_LARGE = ErrorEntry(
     42262,
     "TRANSACTION_TOO_LARGE",
@@ -418,7 +418,7 @@ NOT_ENOUGH_REPLICAS = ErrorEntry(
     kafka_code=19,
     retriable=True,
 )
-# Kafka's clients find the next leader and repeat it; so does the router here, where it is safe.
+# Kafka's clients find the next leader and retry. So does the router here, where it is safe.
 STORAGE_FAILED = ErrorEntry(
     50303,
     "STORAGE_FAILED",
@@ -429,8 +429,8 @@ STORAGE_FAILED = ErrorEntry(
 NOT_READY = ErrorEntry(
     50304, "NOT_READY", "The node is not ready yet.", kafka_code=6, retriable=True
 )
-# What a coordinator answers at its limits: clients of groups and transactions repeat 14. Produce
-# waits for memory, and is not refused.
+# A coordinator returns this at its limits. Clients of groups and transactions retry 14. Produce
+# waits for memory and is not rejected.
 OVERLOADED = ErrorEntry(
     50305,
     "OVERLOADED",
@@ -484,7 +484,7 @@ def when_directory_is_lost(node_id: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 topic`, `2 topics`."""
+    """Format a number with its noun, as in `1 topic` and `2 topics`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -509,7 +509,7 @@ MAYBE_ENDED: Final = (
 
 
 def outcome_unknown_error(error: LogError, words: str = MAYBE_WRITTEN) -> LogError:
-    """The error for a begun change whose outcome is unknown because of `error`.
+    """Return the error for a started change whose outcome is unknown because of `error`.
 
     Its entry has `outcome_unknown` set. `words` appear once, even if `error` contains them already.
     """

@@ -7,7 +7,7 @@ All numbers big endian. A body is a plain sequence of frames.
                       data length    u32                      error code        i32  0 = none
                       topic          UTF-8                    high watermark    i64
                       data           1+ batches               log start offset  i64
-                                                              next offset       i64  to ask for next
+                                                              next offset       i64  to fetch next
                                                               data length       u32
                                                               topic             UTF-8
                                                               stable part       see below
@@ -16,11 +16,11 @@ All numbers big endian. A body is a plain sequence of frames.
                                                                                 UTF-8 message
 
 Fetched data begins with the batch containing the requested offset, so records before this offset
-may come first: the reader drops these.
+may come first. The reader drops them.
 
-**Stable part.** Only in answers to read_committed requests, and only where it says more than the
-high watermark does: the last stable offset is below it, or some transaction was aborted. Then
-0x4000 is added to the topic length, and the topic is followed by
+**Stable part.** Present only in responses to read_committed requests, if the last stable offset is
+below the high watermark or some transaction was aborted. Then 0x4000 is added to the topic length,
+and the topic is followed by
 
                       last stable offset    i64
                       count                 u32   up to ABORTED_MAX
@@ -42,11 +42,11 @@ from raftlog.record.types import AbortedTransaction, Buffer, Offset, PartitionId
 BATCHES_MEDIA_TYPE: Final = "application/vnd.raftlog.batches"
 
 TOPIC_BYTES_MAX: Final = 249
-"""Kafka's longest topic name. All its characters are ASCII; which ones is for metadata to judge."""
+"""Bytes of Kafka's longest topic name. All its characters are ASCII. Metadata checks which."""
 
 ABORTED_MAX: Final = 100_000
-"""Aborted transactions in one frame: as many as a partition remembers producers. Data with more
-are split over several frames."""
+"""Most aborted transactions in one frame, as many as a partition remembers producers. Data with
+more are split over several frames."""
 
 _PRODUCE_HEAD: Final = struct.Struct(">HiI")
 _FETCH_HEAD: Final = struct.Struct(">HiiqqqI")
@@ -74,7 +74,7 @@ class FetchFrame(NamedTuple):
     next_offset: Offset
     data: Buffer
     last_stable_offset: Offset | None = None
-    """First offset possibly in an open transaction; None: the high watermark."""
+    """First offset possibly in an open transaction, or None for the high watermark."""
     aborted: Sequence[AbortedTransaction] = ()
     """Needs a `last_stable_offset`."""
 
@@ -123,13 +123,13 @@ def parse_produce_frames(body: Buffer, *, frames_max: int) -> Iterator[ProduceFr
 
 
 def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:
-    """Head and data of one frame of a fetch response, separate, to avoid a copy of the data."""
+    """Encode a frame of a fetch response as its head and its uncopied data."""
     name = frame.topic.encode()
     stable = b""
     if frame.last_stable_offset is not None:
         assert len(frame.aborted) <= ABORTED_MAX
         stable = _STABLE_HEAD.pack(frame.last_stable_offset, len(frame.aborted))
-        stable += b"".join(_ABORTED.pack(*one) for one in frame.aborted)
+        stable += b"".join(_ABORTED.pack(*transaction) for transaction in frame.aborted)
     else:
         assert not frame.aborted
     head = _FETCH_HEAD.pack(
@@ -145,9 +145,9 @@ def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:
 
 
 def fetch_head_bytes(start: Buffer, *, frame_bytes_max: int) -> int:
-    """Bytes of a fetch frame before its data, as far as its first bytes tell.
+    """Size of a fetch frame's head, as far as its first bytes show it.
 
-    The head is whole once `start` has so many bytes; with fewer, more may prove to be needed.
+    The head is whole once `start` has so many bytes. With fewer, more may prove to be needed.
     Raises LogError(INVALID_BODY) for an impossible topic length or count, or for more data than
     `frame_bytes_max`.
     """
@@ -211,9 +211,9 @@ def parse_fetch_head(head: Buffer) -> tuple[FetchFrame, int]:
 class FetchFrameReader:
     """Parses the chunks of a fetch response into frames, as chunks arrive.
 
-    Holds at most one frame, of `frame_bytes_max` bytes of data; a larger one is refused before any
-    allocation. A frame's data is copied once, into a buffer of its own size, or not at all if one
-    chunk contains all of it.
+    Holds at most one frame, of `frame_bytes_max` bytes of data. A larger frame is rejected before
+    any allocation. A frame's data is copied once, into a buffer of the same size, or not at all if
+    one chunk contains all of it.
     """
 
     __slots__ = ("_filled", "_frame_bytes_max", "_frame_count", "_head", "_head_rest", "_payload")
@@ -224,7 +224,7 @@ class FetchFrameReader:
         self._head_rest = b""
         """The start of an incomplete head (with topic)."""
         self._head: FetchFrame | None = None
-        """The frame being filled; its own `data` is the buffer to fill."""
+        """The frame being filled. Its `data` is the buffer to fill."""
         self._payload = memoryview(b"")
         self._filled = 0
 
@@ -267,7 +267,10 @@ class FetchFrameReader:
             raise _invalid(f"The response ends within frame {self._frame_count}")
 
     def _parse_head(self, view: memoryview, position: int) -> tuple[FetchFrame, int, int] | None:
-        """The frame without data, its data's length and position; None for a part of a head."""
+        """Parse the frame without data, its data's length and position.
+
+        Returns None for a part of a head.
+        """
         rest = view[position:]
         size = fetch_head_bytes(rest, frame_bytes_max=self._frame_bytes_max)
         if size > rest.nbytes:
@@ -276,7 +279,7 @@ class FetchFrameReader:
         return frame, length, position + size
 
     def _fill(self, view: memoryview, position: int, frames: list[FetchFrame]) -> int:
-        """Copy the present frame's data from the chunk; return the position after it."""
+        """Copy the present frame's data from the chunk, and return the position after it."""
         assert self._head is not None
         count = min(self._payload.nbytes - self._filled, view.nbytes - position)
         self._payload[self._filled : self._filled + count] = view[position : position + count]

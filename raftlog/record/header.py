@@ -20,7 +20,7 @@ Layout, big endian, after KIP-98 and org.apache.kafka.common.record.DefaultRecor
           61     …  records, compressed as one block
 
 The leader's two fields precede the CRC so that a leader can stamp a batch without reading the
-records. The price: the CRC does not protect these fields. See DESIGN.md for their protection.
+records. So the CRC does not protect these fields. See DESIGN.md for their protection.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raftlog.record.types import (
 
 HEADER_SIZE: Final = 61
 PREFIX_SIZE: Final = 16
-"""Bytes replaced by a leader: base offset, batch length, partition leader epoch."""
+"""Bytes replaced by a leader (base offset, batch length, partition leader epoch)."""
 LENGTH_END: Final = 12
 """Position of the first byte counted by `batch_length`."""
 CRC_POSITION: Final = 17
@@ -56,7 +56,7 @@ LOG_APPEND_TIME_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
-"""KIP-534: the base timestamp holds the time from which the batch's tombstones may go."""
+"""Attribute of KIP-534. The base timestamp is the time from which the batch's tombstones may go."""
 KNOWN_ATTRIBUTES: Final = 0x7F
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -126,8 +126,8 @@ class BatchHeader(NamedTuple):
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`. The records need not be there, nor is the CRC checked.
 
-    Raises LogError(MALFORMED_BATCH) for fewer than 61 bytes, or for an impossible header: another
-    magic, a length under its own header's, negative counts, unknown bits.
+    Raises LogError(MALFORMED_BATCH) for fewer than 61 bytes, or for an impossible header, which has
+    another magic, a length under its own header's, negative counts or unknown bits.
     """
     if len(buffer) - position < HEADER_SIZE:
         raise LogError(
@@ -136,7 +136,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
             f"of {HEADER_SIZE} should be.",
         )
     header = BatchHeader._make(HEADER.unpack_from(buffer, position))
-    # One test for the healthy case: this runs for every batch on every path.
+    # One test covers the healthy case, since this runs for every batch on every path.
     if (
         header.magic != MAGIC
         or header.batch_length < BATCH_LENGTH_MIN

@@ -1,8 +1,8 @@
-"""Batches that a reader must not see: control batches, and those of aborted transactions.
+"""Hide control batches and batches of aborted transactions from readers.
 
-Decided per batch header, never per record. A fetch answer names the aborted transactions of its
-data by producer id and first offset; each lasts until its producer's abort marker. Data without
-any transaction costs one test of a header's attributes.
+The decision is per batch header, never per record. A fetch response names the aborted transactions
+of its data by producer id and first offset. Each lasts until its producer's abort marker. Data
+without any transaction costs one test of a header's attributes.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _TRANSACTION_BITS: Final = CONTROL_BIT | TRANSACTIONAL_BIT
 
 
 class TransactionFilter:
-    """Says of successive batches whether a reader may see them."""
+    """Decides for successive batches whether a reader may see them."""
 
     __slots__ = ("_aborting", "_to_come")
 
     def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
-        """`aborted`: those of the data, in any order.
+        """`aborted` lists the transactions aborted in the data, in any order.
 
-        Data of several frames take the lists of all: a transaction may be in more than one.
+        Data of several frames take the lists of all, since a transaction may be in several frames.
         """
-        self._to_come = deque(sorted(aborted, key=lambda one: one.first_offset))
+        self._to_come = deque(sorted(aborted, key=lambda transaction: transaction.first_offset))
         self._aborting: set[ProducerId] = set()
 
     def is_readable(self, header: BatchHeader) -> bool:
-        """Whether it is neither a control batch nor aborted. Ask once for each batch, in order.
+        """Whether the batch is neither a control batch nor aborted. Call once per batch, in order.
 
-        A commit marker of an aborted producer cannot come before its abort marker, so every
-        control batch ends the producer's transaction.
+        A commit marker of an aborted producer cannot come before its abort marker, so every control
+        batch ends the producer's transaction.
         """
         if not header.attributes & _TRANSACTION_BITS:
             return True
@@ -50,6 +50,6 @@ class TransactionFilter:
 def readable_batches(
     batches: Iterator[RecordBatch], aborted: Sequence[AbortedTransaction]
 ) -> Iterator[RecordBatch]:
-    """The batches of one frame without control batches and without aborted ones."""
+    """Return the batches of one frame that are neither control batches nor aborted."""
     is_readable = TransactionFilter(aborted).is_readable
     return (batch for batch in batches if is_readable(batch.header))

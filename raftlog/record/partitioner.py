@@ -1,7 +1,7 @@
-"""Which partition a keyed record belongs to: Kafka's default partitioner, in one place.
+"""Kafka's default partitioner maps a keyed record to its partition.
 
 Node and client both use this function, so that all records of one key go to one partition, the same
-as with any Kafka client. The hash is murmur2 with Kafka's seed over the serialized key bytes; the
+as with any Kafka client. The hash is murmur2 with Kafka's seed over the serialized key bytes. The
 sign bit is cleared before the remainder is taken (`Utils.toPositive`).
 """
 
@@ -12,10 +12,10 @@ from typing import Final
 from murmurhash2 import murmurhash2
 
 MURMUR2_SEED: Final = 0x9747B28C
-"""Kafka's."""
+"""Kafka's seed."""
 POSITIVE: Final = 0x7FFFFFFF
-"""The bits of a hash that count. A caller with many keys applies hash and mask itself: a call per
-key would cost as much as the hash."""
+"""Bits of a hash that count. A caller with many keys applies hash and mask itself, because a call
+per key would cost as much as the hash."""
 
 
 def murmur2(data: bytes) -> int:
@@ -24,8 +24,8 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The number of the partition of a record with this key, of `partition_count` partitions.
+    """Return the partition of a record with this key, below `partition_count`.
 
-    Returns a plain int: a NewType call per record would cost as much as the rest.
+    Returns a plain int. A NewType call per record would cost as much as the rest.
     """
     return (murmurhash2(key, MURMUR2_SEED) & POSITIVE) % partition_count

@@ -1,8 +1,9 @@
-"""Small derived files with a CRC: leader epochs, producer snapshots.
+"""Small derived files with a CRC, such as leader epochs and producer snapshots.
 
 Layout, big endian: 4 bytes kind, 2 version, 4 CRC-32C of both and of the content, then the content.
-These files are all derived from the log, so one that cannot be read is never an error that stops a
-replica: the reader gets `Damaged` as a value and rebuilds from the log.
+
+These files are all derived from the log, so an unreadable file is never an error that stops a
+replica. The reader gets `Damaged` as a value and rebuilds from the log.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ OVERHEAD_BYTES: Final = _FRONT.size + _CRC.size
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The bytes cannot be trusted; what they held must be rebuilt from the log."""
+    """The bytes cannot be trusted. Their content must be rebuilt from the log."""
 
     reason: str
 
 
 def wrap(kind: bytes, version: int, content: bytes) -> bytes:
-    """The file's bytes. `kind` is four bytes that name what the file is."""
+    """Build the file's bytes. `kind` is four bytes that name the kind of file."""
     front = _FRONT.pack(kind, version)
     return front + _CRC.pack(crc32c(content, crc32c(front))) + content
 
 
 def unwrap(kind: bytes, version: int, data: bytes) -> bytes | Damaged:
-    """The content, or why it cannot be trusted: cut off, changed, of another kind or version."""
+    """Return the content, or the reason to distrust it.
+
+    The file may be cut off, changed, or of another kind or version.
+    """
     if len(data) < OVERHEAD_BYTES:
         return Damaged(f"only {len(data)} bytes long")
     found_kind, found_version = _FRONT.unpack_from(data)

@@ -1,7 +1,7 @@
-"""Whether a node's disk takes writes, for the node's heartbeats. Pure.
+"""Judge whether a node's disk takes writes, for the node's heartbeats. Pure.
 
 A full or stalled disk takes no writes, and other nodes should take over leadership. Leaders do not
-move for a hiccup, and not back for a moment of room: a full disk counts at once, a sync without an
+move for a hiccup, and not back for a moment of room. A full disk counts at once, a sync without an
 end after STALLED_SYNC_S, and either for STEADY_S after its last observation.
 """
 
@@ -12,13 +12,14 @@ from enum import Enum
 from typing import Final
 
 LOW_ROOM_BYTES: Final = 1 << 20
-"""The disk is full with less room for appends: a batch of the default max.message.bytes would not
-fit."""
+"""Room for appends below which the disk is full, in bytes. A batch of the default max.message.bytes
+would not fit."""
 ROOM_AGAIN_BYTES: Final = 4 << 20
-"""Room at which a full disk stops counting as full."""
+"""Room in bytes at which a full disk stops counting as full."""
 STALLED_SYNC_S: Final = 5.0
-"""A disk is stalled if one sync takes longer. A merely slow disk leaves the ISR as a follower, and
-delays writes as a leader; a hiccup of a second or two is no reason to move leaders."""
+"""Duration of one sync beyond which a disk is stalled. A merely slow disk leaves the ISR as a
+follower, and delays writes as a leader. A hiccup of a second or two is no reason to move leaders.
+"""
 STEADY_S: Final = 5.0
 """Time without trouble after which a disk counts as writable again."""
 OBSERVE_INTERVAL_S: Final = 0.25
@@ -26,7 +27,7 @@ OBSERVE_INTERVAL_S: Final = 0.25
 
 
 class DiskTrouble(Enum):
-    """Why a disk takes no writes; the value completes "the disk ..."."""
+    """Reason why a disk takes no writes. The value completes "the disk ..."."""
 
     FULL = "is full"
     STALLED = "hangs"
@@ -42,7 +43,7 @@ class DiskHealth:
         self._bad_at = -math.inf
         self._sync_at: float | None = None
         self._sync_s = 0.0
-        """Observed duration of the sync begun at `_sync_at`."""
+        """Observed duration of the sync started at `_sync_at`."""
 
     @property
     def can_write(self) -> bool:
@@ -54,8 +55,8 @@ class DiskHealth:
     ) -> None:
         """Take one observation of the disk.
 
-        `room_bytes`: room for appends. `oldest_sync_at`: start of the oldest running sync.
-        `lacks_room`: another component of this node found the disk full.
+        `room_bytes` is the room for appends, and `oldest_sync_at` the start of the oldest running
+        sync. `lacks_room` means that another component of this node found the disk full.
         """
         self._observe_sync(now, oldest_sync_at)
         self._observed_at = now
@@ -73,5 +74,5 @@ class DiskHealth:
         if oldest_sync_at is None or oldest_sync_at != self._sync_at:
             self._sync_at, self._sync_s = oldest_sync_at, 0.0
         elif self._observed_at is not None:
-            # A paused process must not mistake its own pause for a stall of its disk.
+            # A paused process must not mistake its pause for a stall of its disk.
             self._sync_s += min(now - self._observed_at, 2 * OBSERVE_INTERVAL_S)

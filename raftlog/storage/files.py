@@ -1,10 +1,10 @@
 """Open files of a node's logs, shared and bounded.
 
-A lease keeps a file open during use, so that readers outlive retention, compaction and eviction: a
+A lease keeps a file open during use, so that readers outlive retention, compaction and eviction. A
 removed file stays readable until its last lease is released. Idle files stay open for the next
-reader; the least recently used are closed first.
+reader. The least recently used files are closed first.
 
-Leases are taken by the event loop and by the disk's threads alike.
+The event loop and the disk's threads take leases alike.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lease:
         self.file = entry.file
 
     def release(self) -> None:
-        """Give the file back. Twice is allowed."""
+        """Return the file. Releasing twice is allowed."""
         entry, self._entry = self._entry, None
         if entry is not None:
             self._files.give_back(entry)
@@ -73,7 +73,7 @@ class OpenFiles:
         return len(self._entries)
 
     def lease_open(self, path: str) -> Lease | None:
-        """A lease on an open file; None if the file is not open. Never blocks."""
+        """Return a lease on an open file, or None if the file is not open. Never blocks."""
         with self._lock:
             entry = self._entries.get(path)
             if entry is None:
@@ -81,7 +81,7 @@ class OpenFiles:
             return self._lease(entry)
 
     def lease(self, path: str, *, create: bool = False) -> Lease:
-        """A lease on a file, opened if need be. May block. Raises DiskError."""
+        """Return a lease on a file, opened if needed. May block. Raises DiskError."""
         lease = self.lease_open(path)
         if lease is not None:
             return lease
@@ -92,7 +92,7 @@ class OpenFiles:
             if entry is None:
                 entry = self._entries[path] = _OpenFile(path, file)
             else:
-                # Another thread was faster; two handles would each believe in their own size.
+                # Another thread was faster. Each of two handles would keep its size.
                 surplus = file
             lease = self._lease(entry)
         if surplus is not None:
@@ -100,7 +100,10 @@ class OpenFiles:
         return lease
 
     def forget(self, path: str) -> None:
-        """The name is about to mean another file or none: no new lease gets the open one."""
+        """Forget a file before its name means another file or none.
+
+        No new lease gets the open file.
+        """
         with self._lock:
             entry = self._entries.pop(path, None)
             if entry is None:
@@ -112,7 +115,7 @@ class OpenFiles:
         entry.file.close()
 
     def give_back(self, entry: _OpenFile) -> None:
-        """End one lease: for `Lease` only."""
+        """End one lease. For `Lease` only."""
         closing: list[File] = []
         with self._lock:
             entry.leases -= 1

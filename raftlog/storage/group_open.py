@@ -1,8 +1,8 @@
-"""Group open: replicas opened or created at the same time share directory syncs and threads.
+"""Open or create replicas in groups that share directory syncs and threads.
 
-Requests queue up; each worker takes its share of the queue to a disk thread. There, all missing
+Requests queue up. Each worker takes its share of the queue to a disk thread. There, all missing
 directories of the group are made first, then each topic's directory is synced once, and `replicas/`
-once if it has new names. A new log has no file: its directory is all that must be durable before
+once if it has new names. A new log has no file, so its directory is all that must be durable before
 the checkpoint file names the replica. So a topic costs syncs by the group, not by the partition.
 """
 
@@ -23,9 +23,9 @@ from raftlog.storage.types import LogConfig
 from raftlog.world import DiskError
 
 WORKERS_MAX: Final = 4
-"""Groups opened at the same time."""
+"""Most groups opened at the same time."""
 GROUP_MAX: Final = 64
-"""Most replicas of a group: each waits for the slowest, which may have to scan its log."""
+"""Most replicas of a group. Each waits for the slowest, which may have to scan its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class OpenRequest:
     checkpoint: ReplicaCheckpoint | None
     start: StartKind
     is_unlisted: bool
-    """The last run's checkpoint file names all replicas but this one, which thus never took an
-    append."""
+    """Whether the last run's checkpoint file names all replicas except this replica. It thus never
+    took an append."""
     create: bool
-    """Begin the log if the replica is unknown and has no directory; an error otherwise."""
+    """Start the log if the replica is unknown and has no directory. Otherwise that is an error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class GroupOpener:
     """Opens the logs of a node. Lives in the event loop."""
 
     def __init__(self, shared: LogContext, publish: Callable[[], Awaitable[None]]) -> None:
-        """`publish` makes every open log's checkpoint durable."""
+        """Make a group opener. `publish` makes every open log's checkpoint durable."""
         self.unfinished: set[str] = set()
         """Replicas with a directory made in this run, and not in the checkpoint file yet."""
         self._shared = shared
@@ -67,7 +67,7 @@ class GroupOpener:
         self._queue: deque[_Queued] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._synced: set[str] = set()
-        """Topic directories whose own name, and names from before this run, are durable."""
+        """Topic directories whose name, and names from before this run, are durable."""
 
     async def open(self, request: OpenRequest) -> Log:
         """Open one replica. Its directory is durable on return. Raises DiskError."""
@@ -83,7 +83,7 @@ class GroupOpener:
         while self._queue:
             share = len(self._queue)
             if self._queue[0].request.checkpoint is not None:
-                # With few known replicas, long scans run on all threads. New ones scan nothing.
+                # With few known replicas, long scans run on all threads. New replicas scan nothing.
                 share = -(-share // WORKERS_MAX)
             group = [self._queue.popleft() for _ in range(min(share, GROUP_MAX))]
             try:
@@ -117,12 +117,12 @@ class GroupOpener:
         return [self._open_one(request, made, failed) for request in requests]
 
     def _make_directory(self, request: OpenRequest) -> bool:
-        """Make a new replica's directory; return whether it was missing. Raises DiskError."""
+        """Make a new replica's directory and return whether it was missing. Raises DiskError."""
         disk = self._shared.disk
         directory = _directory(request)
         if request.name in self.unfinished:
-            # An earlier, unfinished attempt: left as it is, the replica would count as one after a
-            # power cut.
+            # An earlier attempt did not finish. Left as it is, the replica would count as existing
+            # after a power cut.
             disk.remove_tree(directory)
         if request.checkpoint is not None or disk.exists(directory):
             return False
@@ -131,7 +131,8 @@ class GroupOpener:
         self.unfinished.add(request.name)
         topic_directory = directory.rpartition("/")[0]
         if not disk.exists(topic_directory):
-            # Before the directory is there for other groups to find: they sync its name, too.
+            # This comes before other groups can find the directory, since they then sync its name
+            # as well.
             self._synced.discard(topic_directory)
         disk.make_directory(directory)
         return True
@@ -149,8 +150,8 @@ class GroupOpener:
             if request.name in failed:
                 continue
             topic_directory = _directory(request).rpartition("/")[0]
-            # Also for an existing directory: a crash may have come between its creation and these
-            # syncs.
+            # An existing directory also counts, since a crash may have come between its creation
+            # and these syncs.
             is_doubtful = (
                 request.start is not StartKind.CLEAN
                 and topic_directory not in self._synced

@@ -1,14 +1,14 @@
-"""Which leader epoch wrote which offsets: one partition's epoch history.
+"""The epoch history of one partition, which leader epoch wrote which offsets.
 
-A returning follower must not truncate to its own high watermark: records below may have been
-replaced, records above may be committed. Instead the follower requests from the leader the end of
-the last epoch known to both (KIP-101), with the epoch of the answer (KIP-279), so that several fast
-failovers in a row still lead both to their last common record.
+A returning follower must not truncate to its high watermark, since records below may have been
+replaced and records above may be committed. Instead the follower requests from the leader the end
+of the last epoch known to both (KIP-101), with the epoch of the response (KIP-279), so that several
+fast failovers in a row still lead both to their last common record.
 
-In an entry, `epoch` began at `start_offset` and ends where the next entry begins. Both numbers grow
-strictly from entry to entry. An epoch without records leaves no entry once the next one begins at
-the same offset, so the number of batches in the log bounds the history. Truncating the log at
-either end shortens the history too.
+In an entry, `epoch` started at `start_offset` and ends where the next entry starts. Both numbers
+grow strictly from entry to entry. An epoch without records leaves no entry once the next epoch
+starts at the same offset, so the number of batches in the log bounds the history. Truncating the
+log at either end shortens the history too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EpochEntry:
 
 @dataclass(frozen=True, slots=True)
 class EpochEndOffset:
-    """`epoch` is the largest known epoch not above the requested one."""
+    """The largest known epoch not above the requested epoch, with its end."""
 
     epoch: LeaderEpoch
     end_offset: Offset
@@ -70,20 +70,20 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> EpochEntry | None:
-        """The newest entry; None for an empty history."""
+        """The newest entry, or None for an empty history."""
         if not self._epochs:
             return None
         return EpochEntry(self._epochs[-1], self._start_offsets[-1])
 
     def assign(self, epoch: LeaderEpoch, start_offset: Offset) -> bool:
-        """Begin `epoch` at `start_offset`; return whether the history changed.
+        """Start `epoch` at `start_offset`, and return whether the history changed.
 
         Call this when a replica becomes leader (with its log end offset) and for every batch
-        written or scanned (with its base offset): all but the first of an epoch change nothing.
+        written or scanned (with its base offset). Only the first call of an epoch changes anything.
 
         A batch of an older epoch than an earlier batch can only come from a replaced leader.
-        Callers refuse such a batch from outside (a peer: typed error; a file: damage), see
-        `accepts`; here it is a broken invariant.
+        Callers reject such a batch from outside by `accepts` (from a peer as a typed error, from a
+        file as damage). Here it is a broken invariant.
         """
         epochs, start_offsets = self._epochs, self._start_offsets
         if epochs:
@@ -94,7 +94,7 @@ class LeaderEpochs:
                 f"epoch {epoch} at {start_offset} after epoch {epochs[-1]} at {start_offsets[-1]}"
             )
             if start_offset == start_offsets[-1]:
-                # The last epoch wrote nothing: a kept entry would claim the new epoch's records.
+                # The last epoch wrote nothing. A kept entry would claim the new epoch's records.
                 epochs[-1] = epoch
                 return True
         assert epoch >= 0, f"epoch {epoch}"
@@ -110,16 +110,16 @@ class LeaderEpochs:
         return not self._epochs or (epoch >= self._epochs[-1] and offset >= self._start_offsets[-1])
 
     def epoch_for(self, offset: Offset) -> LeaderEpoch | None:
-        """The epoch of the record at `offset`, present or next; None below the first entry."""
+        """Epoch of the present or next record at `offset`. None below the first entry."""
         index = bisect_right(self._start_offsets, offset) - 1
         return self._epochs[index] if index >= 0 else None
 
     def end_offset_for(self, epoch: LeaderEpoch, log_end_offset: Offset) -> EpochEndOffset | None:
         """End offset of the largest known epoch not above `epoch` (KIP-279).
 
-        None means no answer: the history is empty, or `epoch` is newer than all known epochs, so
-        the requesting replica knows more than this one. An epoch older than all known ones is
-        returned itself, with the first known start: all its records lie below.
+        None means that the history is empty, or that `epoch` is newer than all known epochs, so the
+        requesting replica knows more than this replica. An epoch older than all known epochs is
+        returned itself, with the first known start, because all its records lie below.
         """
         if not self._epochs or epoch < 0 or epoch > self._epochs[-1]:
             return None
@@ -132,10 +132,10 @@ class LeaderEpochs:
         return EpochEndOffset(self._epochs[following - 1], end_offset)
 
     def truncate_from_end(self, end_offset: Offset) -> bool:
-        """Truncate the history to `end_offset`: forget epochs that begin there or later.
+        """Truncate the history to `end_offset` and forget epochs that start there or later.
 
         True if the history changed. Needed after every truncation, and at every opening with the
-        log end offset found: an entry may have been written down just before its batch was lost.
+        log end offset found, since an entry may have been written just before its batch was lost.
         """
         keep = bisect_left(self._start_offsets, end_offset)
         changed = keep < len(self._epochs)
@@ -144,10 +144,11 @@ class LeaderEpochs:
         return changed
 
     def truncate_from_start(self, log_start_offset: Offset) -> bool:
-        """Begin the history at `log_start_offset`: forget epochs that ended at or before it.
+        """Start the history at `log_start_offset` and forget epochs that ended at or before it.
 
-        True if the history changed. The epoch containing `log_start_offset` stays, and now begins
-        there; so does the newest one, even of an emptied log: a leader must know its own epoch.
+        True if the history changed. The epoch containing `log_start_offset` stays, and now starts
+        there. The newest epoch also stays, even of an emptied log, since a leader must know its
+        epoch.
         """
         holding = bisect_right(self._start_offsets, log_start_offset) - 1
         if holding < 0 or (holding == 0 and self._start_offsets[0] == log_start_offset):
@@ -158,13 +159,16 @@ class LeaderEpochs:
         return True
 
     def to_bytes(self) -> bytes:
-        """The content of `leader-epoch-checkpoint`: 12 bytes an entry, oldest first."""
+        """The content of `leader-epoch-checkpoint`, 12 bytes an entry, oldest first."""
         pairs = zip(self._epochs, self._start_offsets, strict=True)
         return wrap(KIND, VERSION, b"".join(_ENTRY.pack(epoch, start) for epoch, start in pairs))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LeaderEpochs | Damaged:
-        """Read `to_bytes` back. Damaged: rebuild by `assign` for every batch of the whole log."""
+        """Read `to_bytes` back.
+
+        After Damaged, rebuild by `assign` for every batch of the whole log.
+        """
         content = unwrap(KIND, VERSION, data)
         if isinstance(content, Damaged):
             return content

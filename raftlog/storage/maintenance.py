@@ -1,19 +1,15 @@
 """Background work for logs, a bounded piece at each tick.
 
-| each tick | for |
-|---|---|
-| start due syncs | logs with flush=async that took appends |
-| let logs rest | logs with flush=async without appends for a while: see `checkpoints` |
-| measure the free room | the node |
-| advance recovery points | logs far behind, or behind for long; the farthest first |
-| write the checkpoint file | the node, once a second while logs change |
-| retention | some logs, in turn |
-| one compaction at a time | logs with cleanup.policy=compact, in turn |
-| remove files | deleted topics and replicas |
-| read finished segments again | damage not found by a reader: see `scrub` |
+| each tick | for | |---|---| | start due syncs | logs with flush=async that took appends | | let
+logs rest | logs with flush=async without appends for a while, see `checkpoints` | | measure the
+free room | the node | | advance recovery points | logs far behind, or behind for long, the farthest
+first | | write the checkpoint file | the node, once a second while logs change | | retention | some
+logs, in turn | | one compaction at a time | logs with cleanup.policy=compact, in turn | | remove
+files | deleted topics and replicas | | read finished segments again | damage not found by a reader,
+see `scrub` |
 
-A failed log is skipped, after its own report. Any other error ends maintenance, and `on_failed`
-gets the reason: the node must end, as its logs take no more checkpoints, and only a start reads the
+A failed log is skipped, after its report. Any other error ends maintenance, and `on_failed` gets
+the reason. The node must then end, as its logs take no more checkpoints, and only a start reads the
 disk.
 """
 
@@ -38,22 +34,23 @@ from raftlog.world import Disk, DiskError, DiskFullError
 
 TICK_INTERVAL_S: Final = 0.25
 CHECKPOINT_INTERVAL_S: Final = 1.0
-"""Oldest checkpoint file while logs change."""
+"""Greatest age of the checkpoint file while logs change."""
 RECOVERY_BATCHES_MAX: Final = 16_384
-"""Unrecovered batches of one log beyond which its recovery point is advanced: many small batches
-cost a scan more than bytes do."""
+"""Unrecovered batches of one log beyond which its recovery point is advanced. In a scan, many small
+batches cost more than their bytes."""
 CHECKPOINTS_PER_TICK_MAX: Final = 16
 RETENTIONS_PER_TICK_MAX: Final = 64
 REMOVALS_PER_TICK_MAX: Final = 16
 """Most files of deleted topics removed by one tick."""
 REMOVED_DIRECTORIES_PER_TICK_MAX: Final = 256
 REMOVALS_WAITING_MAX: Final = 100_000
-"""Most deleted topics waiting for removal of their files; further ones wait for the next start."""
+"""Most deleted topics waiting for removal of their files. Further topics wait for the next start.
+"""
 
 IDLE_S: Final = 10.0
-"""Time without appends after which a log in ASYNC rests: a power cut then takes nothing of it."""
+"""Time without appends after which a log in ASYNC rests. A power cut then takes nothing of it."""
 FLUSH_INTERVAL_S: Final = 1.0
-"""Longest time that a change of a log waits for a sync started in the background."""
+"""Longest time that a change waits for a sync in the background."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +66,7 @@ class Maintenance:
         file: CheckpointFile,
     ) -> None:
         self.on_failed: Callable[[str], None] = lambda _reason: None
-        """Called when maintenance has ended by an error: the node must end."""
+        """Callback after maintenance has ended by an error. The node must end."""
         self.free_bytes = 0
         self.scrubber = Scrubber(shared, settings, logs)
         self._shared = shared
@@ -93,12 +90,12 @@ class Maintenance:
         self.scrubber.bytes_per_s = scrub_bytes_per_s
 
     def start(self) -> None:
-        """Begin ticking."""
+        """Start ticking."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """End the present tick and a running compaction, and tick no more."""
+        """End the present tick and a running compaction, and stop ticking."""
         for task in (self._task, self._compaction):
             if task is not None:
                 task.cancel()
@@ -121,9 +118,9 @@ class Maintenance:
             self._removals.append(directory)
 
     async def tick(self) -> None:
-        """One round. Raises DiskError where the node's own files fail."""
+        """Run one round. Raises DiskError where the node's files fail."""
         if self._file.failure is not None:
-            # Found by the write of one replica: without the file no other may be opened or renewed.
+            # The write of one replica found it. Without the file no other may be opened or renewed.
             raise DiskError(str(self._file.failure)) from self._file.failure
         now = self._shared.clock.monotonic()
         await self.measure_room()
@@ -192,7 +189,7 @@ class Maintenance:
             try:
                 await self._file.write()
             except DiskFullError as error:
-                # The old content stands: a restart scans more, or finds damage once more.
+                # The old content stands. A restart scans more, or finds damage once more.
                 self._shared.file_is_behind = True
                 logger.warning("the checkpoint file could not be written: %s", error)
 
@@ -239,7 +236,7 @@ class Maintenance:
             self._compaction = asyncio.get_running_loop().create_task(self._compact())
 
     async def _compact(self) -> None:
-        """One pass over each compacted log, one after the other."""
+        """Run one pass over each compacted log, one after the other."""
         now_ms = self._now_ms()
         while now_ms is None:
             await self._shared.clock.sleep(TICK_INTERVAL_S)
@@ -250,7 +247,7 @@ class Maintenance:
                 continue
             try:
                 report = await log.compact(now_ms)
-                # A pass holds retention up; and each pass comes further than the one before.
+                # A pass delays retention, and each pass gets further than the pass before.
                 await self._retain(log, now_ms)
                 while report is not None and report.is_partial:
                     report = await log.compact(now_ms, resume=True)
@@ -271,13 +268,16 @@ class Maintenance:
 
 
 def _report(log: Log, what: str, error: LogError) -> None:
-    """A full disk passes, and a failed log has reported itself; anything else is worth a line."""
+    """Log an error. A full disk will pass, and a failed log has reported itself."""
     level = logging.DEBUG if error.entry is DISK_FULL else logging.WARNING
     logger.log(level, "%s: %s: %s", log.directory, what, error.message)
 
 
 def _remove_some(disk: Disk, directory: str) -> bool:
-    """Remove some files of a deleted topic; True when nothing is left. Blocks. Raises DiskError."""
+    """Remove some files of a deleted topic. True when nothing is left.
+
+    Blocks. Raises DiskError.
+    """
     left = REMOVALS_PER_TICK_MAX
     partitions = disk.list_directory(directory)
     for partition in partitions[:REMOVED_DIRECTORIES_PER_TICK_MAX]:

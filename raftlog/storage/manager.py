@@ -1,11 +1,12 @@
-"""All logs of a node: open, create, delete, check on them, close.
+"""Open, create, delete, check and close all logs of a node.
 
     replicas/<topic id>/<partition>/   one log each
     deleted/, damaged/                 removed or kept: see `quarantine`
     checkpoints.json                   durable state of each log, and how the node stopped
 
-Replica directories without a replica in the metadata are strays: kept, reported, and never deleted,
-since missing metadata is no proof of unwanted data (mistake 9, docs/decisions/ten-mistakes.md).
+Replica directories without a replica in the metadata are strays. They are kept, reported, and never
+deleted, since missing metadata is no proof of unwanted data (mistake 9,
+docs/decisions/ten-mistakes.md).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from raftlog.world import Clock, Disk, DiskError, DiskFullError
 CLOSES_AT_ONCE_MAX: Final = 4
 """Most logs closed at the same time."""
 PER_TURN_MAX: Final = 256
-"""Most logs examined, discarded or closed in one turn of the event loop: some milliseconds."""
+"""Most logs examined, discarded or closed in one turn of the event loop, some milliseconds."""
 
 T = TypeVar("T")
 
@@ -82,19 +83,19 @@ class StorageTotals:
     syncs: int
     free_bytes: int
     scrubbed_bytes: int
-    """Read again by the scrubber since the start."""
+    """Bytes read again by the scrubber since the start."""
     scrub_damage: int
     """Segments in which the scrubber found damage."""
     producers: int
-    """Remembered idempotent producers."""
+    """Idempotent producers that the logs remember."""
     refused_producers: int
     """Appends refused because a log had no room for their new producers."""
     clock_skew_ms: int
-    """How far the wall clock is ahead of the cluster time."""
+    """Lead of the wall clock over the cluster time."""
 
 
 class LogManager:
-    """Owns the data directory's logs. Made by `open`; lives in the event loop."""
+    """Owns the data directory's logs. Made by `open`. Lives in the event loop."""
 
     def __init__(self, disk: Disk, clock: Clock, settings: StorageSettings, left: LastRun) -> None:
         self._disk = disk
@@ -127,9 +128,9 @@ class LogManager:
     async def open(
         cls, disk: Disk, clock: Clock, settings: StorageSettings | None = None
     ) -> LogManager:
-        """Read the state left by the last run, and remove its clean-shutdown marker, durably.
+        """Read the state of the last run and remove its clean-shutdown marker, durably.
 
-        Opens no log: call `open_replica` for each. Raises DiskError.
+        Opens no log. Call `open_replica` for each. Raises DiskError.
         """
         left = await disk.run(partial(read_last_run, disk))
         manager = cls(disk, clock, settings or StorageSettings(), left)
@@ -141,7 +142,7 @@ class LogManager:
         return manager
 
     def on_failed(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the reason once storage as a whole fails: the node must end."""
+        """Call `callback` with the reason once storage fails as a whole. The node must end."""
         self._maintenance.on_failed = callback
 
     @property
@@ -156,16 +157,16 @@ class LogManager:
 
     @property
     def oldest_sync_at(self) -> float | None:
-        """Monotonic start time of the oldest running sync; None without a sync."""
+        """Monotonic start time of the oldest running sync, or None."""
         return self._shared.flusher.oldest_sync_at
 
     def follow_cluster_time(self) -> None:
-        """Nothing ages before the first `note_cluster_time`: call it before `start`."""
+        """Stop ageing before the first `note_cluster_time`. Call it before `start`."""
         self._maintenance.retention_clock.follow_cluster_time()
         self._shared.is_date_known = False
 
     def note_cluster_time(self, cluster_ms: int, latest_ms: int) -> None:
-        """The cluster time has arrived: retention never runs ahead of it.
+        """Note the cluster time. Retention never runs ahead of it.
 
         Records up to `latest_ms`, the upper median of the clocks, are not of the future.
         """
@@ -179,7 +180,7 @@ class LogManager:
 
     @property
     def clock_skew_ms(self) -> int | None:
-        """How far the wall clock is ahead of the cluster time; None while that is unknown."""
+        """Lead of the wall clock over the cluster time, or None while unknown."""
         clock = self._maintenance.retention_clock
         return clock.skew_ms if clock.knows_cluster_time else None
 
@@ -188,11 +189,11 @@ class LogManager:
         self._maintenance.limit(reserve_bytes=reserve_bytes, scrub_bytes_per_s=scrub_bytes_per_s)
 
     def logs(self) -> dict[tuple[TopicId, PartitionId], Log]:
-        """All open logs, damaged and failed ones included."""
+        """All open logs, including damaged and failed logs."""
         return dict(self._logs)
 
     def find(self, topic_id: TopicId, partition: PartitionId) -> Log | None:
-        """The replica's open log; None if there is none."""
+        """Return the replica's open log, or None."""
         return self._logs.get((topic_id, partition))
 
     def strays(self) -> list[str]:
@@ -206,10 +207,10 @@ class LogManager:
     async def read_copy(
         self, topic_id: TopicId, partition: PartitionId, offset: Offset, max_bytes: int
     ) -> bytes:
-        """Intact batches of a replica's damaged files, from the one that holds `offset`.
+        """Intact batches of a replica's damaged files, from the batch that holds `offset`.
 
-        Of the log that is offline, or of the copies in quarantine; empty if none has it. The
-        batches are not known to be committed. Raises LogError.
+        Reads the log that is offline, or the copies in quarantine. Empty if none has the offset.
+        The batches are not known to be committed. Raises LogError.
         """
         directories = copies_of(self._quarantined, topic_id, partition)
         log = self._logs.get((topic_id, partition))
@@ -229,9 +230,9 @@ class LogManager:
     def is_lost(self, topic_id: TopicId, partition: PartitionId) -> bool:
         """Whether the files of a replica assigned before this start are gone.
 
-        A replica enters the checkpoint file before its first acknowledgement. So one without a
-        directory, or with an empty one, is new only if a complete checkpoint file does not name it.
-        A named one with an empty directory is damaged if its checkpoint has records.
+        A replica enters the checkpoint file before its first acknowledgement. So a replica without
+        a directory, or with an empty directory, is new only if a complete checkpoint file does not
+        name it. A named replica with an empty directory is damaged if its checkpoint has records.
         """
         name = replica_name(topic_id, partition)
         if self._found is not None and name in self._found.replicas:
@@ -240,7 +241,7 @@ class LogManager:
         return self._is_incomplete and not has_records
 
     async def all_known(self) -> None:
-        """The checkpoint file names all replicas of the metadata again. Raises DiskError."""
+        """Note that the checkpoint file names all replicas of the metadata. Raises DiskError."""
         if self._is_incomplete:
             await self._disk.run(partial(forget_missing, self._disk))
             self._is_incomplete = False
@@ -248,11 +249,11 @@ class LogManager:
     async def open_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
     ) -> Log:
-        """Open a replica's log, or with `create` begin one. An open log is returned as is.
+        """Open a replica's log, or start it with `create`. An open log is returned as is.
 
-        Many may be opened at once, and share their syncs. Durable on return. A damaged
-        log is returned too, with `state` DAMAGED. A known replica without a directory is damaged,
-        and not created again here. Raises LogError.
+        Many may be opened at once, and share their syncs. Durable on return. A damaged log is
+        returned too, with `state` DAMAGED. A known replica without a directory is damaged, and not
+        created again here. Raises LogError.
         """
         if self._closing:
             raise LogError(ILLEGAL_STATE, "The node is stopping.")
@@ -309,7 +310,8 @@ class LogManager:
             self._logs[topic_id, partition] = log
             self._strays.pop(name, None)
             self._maintenance.opened(log)
-            # Before the first append: a crash from here on must be known for one of this boot.
+            # This write precedes the first append, so that a crash from here on is known to be of
+            # this boot.
             await self._file.write()
         except DiskFullError as error:
             if checkpoint is None or checkpoint.restart_at is not None:
@@ -321,7 +323,7 @@ class LogManager:
                 full = disk_full(name)
                 log.discard(full)
                 raise full from error
-            # Without the file, a crash is taken for a power cut: less is known, nothing is lost.
+            # Without the file, a crash counts as a power cut. Less is known, nothing is lost.
             logger.warning("%s: the disk is full: %s", name, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
@@ -329,9 +331,9 @@ class LogManager:
         return log
 
     async def delete_topic(self, topic_id: TopicId) -> None:
-        """Close the topic's logs and trash its directory, durably; files are removed later.
+        """Close the topic's logs and trash its directory, durably.
 
-        Deleting what is not there is no error. Raises LogError.
+        The files are removed later. Deleting a missing topic is no error. Raises LogError.
         """
         gone = LogError(UNKNOWN_TOPIC, "The topic has been deleted.")
         async for key in _in_slices([key for key in self._logs if key[0] == topic_id]):
@@ -385,10 +387,10 @@ class LogManager:
             raise LogError(STORAGE_FAILED, f"{topic_id} is not closed: {error}") from error
 
     async def delete_replica(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """Close one log and trash its directory, durably; files are removed later.
+        """Close one log and trash its directory, durably.
 
-        Deleting a missing topic is no error. A crash before it returns can leave a stray. Raises
-        LogError.
+        The files are removed later. Deleting a missing replica is no error. A crash before return
+        can leave a stray. Raises LogError.
         """
         name = replica_name(topic_id, partition)
         await self._opened(name)
@@ -398,7 +400,8 @@ class LogManager:
         self._checkpoints.pop(name, None)
         self._strays.pop(name, None)
         try:
-            # First: a replica in the file without a directory counts as damaged.
+            # The file is written first, since a replica in the file without a directory counts as
+            # damaged.
             await self._file.write()
         except DiskFullError as error:
             logger.warning("%s: deleted while the disk is full: %s", name, error)
@@ -414,12 +417,12 @@ class LogManager:
     async def renew_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig
     ) -> Log:
-        """Quarantine the files of a replica out of service, and begin an empty log.
+        """Quarantine the files of a replica out of service, and start an empty log.
 
-        Call it once the metadata no longer counts on the replica's records: from here on the
-        records are gone for this node. Nothing is deleted. Durable on return; a crash before leaves
-        the old files, a damaged replica, or the new one. Raises LogError: ILLEGAL_STATE if the log
-        is in service, or if too many copies are kept already.
+        Call it once the metadata no longer counts on the replica's records. From here on the
+        records are gone for this node. Nothing is deleted. Durable on return. A crash before leaves
+        the old files, a damaged replica, or the new replica. Raises LogError, ILLEGAL_STATE if the
+        log is in service or too many copies are kept already.
         """
         return await self._replace(self._renew, topic_id, partition, config)
 
@@ -428,7 +431,7 @@ class LogManager:
     ) -> Log:
         """Open a damaged log again, as at the start, after `Log.repair_offline` returned True.
 
-        The mark of its damage goes with the first checkpoint of the new log: a crash before leaves
+        The mark of its damage goes with the first checkpoint of the new log. A crash before leaves
         a log to be repaired again. Raises LogError, ILLEGAL_STATE if the log is not damaged.
         """
         return await self._replace(self._reopen, topic_id, partition, config)
@@ -499,7 +502,7 @@ class LogManager:
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be renewed: {error}") from error
         # Until the next write of the file a start finds a known replica with a missing or empty
-        # directory: damaged again.
+        # directory, damaged again.
         self._checkpoints.pop(name, None)
         self._strays.pop(name, None)
         return await self._open(topic_id, partition, config, create=True)
@@ -532,14 +535,14 @@ class LogManager:
         self._maintenance.start()
 
     async def tick(self) -> None:
-        """One round of maintenance, for tests and simulations with their own time."""
+        """Run one round of maintenance, for tests and simulations with their time."""
         await self._maintenance.tick()
 
     async def close(self) -> None:
-        """Flush and checkpoint all logs; then write the clean marker of the logs that succeeded.
+        """Flush and checkpoint all logs, then mark the successful logs as clean.
 
         Logs that fail now are reported and scanned at the next start. Raises DiskError if the
-        marker could not be written: the next start is then an unclean one, and nothing is lost.
+        marker could not be written. The next start is then unclean, and nothing is lost.
         """
         self._closing = True
         await self._maintenance.stop()
@@ -566,13 +569,13 @@ class LogManager:
                 self._closed_clean.add(name)
 
     async def _collect(self) -> NodeCheckpoint:
-        """The content to write into the checkpoint file now. Examines changed logs only."""
+        """Collect the content for the checkpoint file. Examines changed logs only."""
         shared = self._shared
         if self._is_incomplete and not self._is_noted:
             # The disk was full at the start. Without the note, this file would hide a loss.
             await self._disk.run(partial(note_missing, self._disk))
             self._is_noted = True
-        # Those of a failed write are still missing in the file.
+        # The logs of a failed write are still missing in the file.
         changed: Iterable[LogCore] = self._logs.values() if self._clean_shutdown else shared.changed
         due = {**self._collected, **shared.unpublished, **dict.fromkeys(changed)}
         shared.unpublished.clear()
@@ -600,19 +603,19 @@ class LogManager:
 
     def _checkpoint_of(self, log: LogCore) -> ReplicaCheckpoint:
         """The log's checkpoint for the file, as of this run."""
-        # A log found damaged after a power cut may have lost records: its repair judges that.
+        # A log found damaged after a power cut may have lost records. Its repair judges that.
         is_pending = log.state is LogState.DAMAGED and log.start is StartKind.POWER_LOSS
         boot_id = "" if is_pending else self._boot_id
         return msgspec.structs.replace(log.current_checkpoint(), boot_id=boot_id, clean=False)
 
     def _name_in_use(self, log: LogCore) -> str | None:
-        """The replica's name; None if its log is another one by now, or closed."""
+        """The replica's name, or None if its log is closed or replaced."""
         name = log.directory.removeprefix(f"{REPLICAS}/")
         return name if self._logs.get(replica_key(name)) is log else None
 
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
-    """All items, with a turn for the event loop after some."""
+    """Yield all items, with a turn for the event loop after some."""
     for number, item in enumerate(list(items), start=1):
         yield item
         if number % PER_TURN_MAX == 0:
@@ -620,7 +623,7 @@ async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
-    """The known checkpoints of all replicas; without clean marks after an unclean stop."""
+    """The known checkpoints of all replicas, without clean marks after an unclean stop."""
     if found is None:
         return {}
     if found.clean_shutdown:

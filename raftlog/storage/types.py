@@ -1,4 +1,4 @@
-"""Settings, states and results of logs: plain values."""
+"""Plain values of logs (settings, states and results)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class FlushMode(StrEnum):
     """Condition under which an append counts as durable (promises 1 and 2)."""
 
     SYNC = "sync"
-    """Durable once synced to disk: every append starts a sync."""
+    """Durable once synced to disk. Every append starts a sync."""
     ASYNC = "async"
-    """Durable enough once in the operating system's cache: synced in the background."""
+    """Durable enough once in the operating system's cache, and synced in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Settings of one log, with the names and meanings of Kafka's topic configs where possible."""
+    """Settings of one log, with the names and meanings of Kafka's topic configs."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3_600_000
@@ -59,9 +59,9 @@ class StorageSettings:
     retention_interval_ms: int = 30_000
     """Interval at which each log is checked for due segments, and for compaction."""
     reserve_bytes: int = 4 << 20
-    """Room reserved for checkpoints, indexes and metadata; appends leave it free."""
+    """Bytes reserved for checkpoints, indexes and metadata, which appends leave free."""
     scrub_bytes_per_s: int = 8 << 20
-    """Rate of reading finished segments again to find damage; 0 turns scrubbing off."""
+    """Rate of reading finished segments again to find damage. 0 turns scrubbing off."""
     scrub_interval_s: int = 7 * 24 * 3600
     """Shortest time between two reads of the same segment."""
 
@@ -73,7 +73,7 @@ NO_EPOCH = LeaderEpoch(-1)
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Offsets of one appended batch; for a duplicate, those of the first append."""
+    """Offsets of one appended batch. A duplicate has the offsets of the first append."""
 
     base_offset: Offset
     last_offset: Offset
@@ -84,9 +84,9 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Whole, checked record batches, from the one containing the requested offset on.
+    """Whole, checked record batches, from the batch containing the requested offset on.
 
-    The next read begins at `next_offset`; without data, `next_offset` may be past the requested
+    The next read starts at `next_offset`. Without data, `next_offset` may be past the requested
     offset when compaction removed the records between.
     """
 
@@ -99,7 +99,8 @@ class LogState(StrEnum):
 
     ONLINE = "online"
     FAILED = "failed"
-    """An I/O error: the content of the disk is unknown. Not used again until the next start."""
+    """The content of the disk is unknown after an I/O error. Not used again until the next start.
+    """
     DAMAGED = "damaged"
     """Recovery found durable bytes changed or missing. The files are kept."""
     CLOSED = "closed"
@@ -107,7 +108,7 @@ class LogState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """A batch on disk that fails its check: never served, its bytes kept."""
+    """A batch on disk that fails its check. It is never served, and its bytes are kept."""
 
     segment_base_offset: Offset
     position: int
@@ -117,7 +118,7 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableBatch:
-    """An intact batch that cannot be decoded: compaction stops before it."""
+    """An intact batch that cannot be decoded. Compaction stops before it."""
 
     offset: Offset
     reason: str
@@ -125,7 +126,7 @@ class UnreadableBatch:
 
 @dataclass(frozen=True, slots=True)
 class PossibleLoss:
-    """After a power cut, records from `from_offset` on may have existed (flush=async)."""
+    """A power cut may have taken records from `from_offset` on (flush=async)."""
 
     from_offset: Offset
     torn_bytes: int
@@ -139,6 +140,7 @@ class CompactionReport:
     bytes_before: int
     bytes_after: int
     compacted_offset: Offset
-    """All below this offset has been compacted."""
+    """Offset below which all is compacted."""
     is_partial: bool = False
-    """More keys than one pass can map: another pass should follow at once."""
+    """Whether there are more keys than one pass can map. Then another pass should follow at once.
+    """

@@ -1,11 +1,11 @@
-"""The world: time, storage, chance and other nodes, behind small interfaces.
+"""Small interfaces to time, storage, randomness and the other nodes.
 
 Purpose: a node reaches clock, disk, network and randomness only through this package, so that the
 simulator runs the shipped code.
 
-Rules: interfaces hold no policy; the real implementations hold no decisions. All packages above use
-time, storage, other nodes and random bytes only through these interfaces. Helpers needed by several
-packages stand here once (`Backoff`, `Wakeup`, `read_small_file`).
+Rules: interfaces hold no policy. The real implementations hold no decisions. All packages above use
+time, storage, other nodes and random bytes only through these interfaces. Helpers that several
+packages need stand here once (`Backoff`, `Wakeup`, `read_small_file`).
 
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 DOUBLINGS_MAX: Final = 32
-"""Doublings after which a pause no longer grows, so that no count of attempts overflows a float."""
+"""Doublings after which a pause no longer grows. The bound keeps any count of attempts from
+overflowing a float."""
 
 
 @dataclass(frozen=True, slots=True)

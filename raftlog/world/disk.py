@@ -1,11 +1,11 @@
-"""The disk of a node: append, read, sync, and a few atomic operations.
+"""The disk of a node, with append, read, sync, and a few atomic operations.
 
 Paths are strings relative to the disk's root, with `/` between their parts. All calls but `run`
-block the caller; those that can wait for the device (`sync`, `sync_directory`, `replace`, `read` of
+block the caller. Calls that can wait for the device (`sync`, `sync_directory`, `replace`, `read` of
 cold data) belong inside `run`, off the event loop.
 
-A power cut leaves the bytes of a file up to the last returned `File.sync`, and names up to the last
-returned `sync_directory` (or `replace`). Nothing else may be assumed.
+After a power cut, the bytes of a file up to the last returned `File.sync` remain, and names up to
+the last returned `sync_directory` (or `replace`). Nothing else may be assumed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class DiskError(Exception):
-    """The disk failed. After a failed sync a file's state is unknown: never sync again."""
+    """The disk failed. After a failed sync a file's state is unknown, so never sync it again."""
 
 
 class DiskFullError(DiskError):
-    """No room. Nothing was written: the file is as it was before the call."""
+    """The disk has no room. Nothing was written, and the file is as before the call."""
 
 
 class File(Protocol):
@@ -35,7 +35,7 @@ class File(Protocol):
         ...
 
     def append(self, buffers: Sequence[Buffer]) -> int:
-        """Write all buffers at the end, in one gathered write; return their position.
+        """Write all buffers at the end, in one gathered write. Return their position.
 
         Raises DiskFullError (the file is as before) or DiskError. If a part was written and cannot
         be taken back, DiskError is raised and the file must not be used again.
@@ -43,11 +43,11 @@ class File(Protocol):
         ...
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`; fewer only at the end of the file. May block."""
+        """Read `length` bytes at `position`, or fewer at the end of the file. May block."""
         ...
 
     def read_cached(self, position: int, length: int) -> Buffer | None:
-        """Like `read` from memory only; None if the read would wait for the device."""
+        """Read from memory only. Return None if the read would wait for the device."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -55,9 +55,9 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return once every byte written so far is durable. Blocks: call it inside `Disk.run`.
+        """Return once every byte written so far is durable. Blocks, so call it inside `Disk.run`.
 
-        Raises DiskError. A failed sync is final: the caller stops using the file.
+        Raises DiskError. A failed sync is final, and the caller stops using the file.
         """
         ...
 
@@ -77,7 +77,10 @@ class Disk(Protocol):
     """One directory tree, owned by a node."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for appending and reading. Missing: created if `create`, else DiskError."""
+        """Open a file for appending and reading.
+
+        A missing file is created if `create`. Otherwise it raises DiskError.
+        """
         ...
 
     def exists(self, path: str) -> bool:
@@ -85,7 +88,7 @@ class Disk(Protocol):
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """Names in a directory, sorted. A missing directory is an empty one."""
+        """Names in a directory, sorted. A missing directory counts as empty."""
         ...
 
     def make_directory(self, path: str) -> None:
@@ -97,11 +100,11 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file. A missing one is no error. Open handles stay readable."""
+        """Remove a file, if it exists. Open handles stay readable."""
         ...
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all its content. A missing one is no error."""
+        """Remove a directory and all its content, if it exists."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -109,39 +112,40 @@ class Disk(Protocol):
         ...
 
     def replace(self, path: str, content: bytes) -> None:
-        """Durably replace a whole small file: temporary file, sync, rename, directory sync. Blocks.
+        """Durably replace a whole small file. Blocks.
 
-        After a crash the file holds the old content or the new, never a mixture.
+        Writes and syncs a temporary file, renames it and syncs the directory. After a crash the
+        file holds the old content or the new, never a mixture.
         """
         ...
 
     def free_bytes(self) -> int:
-        """Room left for an unprivileged writer."""
+        """Free bytes for an unprivileged writer."""
         ...
 
     def boot_id(self) -> str:
-        """Identity of the kernel's present run: after a change, unsynced bytes may be gone."""
+        """Identity of the kernel's present run. After a change, unsynced bytes may be gone."""
         ...
 
     async def sync_all(
         self, syncs: Sequence[Sync], on_begun: Callable[[], None]
     ) -> list[Exception | None]:
-        """Carry out syncs off the event loop; return the error of each.
+        """Execute syncs off the event loop, and return the error of each.
 
-        One error leaves the others alone. `on_begun` is called before each sync that begins alone,
-        and once for those that begin together, perhaps in another thread.
+        An error of one sync leaves the others alone. `on_begun` is called before each sync that
+        starts separately, and once for syncs that start together, perhaps in another thread.
         """
         ...
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run blocking disk work off the event loop; return its result or raise its error."""
+        """Run blocking work off the event loop, and return its result or raise its error."""
         ...
 
 
 def sync_each(
     disk: Disk, syncs: Sequence[Sync], on_begun: Callable[[], None]
 ) -> list[Exception | None]:
-    """`Disk.sync_all`, one sync after the other. Blocks."""
+    """Execute `Disk.sync_all`, one sync after the other. Blocks."""
 
     def sync(file: File, directory: str | None) -> None:
         on_begun()
@@ -149,11 +153,11 @@ def sync_each(
         if directory is not None:
             disk.sync_directory(directory)
 
-    return [attempt(partial(sync, *one)) for one in syncs]
+    return [attempt(partial(sync, file, directory)) for file, directory in syncs]
 
 
 def attempt(work: Callable[[], None]) -> Exception | None:
-    """Run one sync. An error is returned, so that one file's failure leaves the others alone."""
+    """Run one sync and return its error, so that the other files are still synced."""
     try:
         work()
     except Exception as error:
@@ -162,9 +166,9 @@ def attempt(work: Callable[[], None]) -> Exception | None:
 
 
 def read_small_file(disk: Disk, path: str, bytes_max: int) -> bytes | None:
-    """A file's content; None if there is no such file. Blocks. Raises DiskError.
+    """Read a file's content, or None if the file is missing. Blocks. Raises DiskError.
 
-    A file longer than `bytes_max` is cut there, so that its reader finds damage: None would mean a
+    A file longer than `bytes_max` is cut there, so that its reader finds damage. None would mean a
     missing file.
     """
     if not disk.exists(path):

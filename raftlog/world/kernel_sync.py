@@ -1,14 +1,14 @@
-"""Syncs of files by the kernel itself, without a thread of this process (Linux, io_submit(2)).
+"""Syncs of files by the kernel, without a thread of this process (Linux, io_submit(2)).
 
-A thread that waits in `fdatasync` needs the interpreter twice: to begin, and to tell the event loop
-of its end, while the loop wants it, too. Here one system call begins the syncs of several files,
-kernel threads carry them out, and an eventfd wakes the event loop. Measured beside threads in
-docs/decisions/group-commit.md.
+A thread that waits in `fdatasync` needs the interpreter twice, to start the sync and to notify the
+event loop of its end, while the loop wants the interpreter as well. Here one system call starts the
+syncs of several files, kernel threads execute them, and an eventfd wakes the event loop. Measured
+beside threads in docs/decisions/group-commit.md.
 
-The calls have no binding in the standard library, and are made through ctypes. Their failures are
-those of `fdatasync`, with the same promise: each error of the device is reported once for each open
-file. Where the kernel, its sandbox or the file system offers no such sync, `begin` says so before
-anything has begun.
+The standard library has no binding for the calls, so they are made through ctypes. They fail as
+`fdatasync` does, with the same promise that each error of the device is reported once for each open
+file. Where the kernel, its sandbox or the file system offers no such sync, `begin` raises before
+any sync has started.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 SYNCS_MAX: Final = 128
-"""Syncs at once."""
+"""Most syncs at once."""
 NOT_BEGUN: Final = -1
-"""In place of an errno: the kernel did not take this one of several files."""
+"""Result of a file that the kernel did not accept, in place of an errno."""
 _FDATASYNC: Final = 3
 _NOTIFIES: Final = 1
 _GENERIC: Final = (0, 1, 2, 4)
@@ -34,11 +34,11 @@ _NUMBERS: Final = {
     "riscv64": _GENERIC,
     "loongarch64": _GENERIC,
 }
-"""Of io_setup, io_destroy, io_submit and io_getevents, by machine (all little-endian)."""
+"""Numbers of io_setup, io_destroy, io_submit and io_getevents (all little-endian machines)."""
 
 
 class KernelSyncError(Exception):
-    """The kernel does not sync that way; nothing has begun."""
+    """The kernel does not sync that way, and no sync has started."""
 
 
 class _Request(ctypes.Structure):
@@ -72,10 +72,10 @@ class _Event(ctypes.Structure):
 
 
 class _Waiter(NamedTuple):
-    """Syncs that were begun together."""
+    """Syncs that were started together."""
 
     results: dict[int, int]
-    """By place in the call."""
+    """Results by place in the call."""
     wanted: int
     future: asyncio.Future[list[int]]
 
@@ -88,7 +88,7 @@ class KernelSyncs:
         if numbers is None:
             raise KernelSyncError("not on this machine")
         self._setup, self._destroy, self._submit, self._events_of = numbers
-        # It keeps the interpreter: none of the calls waits, but those of `close`.
+        # PyDLL keeps the interpreter. None of the calls waits, except those of `close`.
         self._call = ctypes.PyDLL(None, use_errno=True).syscall
         self._call.restype = ctypes.c_long
         self._context = ctypes.c_uint64(0)
@@ -104,14 +104,14 @@ class KernelSyncs:
         self._submitted = (ctypes.c_void_p * SYNCS_MAX)()
         self._events = (_Event * SYNCS_MAX)()
         self._waiting: dict[int, tuple[_Waiter, int]] = {}
-        """By the number of the request: its waiter, and the place in the call."""
+        """Waiter and place in the call, by the number of the request."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, descriptors: Sequence[int]) -> asyncio.Future[list[int]]:
-        """Begin to sync open files; the future gets 0, an errno or NOT_BEGUN for each.
+        """Start to sync open files. The future returns 0, an errno or NOT_BEGUN for each.
 
-        Cancelling the future does not stop the syncs: the files must stay open. Raises
-        KernelSyncError: none has begun.
+        Cancelling the future does not stop the syncs, so the files must stay open. Raises
+        KernelSyncError if no sync has started.
         """
         count = len(descriptors)
         if count > len(self._free):
@@ -123,7 +123,7 @@ class KernelSyncs:
         for place, (number, descriptor) in enumerate(zip(numbers, descriptors, strict=True)):
             self._requests[number].descriptor = descriptor
             self._submitted[place] = self._addresses[number]
-        # The kernel takes requests in order, and stops at the first that it refuses.
+        # The kernel accepts requests in order, and stops at the first that it rejects.
         begun = self._call(self._submit, self._context, ctypes.c_long(count), self._submitted)
         self._free += numbers[max(begun, 0) :]
         if begun <= 0:
@@ -170,6 +170,6 @@ class KernelSyncs:
             self._free.append(event.data)
             waiter.results[place] = -event.result
             if len(waiter.results) == waiter.wanted and not waiter.future.done():
-                # A loop closed meanwhile has no waiter left.
+                # A loop closed since then has no waiter left.
                 with suppress(RuntimeError):
                     waiter.future.set_result([waiter.results[at] for at in range(waiter.wanted)])

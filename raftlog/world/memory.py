@@ -1,11 +1,11 @@
-"""Keep large blocks of memory in the heap of the C library, and only one heap.
+"""Keep large blocks of memory in the only heap of the C library.
 
 Record batches come and go as blocks of 100 kB to some MB. By default each block is mapped from the
-system, cleared page by page on first use, and unmapped again: a third of a busy node's processor
-time. Blocks kept in the heap are reused as they are.
+system, cleared page by page on first use, and unmapped again, which takes a third of a busy node's
+processor time. Blocks kept in the heap are reused as they are.
 
-By default threads have heaps of their own, which never return what they keep: after an attack of
-decompression bombs these were half of a node's memory.
+By default each thread has its heap, which never returns what it keeps. After an attack of
+decompression bombs these heaps were half of a node's memory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import ctypes
 from typing import Final
 
 MMAP_THRESHOLD_BYTES: Final = 32 << 20
-"""Larger blocks are mapped, and returned at once: the maximum of glibc."""
+"""Bound above which blocks are mapped, and returned at once. It is the maximum of glibc."""
 TRIM_THRESHOLD_BYTES: Final = 128 << 20
-"""More free memory at the end of the heap is returned to the system."""
+"""Bytes of free memory kept at the end of the heap. More is returned to the system."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3

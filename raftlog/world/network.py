@@ -1,13 +1,13 @@
-"""The network between nodes: kept, authenticated connections of whole messages.
+"""The network between nodes, with kept, authenticated connections of whole messages.
 
-A connection belongs to a *channel* (its protocol's name) and opens with a *hello* from each side:
+A connection belongs to a *channel* (its protocol's name) and opens with a *hello* from each side,
 bytes with the side's identity. The called side may reject the caller by a `RejectedError`, and so
-may the caller after reading the answer. By then both sides have proven to hold the cluster's
+may the caller after reading the response. By then both sides have proven to hold the cluster's
 secret.
 
-A connection promises: messages arrive whole, in order, none twice, none missing in between. No
-promise: the last messages before the end may be lost, and either side may learn of the end late. A
-vanished peer shows only by its silence; `peer.channel` watches for that.
+A connection promises that messages arrive whole, in order, none twice, none missing in between. The
+last messages before the end may be lost, and either side may notice the end late. A vanished peer
+shows only by its silence. `peer.channel` watches for that.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from typing import Final, Protocol, TypeAlias
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A longer message ends the connection, on either side."""
 QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bound of bytes waiting to be sent; a connection with more ends: its peer does not read."""
+"""Most bytes waiting to be sent. A connection with more ends, since its peer does not read."""
 
 
 class NetworkError(Exception):
-    """No connection: no answer in time, or no route to the peer."""
+    """No connection, because no response came in time or no route exists."""
 
 
 class RefusedError(NetworkError):
-    """The address refuses connections: the machine is up, the process is not."""
+    """The address refuses connections, so the machine is up and the process is not."""
 
 
 class RejectedError(Exception):
     """The peer is up and rejects the connection. `code` is of the error table."""
 
     def __init__(self, code: int, message: str, *, is_proven: bool = True) -> None:
-        """`is_proven`: by a node that holds the secret; otherwise anything may have answered."""
+        """`is_proven` means that the responding node holds the secret. Otherwise any program may
+        have responded."""
         super().__init__(message)
         self.code = code
         self.is_proven = is_proven
@@ -63,11 +64,11 @@ class Connection(Protocol):
         ...
 
     def send(self, message: bytes) -> None:
-        """Send a message. Never blocks, never raises; no effect on an ended connection."""
+        """Send a message. Never blocks, never raises, has no effect on an ended connection."""
         ...
 
     def close(self) -> None:
-        """End the connection; messages that have not left are lost. Harmless if it has ended."""
+        """End the connection. Messages not sent yet are lost. Harmless if it has ended."""
         ...
 
 
@@ -91,11 +92,11 @@ class Acceptor(Protocol):
     """The called side of a channel."""
 
     def hello(self, hello: bytes) -> bytes:
-        """This side's hello, in answer to a caller's. Raises RejectedError."""
+        """Return this side's hello in response to a caller's. Raises RejectedError."""
         ...
 
     def opened(self, connection: Connection) -> Receiver:
-        """Take the connection of an answered caller. Raises RejectedError."""
+        """Take the connection of an accepted caller. Raises RejectedError."""
         ...
 
 
@@ -113,9 +114,9 @@ class Network(Protocol):
         ...
 
     async def is_refused(self, address: str, *, timeout_s: float) -> bool:
-        """Whether `address` refuses connections. False also if no answer comes in time."""
+        """Whether `address` refuses connections. False also if no response comes in time."""
         ...
 
     def accept(self, channel: str, acceptor: Acceptor) -> None:
-        """Let other nodes open connections of that channel; rejected until then."""
+        """Let other nodes open connections of that channel, which are rejected until then."""
         ...

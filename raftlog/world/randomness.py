@@ -1,4 +1,4 @@
-"""Randomness of a node: seeded in simulation, the system's in production."""
+"""Randomness of a node, seeded in simulation and the system's in production."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Randomness(Protocol):
-    """Where unpredictable bytes come from."""
+    """Source of unpredictable bytes."""
 
     def token(self, length: int) -> bytes:
         """`length` unique bytes, for ids and secrets."""
         ...
 
     def uniform(self, low: float, high: float) -> float:
-        """A number in [low, high]: for jitter."""
+        """A number in [low, high], for jitter."""
         ...
 
 

@@ -2,9 +2,9 @@
 
 The system calls' promises, and their use here:
 
-- a gathered write may be cut short (no room, a signal, 2 GiB): it is continued or taken back whole;
-- `fdatasync` makes a file's bytes and size durable, but not its name: names take an `fsync` of the
-  directory;
+- A gathered write may be cut short (no room, a signal, 2 GiB). It is continued or taken back whole.
+- `fdatasync` makes a file's bytes and size durable, but not its name. Names take an `fsync` of the
+  directory.
 - `preadv2(RWF_NOWAIT)` reads from the page cache or not at all. Where a file system lacks it
   (tmpfs, some network mounts), nothing counts as cached and readers use the pool.
 """
@@ -60,12 +60,12 @@ class FileSystemFile:
 
     @property
     def path(self) -> str:
-        """As it was opened."""
+        """The path, as it was opened."""
         return self._path
 
     @property
     def descriptor(self) -> int:
-        """For the calls of this package."""
+        """The descriptor, for the calls of this package."""
         return self._descriptor
 
     @property
@@ -87,7 +87,7 @@ class FileSystemFile:
         return start
 
     def _write_rest(self, buffers: Sequence[Buffer], start: int, written: int) -> None:
-        """Continue a write cut short by the kernel, or of too many buffers for one call."""
+        """Continue a write that the kernel cut short or that has too many buffers."""
         position = start + written
         skip = written
         rest: list[memoryview] = []
@@ -109,7 +109,7 @@ class FileSystemFile:
                 rest[0] = rest[0][count:]
 
     def _take_back(self, start: int, error: OSError) -> NoReturn:
-        """Cut off whatever part of a failed write arrived."""
+        """Cut off any part of a failed write that arrived."""
         try:
             os.ftruncate(self._descriptor, start)
         except OSError as second:
@@ -120,7 +120,7 @@ class FileSystemFile:
         _fail("write", self._path, error)
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`."""
+        """Read `length` bytes at `position`, or fewer at the end of the file."""
         try:
             data = os.pread(self._descriptor, length, position)
             if len(data) == length or position + len(data) >= self._size:
@@ -136,7 +136,7 @@ class FileSystemFile:
             _fail("read", self._path, error)
 
     def read_cached(self, position: int, length: int) -> Buffer | None:
-        """Like `read`, from the page cache only."""
+        """Read from the page cache only."""
         if not self._nowait:
             return None
         length = min(length, self._size - position)
@@ -296,8 +296,8 @@ class FileSystemDisk:
             file.append([content])
             file.sync()
         except DiskError:
-            # Best effort: the error on its way up matters, and the next replacement removes a
-            # left-over temporary file.
+            # Removal is best effort, since the raised error matters more. The next replacement
+            # removes a left-over temporary file.
             with suppress(DiskError):
                 self.remove(temporary)
             raise
@@ -307,11 +307,11 @@ class FileSystemDisk:
         self.sync_directory(path.rpartition("/")[0])
 
     def free_bytes(self) -> int:
-        """Room left for an unprivileged writer."""
+        """Free bytes for an unprivileged writer."""
         try:
             status = os.statvfs(self._root)
         except OSError as error:
-            _fail("ask for the free space of", self._root, error)
+            _fail("read the free space of", self._root, error)
         return status.f_bavail * status.f_frsize
 
     def boot_id(self) -> str:
@@ -321,31 +321,31 @@ class FileSystemDisk:
     async def sync_all(
         self, syncs: Sequence[Sync], on_begun: Callable[[], None]
     ) -> list[Exception | None]:
-        """Carry out syncs: together by the kernel, else one by one on a thread."""
+        """Execute syncs together in the kernel, or else one by one on a thread."""
         by_threads = partial(sync_each, self, on_begun=on_begun)
         begun = self._begun_by_kernel(syncs)
         if begun is None:
             return await self._threads.run(partial(by_threads, syncs))
         on_begun()
         errors: list[Exception | None] = []
-        for one, result in zip(syncs, await begun, strict=True):
+        for sync, result in zip(syncs, await begun, strict=True):
             error: Exception | None = None
             if result == NOT_BEGUN:
-                [error] = await self._threads.run(partial(by_threads, [one]))
+                [error] = await self._threads.run(partial(by_threads, [sync]))
             elif result:
-                error = _sync_error(_file_of(one).path, OSError(result, os.strerror(result)))
-            elif one.directory is not None:
-                sync_name = partial(self.sync_directory, one.directory)
+                error = _sync_error(_file_of(sync).path, OSError(result, os.strerror(result)))
+            elif sync.directory is not None:
+                sync_name = partial(self.sync_directory, sync.directory)
                 error = await self._threads.run(partial(attempt, sync_name))
             errors.append(error)
         return errors
 
     def _begun_by_kernel(self, syncs: Sequence[Sync]) -> asyncio.Future[list[int]] | None:
-        """The results to come; None: nothing has begun."""
+        """Start the syncs in the kernel. None if no sync has started."""
         if self._kernel_syncs is None:
             return None
         try:
-            return self._kernel_syncs.begin([_file_of(one).descriptor for one in syncs])
+            return self._kernel_syncs.begin([_file_of(sync).descriptor for sync in syncs])
         except KernelSyncError:
             return None
 
@@ -354,7 +354,7 @@ class FileSystemDisk:
         return await self._threads.run(work)
 
     def close(self) -> None:
-        """Wait for running work, then let go of the directory. Closing twice is allowed."""
+        """Wait for running work, then release the directory. Closing twice is allowed."""
         if self._lock >= 0:
             self._threads.close()
             if self._kernel_syncs is not None:
@@ -363,14 +363,14 @@ class FileSystemDisk:
             os.close(lock)
 
     def _at(self, path: str) -> str:
-        # Names come from ids and offsets, never from users; an escape is a broken invariant.
+        # Names come from ids and offsets, never from users, so an escape is a broken invariant.
         assert path[:1] != "/", f"illegal path {path!r}"
         assert ".." not in path, f"illegal path {path!r}"
         return f"{self._root}/{path}"
 
 
 def _read_boot_id() -> str:
-    """Linux tells; elsewhere every start counts as a new boot, which assumes the worst."""
+    """Read Linux's boot id. Elsewhere every start counts as a new boot, which assumes the worst."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -387,10 +387,10 @@ def _fail_sync(path: str | Path, error: OSError) -> NoReturn:
 
 
 def _sync_error(path: str | Path, error: OSError) -> DiskError:
-    """A failed sync is an error even where the cause is missing room: bytes were lost."""
+    """Build the error of a failed sync. Even with missing room as its cause, bytes were lost."""
     return DiskError(f"cannot sync {path}: {error.strerror}")
 
 
-def _file_of(one: Sync) -> FileSystemFile:
-    assert isinstance(one.file, FileSystemFile)
-    return one.file
+def _file_of(sync: Sync) -> FileSystemFile:
+    assert isinstance(sync.file, FileSystemFile)
+    return sync.file

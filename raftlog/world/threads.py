@@ -1,7 +1,7 @@
 """Threads for blocking work, with the shortest way there and back.
 
 `loop.run_in_executor` makes a future of each kind, links them, and takes several locks for every
-call. A sync of a small write takes 0.2 ms; this overhead would be a third of the sync, on the event
+call. A sync of a small write takes 0.2 ms. This overhead would be a third of the sync, on the event
 loop's thread. Here a call is one queue entry and one wake-up of the loop.
 """
 
@@ -20,7 +20,7 @@ _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"
 
 
 class Threads:
-    """At most `threads_max` daemon threads, started when they are first needed."""
+    """A pool of at most `threads_max` daemon threads, started when first needed."""
 
     def __init__(self, threads_max: int, name: str) -> None:
         self._threads_max = threads_max
@@ -32,7 +32,7 @@ class Threads:
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on a thread; return its result or raise its error.
+        """Run `work` on a thread, and return its result or raise its error.
 
         Cancelling the wait does not stop the work. Call from one event loop only.
         """
@@ -69,10 +69,10 @@ class Threads:
                 result = work()
             except BaseException as caught:  # the waiter handles every error
                 error = caught
-            # A loop closed meanwhile has no waiter left.
+            # A loop closed since then has no waiter left.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, future, result, error)
-            # Not kept alive while waiting for the next job.
+            # Release the last job while waiting for the next job.
             del job, work, future, result, error
 
     def _settle(

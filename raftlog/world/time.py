@@ -10,16 +10,19 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Two clocks that must not be mixed: wall time, for people, and monotonic time, for waiting."""
+    """Two clocks that must not be mixed, wall time and monotonic time.
+
+    Wall time is for people, monotonic time for waiting.
+    """
 
     def time_ms(self) -> int:
-        """Milliseconds since the Unix epoch. May jump either way; not for measuring."""
+        """Milliseconds since the Unix epoch. May jump either way, so it is not for measuring."""
         ...
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start. Never goes back.
 
-        Counts the time for which the machine was suspended: a lease, a session or an election
+        Counts the time for which the machine was suspended, so a lease, a session or an election
         timeout ends on time whatever the machine did.
         """
         ...
@@ -50,7 +53,7 @@ class SystemClock:
 
 
 def _choose_elapsed_s() -> Callable[[], float]:
-    """CLOCK_BOOTTIME where the kernel has it (Linux); elsewhere the best there is."""
+    """Choose CLOCK_BOOTTIME where the kernel has it (Linux), or the best clock elsewhere."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     if boottime is None:
         return time.monotonic
@@ -62,7 +65,7 @@ def _choose_elapsed_s() -> Callable[[], float]:
 
 
 _elapsed_s: Final = _choose_elapsed_s()
-"""Chosen once: two clocks of different origin must never meet in one process."""
+"""The one clock of the process, since two clocks of different origin must never meet."""
 
 
 class Wakeup:
@@ -84,7 +87,7 @@ class Wakeup:
         if not self._is_set:
             delay_s = None if until is None else until - self._clock.monotonic()
             if delay_s is not None and delay_s <= 0:
-                # Other tasks run, too, however late this one is.
+                # Other tasks run first, however late this task is.
                 await asyncio.sleep(0)
             else:
                 await self._woken(delay_s)
@@ -103,7 +106,7 @@ class Wakeup:
         finally:
             self._waiter = None
             if sleeper is not None:
-                # A cancelled sleeper ends in the loop's next iteration: no need to wait.
+                # A cancelled sleeper ends in the loop's next iteration, so nothing waits for it.
                 sleeper.cancel()
 
 

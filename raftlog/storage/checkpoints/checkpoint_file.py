@@ -1,7 +1,7 @@
-"""The node's checkpoint file: read with the names of replicas, replaced when logs change.
+"""The node's checkpoint file, read with the names of replicas, replaced when logs change.
 
-Replacements never overlap, and callers arriving during one share the next: a thousand logs changed
-at once cost two writes.
+Replacements never overlap, and callers arriving during a replacement share the next. A thousand
+logs changed at once cost two writes.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from raftlog.world import Clock, Disk, DiskError, DiskFullError, read_small_file
 
 CHECKPOINT_NAME: Final = "checkpoints.json"
 STARTED_NAME: Final = "checkpoints.json.started"
-"""The file's name after a start on a full disk: only a rename needs no room."""
+"""Name of the file after a start on a full disk. Only a rename needs no room."""
 UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
 MISSING_NAME: Final = "checkpoints.json.missing"
-"""There while a start without the file is not over: see `note_missing`."""
+"""Note of a start without the file that is not over, see `note_missing`."""
 
 PAUSE_RATIO: Final = 2
-"""Pause between two writes, as a multiple of the first one's duration: opening a thousand logs must
-not spend its time on a write for each."""
+"""Pause between two writes, as a multiple of the first write's duration. Opening a thousand logs
+must not spend its time on a write for each."""
 PAUSE_S_MAX: Final = 1.0
-"""The longest pause. A write of longer duration waited for a stalled disk; the stall is over, and
-no replica is opened or removed until the next write. Once a second the file is written anyway."""
+"""Longest pause. A longer write waited for a stalled disk. The stall is over, and no replica is
+opened or removed until the next write. The file is written once a second anyway."""
 
 logger = logging.getLogger(__name__)
 
 
 def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
-    """The checkpoint of the last run; None without a trustworthy file.
+    """Read the checkpoint of the last run, or None without a trustworthy file.
 
-    An unreadable file is renamed for the operator: every log is then scanned from its start, and
+    An unreadable file is renamed for the operator. Every log is then scanned from its start, and
     only an end that no valid batch follows is cut. Blocks. Raises DiskError.
     """
     name = CHECKPOINT_NAME if disk.exists(CHECKPOINT_NAME) else STARTED_NAME
@@ -53,7 +53,7 @@ def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
         return None
     checkpoint = decode_checkpoint(data)
     if isinstance(checkpoint, CheckpointUnreadable):
-        logger.error("%s: %s; all logs are scanned.", name, checkpoint.reason)
+        logger.error("%s: %s. All logs are scanned.", name, checkpoint.reason)
         disk.rename(name, UNREADABLE_NAME)
         disk.sync_directory("")
         return None
@@ -63,18 +63,18 @@ def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
 
 
 def take_marker_away(disk: Disk) -> None:
-    """Make the next start an unclean one without writing a byte. Blocks. Raises DiskError."""
+    """Make the next start unclean without writing a byte. Blocks. Raises DiskError."""
     if disk.exists(CHECKPOINT_NAME):
         disk.rename(CHECKPOINT_NAME, STARTED_NAME)
         disk.sync_directory("")
 
 
 def note_missing(disk: Disk) -> None:
-    """Note that a start without a readable checkpoint file is not over. Blocks. Raises DiskError.
+    """Note that a start without a readable checkpoint file is not over.
 
-    Kept on disk, because the next file is written before all replicas are known: without the note,
-    a later start would take a replica whose files are gone for one that never had any. So no file
-    is written before the note.
+    Kept on disk, because the next file is written before all replicas are known. Without the note,
+    a later start would mistake a replica without its files for a replica that never had files.
+    So no file is written before the note. Blocks. Raises DiskError.
     """
     disk.replace(MISSING_NAME, b"The checkpoint file was missing or unreadable.\n")
 
@@ -85,7 +85,7 @@ def is_missing_noted(disk: Disk) -> bool:
 
 
 def forget_missing(disk: Disk) -> None:
-    """All replicas are known again. Blocks. Raises DiskError."""
+    """Note that all replicas are known again. Blocks. Raises DiskError."""
     if disk.exists(MISSING_NAME):
         disk.remove(MISSING_NAME)
         disk.sync_directory("")
@@ -99,16 +99,19 @@ class LastRun:
     names: list[str]
     """All replica directories."""
     empty: list[str]
-    """Of these, the ones without a segment, if the checkpoint file does not name all replicas."""
+    """Replica directories without a segment. Empty if the checkpoint file names all replicas."""
     quarantined: list[str]
     is_incomplete: bool
-    """The checkpoint file does not name all replicas."""
+    """Whether the checkpoint file does not name all replicas."""
     is_noted: bool
-    """The disk has a note of that: see `note_missing`."""
+    """Whether the disk has a note that the file is incomplete, see `note_missing`."""
 
 
 def read_last_run(disk: Disk) -> LastRun:
-    """Read what the last run left; note a missing checkpoint file. Blocks. Raises DiskError."""
+    """Read the state of the last run and note a missing checkpoint file.
+
+    Blocks. Raises DiskError.
+    """
     found = read_checkpoint(disk)
     if found is None:
         try:
@@ -146,9 +149,10 @@ class CheckpointFile:
         collect: Callable[[], Awaitable[NodeCheckpoint]],
         written: Callable[[NodeCheckpoint], None] | None = None,
     ) -> None:
-        """`collect` returns the content to write; `written` is called once the content is durable.
+        """Make a writer of the file.
 
-        The content must not change afterwards: a disk thread encodes it.
+        `collect` returns the content to write. `written` is called once the content is durable. The
+        content must not change afterwards, because a disk thread encodes it.
         """
         self.failure: DiskError | None = None
         self.writes = 0
@@ -161,10 +165,10 @@ class CheckpointFile:
         self._next: asyncio.Task[None] | None = None
 
     async def write(self) -> None:
-        """Return once the file holds the present result of `collect`, or a later one.
+        """Return once the file holds the present result of `collect`, or a later result.
 
         Raises DiskFullError, after which the old content stands and a later call may succeed, or
-        DiskError, after which none will.
+        DiskError, after which no call will succeed.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._write(self._running))
@@ -172,7 +176,7 @@ class CheckpointFile:
 
     async def _write(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
-            # An error of the earlier write goes to its own callers.
+            # An error of the earlier write goes to the callers of that write.
             await asyncio.wait([before])
         began = self._clock.monotonic()
         if began < self._pause_until:

@@ -1,19 +1,20 @@
-"""Content of the node's checkpoint file: durable state, recovery points, kind of stop.
+"""The content of the node's checkpoint file.
 
-One small JSON document with a CRC-32C, replaced whole. The file is written after everything named
-there is durable, so it may lag behind the logs but never runs ahead.
+It holds durable state, recovery points and the kind of stop, in one small JSON document with a
+CRC-32C that is replaced whole. The file is written after everything named there is durable, so it
+may lag behind the logs but never runs ahead.
 
 The clean-shutdown marker is written last at a stop and removed, durably, at the next start before
-anything else is written: a marker found at a start is true.
+anything else is written. So a marker found at a start is true.
 
 With flush=async a record may be acknowledged before its sync, so a power cut may take records other
 replicas count on. The next start decides by the checkpoint, not by the topic's setting, which may
-have changed since. Hence two rules: ASYNC takes effect once the checkpoint file says ASYNC; and the
-file goes on saying ASYNC until every record acknowledged meanwhile is synced.
+have changed since. Hence two rules. ASYNC takes effect once the checkpoint file has ASYNC. The file
+keeps ASYNC until every record acknowledged under ASYNC is synced.
 
-A log without appends for a while rests: it is synced, in SYNC, and the file says so. A power cut
+A log without appends for a while rests. It is synced, in SYNC, and the file has SYNC. A power cut
 then takes no record, and the partition does not have to report a loss. The next append wakes the
-log: it is acknowledged once synced, and ASYNC takes effect with the next file.
+log. The append is acknowledged once synced, and ASYNC takes effect with the next file.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from raftlog.storage.types import FlushMode, PossibleLoss
 
 CHECKPOINT_VERSION = 1
 CHECKPOINT_BYTES_MAX = 64 << 20
-"""A larger checkpoint file is not read: 100,000 replicas need about 10 MB."""
+"""Size beyond which a checkpoint file is not read. 100,000 replicas need about 10 MB."""
 
 REPLICAS_PER_PIECE_MAX: Final = 1_000
-"""Replicas encoded by one call: about a millisecond."""
+"""Replicas encoded by one call, in about a millisecond."""
 
 
 class StartKind(StrEnum):
@@ -43,7 +44,7 @@ class StartKind(StrEnum):
     CLEAN = "clean"
     """Everything was synced and checkpointed at the last stop."""
     PROCESS_CRASH = "process_crash"
-    """The kernel went on running: every byte written is there, a prefix of the last write too."""
+    """The kernel kept running. Every byte written is there, with a prefix of the last write."""
     POWER_LOSS = "power_loss"
     """Unsynced bytes may be missing, in any pattern."""
 
@@ -59,9 +60,9 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     """The durable state of one log."""
 
     recovery_point: Offset
-    """Everything derived from records below this offset is durable; scans start here."""
+    """Offset below which everything derived from records is durable. Scans start here."""
     flushed_offset: Offset
-    """Records below this offset were synced. An invalid one is damage."""
+    """Offset below which records were synced. An invalid record there is damage."""
     log_start_offset: Offset
     high_watermark: Offset
     segment_base_offset: Offset
@@ -72,38 +73,39 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     """Entries of the segment's offset index below the recovery point."""
     time_index_entries: int
     gaps_below: Offset = Offset(0)
-    """Below this offset compaction may have left gaps between batches."""
+    """Offset below which compaction may have left gaps between batches."""
     compaction: CompactionHistory = CompactionHistory()
     boot_id: str = ""
     """The kernel's run in which the replica was last open."""
     clean: bool = False
-    """The log was closed, and not written since."""
+    """Whether the log was closed, and not written since."""
     aborted_entries: int = 0
     """Entries of the segment's aborted index below the recovery point."""
     damage: str = ""
-    """Why the replica is offline, until its repair: later starts must not forget the damage."""
+    """Reason why the replica is offline, until its repair. Later starts must not forget the damage.
+    """
     first_appends: tuple[FirstAppend, ...] = ()
-    """First appends of the first segment, the last non-empty one, and some between; rising."""
+    """First appends of the first segment, the last non-empty segment, and some between. Rising."""
     possible_loss: PossibleLoss | None = None
-    """Records a power cut may have taken, until the owner has dealt with the loss."""
+    """Records that a power cut may have taken, until the owner has handled the loss."""
     restart_at: Offset | None = None
-    """The log is being emptied, to begin again here; old files may be left over."""
+    """Offset of a log that is being emptied, to start again here. Old files may be left over."""
     flush: FlushMode | None = None
-    """ASYNC: records may have been acknowledged before they were synced, since this was written or
-    before. The topic's setting at the next start proves nothing: it may have changed. None: written
-    by a version without this field."""
+    """Flush mode that bounds a loss. ASYNC means that records may have been acknowledged before
+    they were synced, since this was written or before. The topic's setting at the next start proves
+    nothing, because it may have changed. None was written by a version without this field."""
     is_unknown: bool = False
-    """No checkpoint could be read when the log was found damaged: its repair must not count on the
-    promises above."""
+    """Whether no checkpoint could be read when the log was found damaged. Its repair must not count
+    on the promises above."""
 
 
 class NodeCheckpoint(msgspec.Struct, frozen=True):
     """The whole file."""
 
     clean_shutdown: bool
-    """The node stopped in order, and has not started since."""
+    """Whether the node stopped in order, and has not started since."""
     replicas: dict[str, ReplicaCheckpoint]
-    """By replica directory name, `<topic id>/<partition>`."""
+    """Checkpoints by replica directory name, `<topic id>/<partition>`."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -131,7 +133,7 @@ def encode_checkpoint(checkpoint: NodeCheckpoint) -> bytes:
 
 
 def _encode_content(checkpoint: NodeCheckpoint) -> bytes:
-    """The document, encoded in pieces: one call would hold the interpreter lock all the time."""
+    """Encode the document in pieces. One call would hold the interpreter lock all the time."""
     front = msgspec.json.encode(NodeCheckpoint(checkpoint.clean_shutdown, {}))
     pieces = []
     replicas = iter(checkpoint.replicas.items())
@@ -155,10 +157,10 @@ def decode_checkpoint(data: bytes) -> NodeCheckpoint | CheckpointUnreadable:
 
 
 def start_kind(node: NodeCheckpoint | None, replica: str, boot_id: str) -> StartKind:
-    """The kind of stop for a replica's files; the worst where nothing is known.
+    """Kind of stop for a replica's files, or the worst kind if unknown.
 
-    Decided for each replica: a replica not opened in the last run may still be as the run before
-    left it.
+    Decided for each replica, since a replica not opened in the last run may still be as the run
+    before left it.
     """
     checkpoint = None if node is None else node.replicas.get(replica)
     if node is None or checkpoint is None or checkpoint.is_unknown:
@@ -171,7 +173,7 @@ def start_kind(node: NodeCheckpoint | None, replica: str, boot_id: str) -> Start
 
 
 class EffectiveFlushMode:
-    """The flush mode of one log, which ASYNC becomes only once the checkpoint file says so."""
+    """The flush mode of one log. ASYNC takes effect only after the checkpoint file has it."""
 
     __slots__ = ("_async_end", "_is_resting", "_wanted", "mode")
 
@@ -179,7 +181,7 @@ class EffectiveFlushMode:
         may_be_async = checkpoint is None or checkpoint.flush is FlushMode.ASYNC
         self._wanted = wanted
         self._async_end = Offset(0)
-        """Records below may have been acknowledged before their sync."""
+        """Offset below which records may have been acknowledged before their sync."""
         self._is_resting = False
         self.mode = wanted if may_be_async else FlushMode.SYNC
 
@@ -198,7 +200,10 @@ class EffectiveFlushMode:
         return self.mode is not self._wanted and not self._is_resting
 
     def rest(self, end_offset: Offset) -> bool:
-        """Return to SYNC until `wake`, after a sync of all records. Returns whether this is new."""
+        """Return to SYNC until `wake`, after a sync of all records.
+
+        Returns whether this is new.
+        """
         if self.mode is FlushMode.SYNC:
             return False
         self.mode = FlushMode.SYNC
@@ -207,7 +212,10 @@ class EffectiveFlushMode:
         return True
 
     def wake(self) -> bool:
-        """Let ASYNC take effect again with the next checkpoint file. Returns whether it rested."""
+        """Let ASYNC take effect again with the next checkpoint file.
+
+        Returns whether the log rested.
+        """
         was_resting, self._is_resting = self._is_resting, False
         return was_resting
 

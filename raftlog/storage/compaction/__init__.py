@@ -1,1 +1,1 @@
-"""Retention and compaction: plans, rewrites and runs."""
+"""Plans, rewrites and runs of retention and compaction."""

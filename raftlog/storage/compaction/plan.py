@@ -1,29 +1,32 @@
-"""When and what to compact, decided over plain facts. Pure; the work is in `compaction_run`.
+"""Decide when and what to compact, over plain facts. Pure.
 
-A compacted log keeps the newest record of each key. It has a clean part, compacted before, and a
-dirty part behind it. A pass reads the dirty part to map each key to its newest offset, and then
-rewrites everything below the end of the read part without the outdated records.
+`run` does the work. A compacted log keeps the newest record of each key. It has a clean part,
+compacted before, and a dirty part behind it. A pass reads the dirty part to map each key to its
+newest offset, and then rewrites everything below the end of the read part without the outdated
+records.
 
-Never touched: the active segment, anything at or above the high watermark, segments with a record
-younger than `min.compaction.lag.ms` and all later ones.
+A pass never touches the active segment, anything at or above the high watermark, segments with a
+record younger than `min.compaction.lag.ms` and all later segments.
 
 **Tombstones.** A record without a value deletes its key. The tombstone must stay until every
-earlier reader has had time to read it: `delete.retention.ms` from the time it became clean, the
-time of the first pass that removed the deleted record. Kafka first derived this time from the
+earlier reader has had time to read it. That is `delete.retention.ms` from the time it became clean,
+the time of the first pass that removed the deleted record. Kafka first derived this time from the
 segments' last-modified times, by which tombstones could live forever or go too early (KAFKA-4545,
 KAFKA-8522), and since KIP-534 writes the time into the batch, over its base timestamp. Here the
-time is kept beside the log, as `CompactionHistory`: up to which offset was the log clean, and when.
-So batches are not rewritten for the time's sake and keep their timestamps. If the history is lost,
-tombstones only stay longer, but for its `DeletionHorizon`, which the replica's marks keep too.
+time is kept beside the log, as `CompactionHistory`, which holds up to which offset the log was
+clean, and when. So batches are not rewritten for the time's sake and keep their timestamps. If the
+history is lost, tombstones only stay longer, except for its `DeletionHorizon`, which the replica's
+marks also keep.
 
 **Followers.** A replica that was away for longer comes back with the deleted record, and must not
-go on without the tombstone. So a log knows how far its tombstones may be gone (`DeletionHorizon`),
-durably before the first one goes: docs/decisions/retention-and-compaction.md.
+continue without the tombstone. So a log knows how far its tombstones may be gone
+(`DeletionHorizon`), durably before the first tombstone goes, see
+docs/decisions/retention-and-compaction.md.
 
-**Order of writing.** A pass counts once its segments have replaced the old ones durably. Only then
-may `CompactionHistory.after` be stored. In the opposite order, a crash between the two leaves
-outdated records in a part taken for clean, where outdated records reappear once their tombstone is
-removed.
+**Order of writing.** A pass counts once its segments have replaced the old segments durably. Only
+then may `CompactionHistory.after` be stored. In the opposite order, a crash between the two leaves
+outdated records in a part that counts as clean, where outdated records reappear once their
+tombstone is removed.
 """
 
 from __future__ import annotations
@@ -42,24 +45,24 @@ from raftlog.storage.types import NO_EPOCH
 
 HISTORY_PASSES_MAX: Final = 128
 HISTORY_GRAIN: Final = 32
-"""Passes closer together than this part of `delete.retention.ms` may share an entry."""
+"""Part of `delete.retention.ms`. Passes closer together than this may share an entry."""
 GROUP_OFFSETS_MAX: Final = 2**31 - 1
-"""Most offsets of one segment: index entries are relative to its base offset."""
+"""Most offsets of one segment. Index entries are relative to its base offset."""
 
 
 class CleanTo(msgspec.Struct, frozen=True, array_like=True):
-    """One pass, or several taken together."""
+    """One pass, or several merged passes."""
 
     end_offset: Offset
-    """The log was clean below this offset."""
+    """Offset below which the log was clean."""
     at_ms: int
-    """By this time at the latest."""
+    """Latest time at which the log had become clean."""
 
 
 class DeletionHorizon(
     msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True
 ):
-    """How far tombstones may be gone from a log. Markers of transactions go by the same offset.
+    """Extent to which tombstones may be gone from a log. Transaction markers use the same offset.
 
     Below `offset` the log holds no record that is older than a tombstone of its key. From `offset`
     to its end the log holds each tombstone of the partition, or a newer record of the key. A copy
@@ -68,20 +71,20 @@ class DeletionHorizon(
 
     offset: Annotated[Offset, Meta(ge=0, le=2**62)] = Offset(0)
     leader_epoch: Annotated[LeaderEpoch, Meta(ge=-1, le=2**31 - 1)] = NO_EPOCH
-    """The leader epoch of the record before `offset`. By log matching both together name one
-    history of the partition: after an unclean election another one has the same offsets."""
+    """Leader epoch of the record before `offset`. By log matching, offset and epoch together name
+    one history of the partition. After an unclean election another history has the same offsets."""
 
     def within(self, epochs: LeaderEpochs) -> DeletionHorizon:
         """The horizon of a log with these epochs.
 
-        Lower where the log has left the history before `offset`: an incomplete copy was elected
-        uncleanly, and began a later epoch there.
+        It is lower where the log has left the history before `offset`, because an incomplete copy
+        was elected uncleanly and started a later epoch there.
         """
         end = epochs.end_offset_for(self.leader_epoch, self.offset)
         return self if end is None else self.lowered_to(end.end_offset, epochs)
 
     def lowered_to(self, offset: Offset, epochs: LeaderEpochs) -> DeletionHorizon:
-        """At most `offset`, where the log has lost no record at or above."""
+        """Lower the horizon to `offset`, where the log has lost no record at or above."""
         return self if self.offset <= offset else _horizon(offset, epochs)
 
 
@@ -98,26 +101,26 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
     """Compactions of one log so far. Part of the replica's checkpoint."""
 
     passes: tuple[CleanTo, ...] = ()
-    """Oldest first; both fields grow."""
+    """Passes, oldest first. Both fields grow."""
     deleted_before: Offset = Offset(0)
-    """Tombstones below this offset were due in the last pass, and are gone."""
+    """Offset below which tombstones were due in the last pass, and are gone."""
     awaits_deletion: bool = False
     """Whether the last pass left tombstones or markers to be removed later."""
     known_horizon: DeletionHorizon | None = None
-    """None: written by a version that knew no horizon."""
+    """Horizon, or None if written by a version without horizons."""
 
     @property
     def horizon(self) -> DeletionHorizon:
-        """How far tombstones may be gone. Not yet `within` the log's epochs."""
+        """Offset below which tombstones may be gone. Not yet `within` the log's epochs."""
         return self.known_horizon or DeletionHorizon(self.deleted_before)
 
     @property
     def first_dirty_offset(self) -> Offset:
-        """All below is clean."""
+        """Offset below which all is clean."""
         return self.passes[-1].end_offset if self.passes else Offset(0)
 
     def deletable_before(self, now_ms: int, delete_retention_ms: int) -> Offset:
-        """Tombstones below this offset have been clean for `delete.retention.ms`."""
+        """Offset below which tombstones have been clean for `delete.retention.ms`."""
         due = [entry for entry in self.passes if now_ms - entry.at_ms >= delete_retention_ms]
         return due[-1].end_offset if due else Offset(0)
 
@@ -147,21 +150,22 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
     ) -> CompactionHistory:
         """The history once a pass has made the log clean below `end_offset`, durably."""
         assert end_offset >= self.first_dirty_offset
-        # After a jump back of the clock a younger pass must not look older than an earlier one.
+        # After a jump back of the clock a younger pass must not look older than an earlier pass.
         at_ms = max(now_ms, self.passes[-1].at_ms) if self.passes else now_ms
-        # Of the passes long enough ago only the last one matters.
+        # Of the passes long enough ago only the last matters.
         kept = [entry for entry in self.passes if at_ms - entry.at_ms < delete_retention_ms]
         kept = [*self.passes[: len(self.passes) - len(kept)][-1:], *kept]
         grain_ms = delete_retention_ms // HISTORY_GRAIN
         if len(kept) >= 2 and at_ms - kept[-2].at_ms < grain_ms:
-            # The last one takes this pass's later time: its tombstones stay a grain longer at most.
+            # The last entry takes this pass's later time. Its tombstones stay a grain longer at
+            # most.
             kept.pop()
         kept.append(CleanTo(end_offset, at_ms))
         passes = tuple(kept[-HISTORY_PASSES_MAX:])
         return CompactionHistory(passes, deleted_before, awaits_deletion, self.horizon)
 
     def truncate_to(self, end_offset: Offset, epochs: LeaderEpochs) -> CompactionHistory:
-        """The history of the log truncated to `end_offset`: later appends are dirty."""
+        """The history of the log truncated to `end_offset`. Later appends are dirty."""
         return msgspec.structs.replace(
             self,
             passes=tuple(
@@ -195,7 +199,7 @@ def plan_compaction(
     min_cleanable_dirty_ratio: float,
     deletable_before: Offset,
 ) -> CompactionPlan | None:
-    """Whether a pass over the segments (oldest first, the last one active) is worth its work.
+    """Plan a pass over the segments (oldest first, the last active) if it is worthwhile.
 
     A pass is due if the dirty part has its share (`min.cleanable.dirty.ratio`), or if tombstones
     have become due. After a pass stopped by a full map (`Stop.MAP_FULL`), call this again at once
@@ -247,10 +251,11 @@ def _cleanable(
 def group_segments(
     segments: Sequence[SegmentInfo], *, end_offset: Offset, segment_bytes: int
 ) -> list[tuple[SegmentInfo, ...]]:
-    """Which segments below `end_offset` (of a survey) to rewrite into one new segment each.
+    """Group the segments below `end_offset` (of a survey), to rewrite each group into one segment.
 
-    The new segment takes the base offset of the group's first, so compacted segments grow together
-    again instead of wasting away. The old sizes stand for the new one, which is never larger.
+    The new segment takes the base offset of the group's first segment, so compacted segments grow
+    together again instead of wasting away. The old sizes stand for the new size, which is never
+    larger.
     """
     groups: list[list[SegmentInfo]] = []
     size_bytes = 0

@@ -1,33 +1,33 @@
-"""Which segments may go: by size, by age, and by the log start offset.
+"""Decide which segments may go, by size, by age, and by the log start offset.
 
-Pure: the plan decides on plain facts about the segments how many of the oldest to drop. Nothing at
+Pure. The plan decides on plain facts about the segments how many of the oldest to drop. Nothing at
 or above the high watermark is ever dropped, nor anything but a prefix of the log.
 
-**Age.** A segment is as old as its largest timestamp (KIP-32, KIP-33); records without one count
-from the creation of their segment. Timestamps are the producers' (`message.timestamp.type`
-CreateTime) unless the topic says LogAppendTime, and any clock can be wrong, so:
+**Age.** A segment is as old as its largest timestamp (KIP-32, KIP-33). Records without a timestamp
+count from the creation of their segment. Timestamps are the producers' (`message.timestamp.type`
+CreateTime) unless the topic has LogAppendTime, and any clock can be wrong. So:
 
 - A timestamp in the past is believed. A producer of year-old events in a topic that keeps a week
-  sees them go at the next pass, as with Kafka: such a topic wants `retention.ms=-1` or
+  sees them go at the next pass, as with Kafka. Such a topic needs `retention.ms=-1` or
   LogAppendTime.
-- A timestamp in the future is not: it would keep its segment, and every later one, for as long as a
-  confused producer likes. Such a segment is as old as its last append could be. That was no later
-  than the creation of the next segment, or than `segment.ms` after its own creation. Creation times
-  in the future are not believed either; the newest believable one of this or any older segment
-  counts, since appends follow each other in time.
+- A timestamp in the future is not believed. It would keep its segment, and every later segment, for
+  as long as a confused producer likes. Such a segment is as old as its last append could be. That
+  was no later than the creation of the next segment, or than `segment.ms` after its own creation.
+  Creation times in the future are not believed either. The newest believable creation time of this
+  or any older segment counts, since appends follow each other in time.
 - A segment of unknown age (every clue lies in the future) is kept until the clock gets there.
 
 **Clock jumps.** Deletion is final and retention is not, so time must not jump forward under this
-decision. `SteadyClock` gives the `now_ms` to use: the wall clock, except that it never runs faster
-than twice real time. A jump of an hour forward takes effect over an hour; a jump taken back within
-this hour has had hardly any effect. A jump back is followed at once. A clock that is wrong
-from the start looks steady, so in a cluster `RetentionClock` never runs ahead of the cluster time,
-the median of the brokers' clocks, and without one nothing ages. The only node of a cluster has no
-clock to compare with: there a start with a clock far ahead deletes what seems due.
+decision. `SteadyClock` gives the `now_ms` to use, the wall clock that never runs faster than twice
+real time. A jump of an hour forward takes effect over an hour. A jump taken back within this hour
+has had hardly any effect. A jump back is followed at once. A clock that is wrong from the start
+looks steady, so in a cluster `RetentionClock` never runs ahead of the cluster time, the median of
+the brokers' clocks, and without a cluster time nothing ages. The only node of a cluster has no
+clock to compare with. There a start with a clock far ahead deletes the segments that seem due.
 
-**The active segment** is never dropped itself. If all its records are due too, `roll_first` is set:
-the caller rolls the log, so that a new, empty segment keeps the log end offset, and then drops the
-old one.
+**The active segment** is never dropped itself. If all its records are due too, `roll_first` is set.
+Then the caller rolls the log, so that a new, empty segment keeps the log end offset, and drops the
+old segment.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class SegmentInfo:
     """First offset after the segment. Equal to `base_offset` if the segment is empty."""
     size_bytes: int
     max_timestamp_ms: int
-    """Largest timestamp of its records, NO_TIMESTAMP if none has one."""
+    """Largest timestamp of its records, or NO_TIMESTAMP."""
     created_ms: int
     """Time of the first append (wall clock), or later if no longer known."""
 
 
 class DropReason(StrEnum):
-    """Why a segment goes."""
+    """Reason why a segment goes."""
 
     LOG_START = "log_start_offset"
     AGE = "retention.ms"
@@ -81,11 +81,11 @@ class RetentionPlan:
     """Steps in this order: roll, move the log start offset up durably, remove files."""
 
     drops: tuple[Drop, ...]
-    """The oldest segments, oldest first."""
+    """Segments to drop, oldest first."""
     log_start_offset: Offset
     """The log start offset after the drop, never lower than before."""
     roll_first: bool
-    """The active segment is among the drops: begin a new one at the log end offset first."""
+    """Whether the active segment is dropped. First start a new segment at the log end offset."""
 
 
 class SteadyClock:
@@ -112,25 +112,25 @@ CLOCK_SKEW_MS_MAX: Final = 10 * 60_000
 """Difference from the cluster time beyond which a node warns about its clock."""
 
 UNKNOWN_LOGGED_MS: Final = 60_000
-"""Between two log lines while the cluster time is unknown."""
+"""Interval between two log lines while the cluster time is unknown."""
 
 
 class RetentionClock:
-    """The time for decisions by age: steady, and never ahead of the cluster time."""
+    """The time for decisions by age, steady and never ahead of the cluster time."""
 
     def __init__(self, wall_ms: int, monotonic_ms: int) -> None:
         self._steady = SteadyClock(wall_ms, monotonic_ms)
         self._needs_cluster_time = False
         self._cluster_ahead_ms: int | None = None
-        """Cluster time minus monotonic time; None if unknown."""
+        """Cluster time minus monotonic time, or None if unknown."""
         self._latest_ahead_ms = 0
-        """The same of the upper median of the brokers' clocks."""
+        """Upper median of the brokers' clocks minus monotonic time."""
         self._warn_at_ms = monotonic_ms + UNKNOWN_LOGGED_MS
         self.skew_ms = 0
-        """How far the wall clock was ahead of the newest cluster time."""
+        """Lead of the wall clock over the newest cluster time."""
 
     def follow_cluster_time(self) -> None:
-        """This node is one of a cluster: nothing ages before the first cluster time."""
+        """Follow a cluster's time. Nothing ages before the first cluster time."""
         self._needs_cluster_time = True
 
     @property
@@ -141,7 +141,7 @@ class RetentionClock:
     def note_cluster_time(
         self, cluster_ms: int, *, latest_ms: int, wall_ms: int, monotonic_ms: int
     ) -> None:
-        """The active controller has sent the cluster time, and the upper median of the clocks."""
+        """Note the cluster time and the upper median of the clocks from the active controller."""
         self._cluster_ahead_ms = cluster_ms - monotonic_ms
         self._latest_ahead_ms = latest_ms - monotonic_ms
         before, self.skew_ms = self.skew_ms, wall_ms - cluster_ms
@@ -149,14 +149,14 @@ class RetentionClock:
         if is_wrong and not was_wrong:
             logger.error(
                 "the wall clock is %+.0f s off the cluster time, the median of the brokers' "
-                "clocks: retention keeps records until both say that they are due; set the clock",
+                "clocks: retention keeps records until they are due by both. Set the clock",
                 self.skew_ms / 1000,
             )
         elif was_wrong and not is_wrong:
             logger.info("the wall clock agrees with the cluster time again")
 
     def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
-        """The time for decisions; None while the cluster time is unknown."""
+        """The time for decisions, or None while the cluster time is unknown."""
         now_ms = self._steady.now_ms(wall_ms, monotonic_ms)
         if self._cluster_ahead_ms is not None:
             return min(now_ms, self._cluster_ahead_ms + monotonic_ms)
@@ -171,9 +171,9 @@ class RetentionClock:
         return None
 
     def latest_ms(self, wall_ms: int, monotonic_ms: int) -> int:
-        """The latest time that is not the future by this node's clock or by half of all clocks.
+        """The latest time that this node's clock or half of all clocks have reached.
 
-        Not by the cluster time: where two brokers are heard, that is the clock that is behind.
+        The cluster time does not serve here. With only two brokers heard, it is the slower clock.
         """
         if self._cluster_ahead_ms is None:
             return wall_ms
@@ -183,9 +183,9 @@ class RetentionClock:
 def newest_record_times(
     segments: Sequence[SegmentInfo], *, now_ms: int, latest_ms: int, segment_ms: int
 ) -> list[int]:
-    """For each segment the time of its newest record, as far as credible.
+    """Estimate the time of each segment's newest record, as far as credible.
 
-    A time is credible up to `latest_ms`, see `RetentionClock.latest_ms`: with a clock that is
+    A time is credible up to `latest_ms`, see `RetentionClock.latest_ms`. With a clock that is
     behind, records of right times seem to come from the future, and creations to be old.
     """
     latest_ms = max(latest_ms, now_ms)
@@ -221,9 +221,9 @@ def plan_retention(
     high_watermark: Offset,
     deletes: bool = True,
 ) -> RetentionPlan:
-    """Decide which of the segments (oldest first, the last one active) to drop.
+    """Decide which of the segments (oldest first, the last active) to drop.
 
-    `deletes` says whether `cleanup.policy` has `delete`; without it, only the log start offset
+    `deletes` is whether `cleanup.policy` has `delete`. Without it, only the log start offset
     (delete-records) frees segments. A limit of UNLIMITED drops nothing.
     """
     drops: list[Drop] = []

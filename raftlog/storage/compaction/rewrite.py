@@ -1,7 +1,8 @@
-"""One pass of compaction: learn each key's newest offset, then rewrite batches without the rest.
+"""One pass of compaction, which keeps only the newest record of each key.
 
-The caller reads and writes; this only decides and transforms, one batch at a time, so memory is
-bounded by the map of keys and one batch, and the caller can pause between any two batches:
+The pass maps each key to its newest offset, then rewrites batches without the rest. The caller
+reads and writes. This module only decides and transforms, one batch at a time, so memory is bounded
+by the map of keys and one batch, and the caller can pause between any two batches:
 
     work = CompactionPass(history, ...)
     for batch in the log from plan.first_dirty_offset to plan.end_offset:
@@ -11,34 +12,39 @@ bounded by the map of keys and one batch, and the caller can pause between any t
     for group in group_segments(segments, end_offset=end_offset, ...):
         for batch in the group's segments:
             data = work.rewrite(batch, is_last=...)     # bytes to write, or None
-        sync the new segment, put it in the place of the old ones, durably
+        sync the new segment, put it in the place of the old segments, durably
     history = work.finish()                             # to be stored now, not before
 
 Unchanged are offsets, the order of records, a batch's base and last offset, its producer id, epoch
 and sequence, its leader epoch, and each remaining record, byte for byte. A batch without outdated
-records is passed through as is. From others, records are cut as bytes out of the decompressed block
-instead of being encoded again: base offset and base timestamp stay, so their deltas hold, and only
-the record count, the largest timestamp, the length and the CRC are new.
+records is passed through as is. From other batches, records are cut as bytes out of the
+decompressed block instead of being encoded again. Base offset and base timestamp stay, so their
+deltas hold, and only the record count, the largest timestamp, the length and the CRC are new.
 
-**Batches without records** stay where needed: the newest batch of each producer, from which a scan
-derives its sequence (KAFKA-8335: known by its offset); the first batch of each leader epoch, so
-that the log itself shows where each epoch began; and the last batch of each new segment, so that a
-segment still shows its end, and a missing segment differs from a compacted one. Such batches have
-no timestamp (-1), so no lookup by time returns one.
+**Batches without records** stay where needed:
 
-Without the epochs' beginnings, a replica that was built from the compacted log, or has rebuilt its
-history by a scan, would take an epoch's records for an older one's. As leader it would accept a
-follower with records that this epoch had replaced, or tell one to truncate committed records.
+- the newest batch of each producer, known by its offset, from which a scan derives its sequence
+  (KAFKA-8335),
+- the first batch of each leader epoch, so that the log itself shows where each epoch started,
+- the last batch of each new segment, so that a segment still shows its end, and a missing segment
+  differs from a compacted segment.
 
-**Records without a key** cannot be superseded. Kafka drops such records here; raftlog keeps these
-records: compaction may remove only records replaced by newer ones. `refuse_keyless` keeps keyless
+Such batches have no timestamp (-1), so no lookup by time returns them.
+
+Without the starts of the epochs, a replica that was built from the compacted log, or has rebuilt
+its history by a scan, would attribute an epoch's records to an older epoch. As leader it would
+accept a follower with records that this epoch had replaced, or make a follower truncate committed
+records.
+
+**Records without a key** cannot be superseded. Kafka drops such records here. raftlog keeps them,
+since compaction may remove only records replaced by newer records. `refuse_keyless` keeps keyless
 records out of compacted topics.
 
-**Transactions.** The caller says which transactions were aborted, and plans no further than the
-last stable offset. Aborted records supersede nothing and are removed. A marker stays as long as a
-record of its transaction does, and then for `delete.retention.ms`, like a tombstone.
+**Transactions.** The caller passes the aborted transactions, and plans no further than the last
+stable offset. Aborted records supersede nothing and are removed. A marker stays as long as a record
+of its transaction does, and then for `delete.retention.ms`, like a tombstone.
 
-**A batch that cannot be read** ends the pass below it: its keys are unknown, and the log above
+**A batch that cannot be read** ends the pass below it. Its keys are unknown, and the log above
 cannot count as clean.
 """
 
@@ -61,22 +67,22 @@ from raftlog.storage.compaction.plan import CompactionHistory
 from raftlog.storage.transactions.transactions import AbortedEntry
 
 KEYS_MAX: Final = 250_000
-"""Most keys of one pass; more take another pass. Measured: 125 bytes each, about 30 MB."""
+"""Most keys of one pass. More keys take another pass. Measured at 125 bytes each, about 30 MB."""
 KEY_BYTES_MAX: Final = 32
-"""Shorter keys are kept as they are, others as a hash of this length: a collision of BLAKE2b-256
-does not happen, by chance or by intent, and the lengths cannot be mixed."""
+"""Length from which keys are kept as a hash of this length. A collision of BLAKE2b-256 does not
+happen, by chance or by intent, and the lengths cannot be mixed."""
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""A batch of more decompressed bytes is not compacted but passed through."""
+"""Decompressed size beyond which a batch is not compacted but passed through."""
 NO_TIMESTAMP: Final = -1
 
 
 class Stop(StrEnum):
-    """Why a survey ended before the plan's end."""
+    """Reason why a survey ended before the plan's end."""
 
     MAP_FULL = "map_full"
-    """Run another pass at once."""
+    """The map of keys is full. Run another pass at once."""
     UNREADABLE = "unreadable"
-    """The next batch cannot be decoded: another pass would end here again."""
+    """The next batch cannot be decoded. Another pass would end here again."""
 
 
 @dataclass(slots=True)
@@ -131,13 +137,13 @@ class CompactionPass:
             )
 
     def survey(self, batch: RecordBatch) -> bool:
-        """Map the keys of the next dirty batch. False: this batch and all later ones must wait."""
+        """Map the keys of the next dirty batch. After False, this and later batches wait."""
         assert self._end_offset is None, "survey after finish_survey"
         assert self.stopped is None, "survey continued after its end"
         header = batch.header
         if header.record_count == 0 or header.is_control or self._is_aborted(batch):
             return True
-        # Whatever its size, the first batch is taken: a pass must get somewhere.
+        # The first batch is accepted whatever its size, since a pass must make progress.
         if self._newest and len(self._newest) + header.record_count > self._keys_max:
             return self._stop(Stop.MAP_FULL, header.base_offset)
         try:
@@ -153,17 +159,17 @@ class CompactionPass:
         return True
 
     def finish_survey(self, end_offset: Offset) -> Offset:
-        """Where this pass ends: at the plan's `end_offset`, or where the survey stopped."""
+        """End of this pass, the plan's `end_offset` or the point where the survey stopped."""
         assert self._end_offset is None, "finish_survey called twice"
         self._end_offset = end_offset if self._stopped_at is None else self._stopped_at
         return self._end_offset
 
     def rewrite(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
-        """The bytes to write for the log's next batch: unchanged, smaller, or None.
+        """The bytes to write for the log's next batch (unchanged, smaller, or None).
 
         Call this with every batch from the start of the log to the end of the last group, in order.
         `is_last` marks the last batch of its new segment. Raises LogError if a batch of the clean
-        part cannot be decoded: then the old segments must stay.
+        part cannot be decoded. Then the old segments must stay.
         """
         assert self._end_offset is not None, "rewrite before finish_survey"
         self.stats.bytes_read += batch.header.size_bytes
@@ -180,7 +186,7 @@ class CompactionPass:
         return data
 
     def finish(self) -> CompactionHistory:
-        """The history to store, once all rewritten segments have durably replaced the old ones."""
+        """The history to store, once rewritten segments have durably replaced all old segments."""
         assert self._end_offset is not None, "finish before finish_survey"
         return self._history.after(
             self._end_offset,
@@ -203,7 +209,7 @@ class CompactionPass:
         if not self._aborted or not header.is_transactional:
             return False
         transactions = self._aborted.get(header.producer_id, ())
-        # Only the last one beginning at or before the batch can contain the batch.
+        # Only the last transaction starting at or before the batch can contain the batch.
         index = bisect_right(transactions, header.base_offset, key=lambda pair: pair[0]) - 1
         return index >= 0 and header.base_offset <= transactions[index][1]
 
@@ -213,7 +219,7 @@ class CompactionPass:
             return self._emptied(batch, is_last=is_last)
         if header.producer_id in self._transactions_with_records:
             self._transactions_with_records.discard(header.producer_id)
-            # It goes with its last record, perhaps in the next pass.
+            # The marker goes with its last record, perhaps in the next pass.
             self.stats.tombstones_waiting += 1
             return batch.data
         if header.base_offset < self._deletable_before:
@@ -263,7 +269,7 @@ class CompactionPass:
     def _without(
         self, batch: RecordBatch, records: Sequence[Record], retained: Sequence[bool]
     ) -> Buffer:
-        """The batch with some of its records only."""
+        """Cut the batch down to some of its records."""
         header = batch.header
         plain = decompress(
             header.compression,
@@ -287,7 +293,7 @@ class CompactionPass:
         return data
 
     def _emptied(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
-        """The batch's header alone if still needed, else None."""
+        """The batch's header without records if still needed, else None."""
         header = batch.header
         if (
             not is_last
@@ -313,10 +319,10 @@ class CompactionPass:
 
 
 def refuse_keyless(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
-    """Raise LogError(INVALID_BODY) if a record of the batch has no key, as compaction needs one.
+    """Raise LogError(INVALID_BODY) if a record has no key, as compaction needs keys.
 
-    The header does not show keys, so this decodes the batch: call it for compacted topics only, and
-    for large batches in a thread. Raises the errors of `decode`, too.
+    The header does not show keys, so this decodes the batch. Call it for compacted topics only, and
+    for large batches in a thread. Raises the errors of `decode` as well.
     """
     records = iterate_records(batch, decompressed_bytes_max=decompressed_bytes_max)
     for position, record in enumerate(records):
@@ -333,7 +339,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _cut(plain: Buffer, retained: Sequence[bool]) -> bytes:
-    """The retained records of a decompressed block. Each begins with its length as a varint."""
+    """The retained records of a decompressed block. Each starts with its length as a varint."""
     view = memoryview(plain)
     parts: list[memoryview] = []
     position = part_start = 0
@@ -354,7 +360,7 @@ def _cut(plain: Buffer, retained: Sequence[bool]) -> bytes:
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """A zigzag varint (Protocol Buffers' sint32) and the position after it."""
+    """Read a zigzag varint (Protocol Buffers' sint32). Returns it and the position after it."""
     value = shift = 0
     while True:
         byte = view[position]

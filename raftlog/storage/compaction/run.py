@@ -1,8 +1,8 @@
-"""Compact a log on disk: the reading, writing and swapping around `compaction_pass`.
+"""Compact a log on disk, reading, writing and swapping around `rewrite`.
 
 Reads go through the same checked path as a consumer's, so damage ends the pass instead of being
 copied. Decoding and rewriting run in disk threads, a chunk at a time. Appends never wait for a
-pass; a truncation or a stop makes the pass discard all segments not swapped yet.
+pass. A truncation or a stop makes the pass discard all segments not swapped yet.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from raftlog.world import Buffer, DiskError, File
 
 CHUNK_BYTES: Final = 1 << 20
 GROUP_SEGMENTS_MAX: Final = 64
-"""Most segments replaced by one swap; their files stay open during the swap."""
+"""Most segments replaced by one swap. Their files stay open during the swap."""
 
 ABORTED_MAX: Final = 100_000
-"""Most aborted transactions of one pass; more take another pass."""
+"""Most aborted transactions of one pass. More transactions take another pass."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ async def compact_log(
     *,
     resume: bool = False,
 ) -> CompactionReport | None:
-    """Run one pass if worthwhile; None if not, or if interrupted.
+    """Run one pass if worthwhile. Returns None if not, or if interrupted.
 
-    With `resume` any dirty part is worth a pass: the last one was partial. Raises LogError. Damage
-    ends the pass without an error: its readers get the error.
+    With `resume` any dirty part is worth a pass, since the last pass was partial. Raises LogError.
+    Damage ends the pass without an error, because its readers get the error.
     """
     core.require_online()
     if not core.config.compacts or core.is_compacting:
@@ -94,14 +94,15 @@ class _Compaction:
         due = core.compaction.deletable_before(self._now_ms, config.delete_retention_ms)
         held_from = None if core.tombstones_held_from is None else core.tombstones_held_from()
         deletable = due if held_from is None else min(due, held_from)
-        # While tombstones are held, those below are not worth a pass, and go with the next one.
+        # While tombstones are held, the due tombstones below are not worth a pass, and go with the
+        # next pass.
         worth_before = due if deletable == due else Offset(0)
         plan = plan_compaction(
             infos,
             core.compaction,
             now_ms=self._now_ms,
             latest_ms=core.shared.latest_ms,
-            # Nothing of a transaction that may yet be aborted.
+            # A transaction that may yet be aborted is left alone.
             high_watermark=min(core.last_stable_offset(core.high_watermark), core.flushed_offset),
             segment_ms=config.segment_ms,
             min_compaction_lag_ms=config.min_compaction_lag_ms,
@@ -110,11 +111,11 @@ class _Compaction:
         )
         if plan is None:
             return None
-        # What was aborted below the dirty part is gone already.
+        # Records aborted below the dirty part are gone already.
         aborted = await self._find_aborted(plan.first_dirty_offset, plan.end_offset)
         end_offset = plan.end_offset
         if len(aborted) >= ABORTED_MAX and aborted[-1].stable_offset > plan.first_dirty_offset:
-            # All that begin below are known.
+            # All that start below are known.
             end_offset = min(aborted[-1].stable_offset, end_offset)
         history = core.compaction.before_deleting(deletable, core.leader_epochs)
         work = CompactionPass(
@@ -134,8 +135,8 @@ class _Compaction:
             if end_offset <= plan.first_dirty_offset < plan.end_offset and not (
                 core.compaction.has_due(worth_before)
             ):
-                # The survey stopped at the same batch as the last one: rewriting all before would
-                # remove nothing.
+                # The survey stopped at the same batch as the last survey. Rewriting all before
+                # would remove nothing.
                 return None
             groups = group_segments(
                 infos, end_offset=end_offset, segment_bytes=config.segment_bytes
@@ -225,7 +226,7 @@ class _Compaction:
                 await core.run(self._rewrite_chunk, work, data, offset >= end_offset, file, new)
             await core.run(file.sync)
         except BaseException:
-            # Nothing has been swapped: the old segments stay, and the copy goes.
+            # Nothing has been swapped, so the old segments stay and the copy goes.
             core.shared.disk.remove(path)
             raise
         finally:

@@ -1,1 +1,1 @@
-"""One replica's log: open, append, flush, read, truncate and recover."""
+"""Open, append, flush, read, truncate and recover one replica's log."""

@@ -1,19 +1,19 @@
-"""Appends to a log: a leader's batches, and batches fetched by a follower.
+"""Appends to a log of a leader's batches, and of batches fetched by a follower.
 
 Both check everything, then make one gathered write, and only then change state, with no await in
-between: no state moves unless the write succeeded, and all state moves together. Appends wait, in
-order of arrival, only where a segment must be begun first.
+between. No state moves unless the write succeeded, and all state moves together. Appends wait, in
+order of arrival, only where a segment must be started first.
 
-A leader stamps offsets and its epoch; a follower keeps what its leader stamped. So sequences of
-producers are judged in a leader's append and only recorded in a follower's: the leader has judged
-already.
+A leader stamps offsets and its epoch. A follower keeps its leader's stamps. So sequences of
+producers are judged in a leader's append and only recorded in a follower's, since the leader has
+judged already.
 
 A follower writes the leader's bytes unchanged. Before the write it checks everything that would
-make its log differ from the leader's, or unreadable at its own next start: whole batches, their
-CRCs, offsets that continue the log, epochs that do not go back. Offsets may jump ahead, since
-compaction takes batches out of a leader's log.
+make its log differ from the leader's, or unreadable at its next start. These are whole batches,
+their CRCs, offsets that continue the log, and epochs that do not go back. Offsets may jump ahead,
+since compaction takes batches out of a leader's log.
 
-Cost is per batch, not per record: a header and a CRC.
+Cost is per batch, not per record, for a header and a CRC.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ from raftlog.storage.types import AppendResult
 from raftlog.world import Buffer, DiskError, DiskFullError
 
 WRITERS_WAITING_MAX: Final = 10_000
-"""Most appends of one log waiting while a segment is begun; more are refused."""
+"""Most appends of one log waiting while a segment is started. More are rejected."""
 KEYED_BATCH_BYTES_MAX: Final = 16 << 20
-"""Most bytes of a decompressed batch for a compacted topic; compaction can read four times as
-much."""
+"""Most bytes of a decompressed batch for a compacted topic. Compaction can read four times as much.
+"""
 KEYED_INLINE_BYTES_MAX: Final = 128 << 10
 KEYED_INLINE_BATCHES_MAX: Final = 2
-"""Larger decompressed batches, or more of them, have their keys checked by a thread: 37,000 records
-take 10 ms."""
+"""Bounds for checking keys in the event loop. Larger decompressed batches, or more batches, have
+their keys checked by a thread, since 37,000 records take 10 ms."""
 GAPS_NOTED_AHEAD: Final = 1 << 20
-"""Offsets beyond a leader's gap below which later gaps are allowed, too: a follower of a compacted
-log would otherwise write the checkpoint file for almost every chunk."""
+"""Offsets beyond a leader's gap below which later gaps are also allowed. Otherwise a follower of a
+compacted log would write the checkpoint file for almost every chunk."""
 
 Guard = Callable[[], None]
 
 
 class Terms(NamedTuple):
-    """What an append may do in transactions."""
+    """Rights of an append in transactions."""
 
     may_begin: MayBegin = may_not_begin
     """Called, right before the write, for each transaction that the append would open."""
     is_coordinator: bool = False
-    """Batches without sequences are a coordinator's own."""
+    """Whether batches without sequences are a coordinator's own."""
     marker: Marker | None = None
-    """The content of the one batch, if that is a marker."""
+    """Content of the only batch, if that is a marker."""
 
 
 NO_TRANSACTIONS: Final = Terms()
@@ -88,7 +88,7 @@ class Appender:
         self._operations = operations
         self._writers_waiting = 0
         self._key_checks = asyncio.Lock()
-        """Held while a thread checks the keys of an append; taken in order of arrival."""
+        """Lock held while a thread checks an append's keys, taken in order of arrival."""
         self._keyed_waiting = 0
         """Appends that hold `_key_checks`, or wait for it."""
 
@@ -106,10 +106,10 @@ class Appender:
 
         `guard` is called right before the append is judged, at each attempt (the append may have
         waited for a segment), and may raise. Returns when the batches are written, not when
-        durable. Raises LogError: nothing was written, but for STORAGE_FAILED, whose outcome is
-        unknown.
+        durable. Raises LogError. Nothing was written then, except for STORAGE_FAILED, whose outcome
+        is unknown.
         """
-        # Appends wait for earlier ones even if the topic is not compacted any more.
+        # Appends wait for earlier appends even if the topic is not compacted any more.
         if self._keyed_waiting or (self._core.config.compacts and not _are_keyed_now(batches)):
             return await self._append_keyed(batches, leader_epoch, guard, terms)
         if self._is_free:
@@ -125,7 +125,7 @@ class Appender:
         guard: Guard | None,
         terms: Terms,
     ) -> list[AppendResult]:
-        """Check keys in a thread; later appends wait, so that the order of appends holds."""
+        """Check keys in a thread. Later appends wait, so that the order of appends holds."""
         if self._keyed_waiting >= WRITERS_WAITING_MAX:
             raise LogError(
                 OVERLOADED, f"{self._core.directory}: too many appends wait for a check of keys."
@@ -181,7 +181,7 @@ class Appender:
         guard: Guard | None,
         terms: Terms,
     ) -> list[AppendResult]:
-        """Wait for the log to be free, begin a segment if need be, and append."""
+        """Wait for the log to be free, start a segment if needed, and append."""
         await self._lock_writes()
         try:
             results = self._append_now(batches, leader_epoch, guard, terms)
@@ -200,7 +200,7 @@ class Appender:
         guard: Guard | None,
         terms: Terms,
     ) -> list[AppendResult] | None:
-        """Check, write, and only then remember. None: a new segment must be begun first."""
+        """Check, write, and only then remember. None if a new segment must be started first."""
         core = self._core
         core.require_online()
         if guard is not None:
@@ -228,7 +228,7 @@ class Appender:
             buffers.append(stamp(batch.header, base_offset, leader_epoch))
             buffers.append(memoryview(batch.data)[PREFIX_SIZE:])
         position = self._write(active, buffers)
-        # From here on nothing can fail: the batches are in the log.
+        # From here on nothing can fail, because the batches are in the log.
         core.leader_epochs.assign(leader_epoch, end_offset)
         aborted = core.producers.apply(plan)
         if aborted is not None:
@@ -269,7 +269,7 @@ class Appender:
         new_producers: int,
         may_begin: MayBegin,
     ) -> None:
-        """See `ProducerStates.check_coordinator`. Raises LogError."""
+        """Check as `ProducerStates.check_coordinator`. Raises LogError."""
         self._core.producers.check_coordinator(
             producer_id,
             epoch,
@@ -286,7 +286,7 @@ class Appender:
         *,
         new_producers: int,
     ) -> bool:
-        """See `ProducerStates.needs_marker`. Raises LogError."""
+        """Check as `ProducerStates.needs_marker`. Raises LogError."""
         return self._core.producers.needs_marker(
             producer_id,
             producer_epoch,
@@ -296,7 +296,7 @@ class Appender:
         )
 
     def _segment_for(self, size_bytes: int, following: Offset, now_ms: int) -> Segment | None:
-        """The active segment if the append fits; None if a new segment must be begun first."""
+        """The active segment, or None if a new segment must be started first."""
         core = self._core
         if size_bytes > core.shared.room_bytes:
             raise disk_full(core.directory)
@@ -337,9 +337,9 @@ class Appender:
         return size_bytes, following
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """Begin `leader_epoch` at the log end in the epoch history, before its first append.
+        """Start `leader_epoch` at the log end in the epoch history, before its first append.
 
-        Raises LogError: NO_LEADER if the history has a newer epoch.
+        Raises LogError, NO_LEADER if the history has a newer epoch.
         """
         core = self._core
         core.require_online()
@@ -351,18 +351,19 @@ class Appender:
     # As follower
 
     def append_fetched_now(self, data: Buffer, leader_epoch: LeaderEpoch) -> bool:
-        """Append batches sent by the leader of `leader_epoch`: whole batches, unchanged.
+        """Append batches of the leader of `leader_epoch`, whole and unchanged.
 
-        False, with nothing done: a change must become durable first, or other writers wait; call
-        `append_fetched` then. The fetch must have begun at the log's end: a later first offset
-        counts as a gap of compaction, an earlier one is refused. Raises LogError, nothing was
-        written: CORRUPT_BATCH, MALFORMED_BATCH, DISK_FULL; or STORAGE_FAILED.
+        False, with nothing done, if a change must become durable first or other writers wait. Call
+        `append_fetched` then. The fetch must have started at the log's end. A later first offset
+        counts as a gap of compaction, an earlier offset is rejected. Raises LogError.
+        CORRUPT_BATCH, MALFORMED_BATCH and DISK_FULL mean that nothing was written, unlike
+        STORAGE_FAILED.
         """
         self._core.require_online()
         return self._is_free and self._append_fetched(data, leader_epoch)
 
     async def append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
-        """Like `append_fetched_now`, waiting for other writers and for durability where needed."""
+        """Append as `append_fetched_now`, after other writers and durable changes where needed."""
         if self.append_fetched_now(data, leader_epoch):
             return
         await self._core.run_shielded(self._append_fetched_queued(data, leader_epoch))
@@ -393,7 +394,7 @@ class Appender:
             core.write_lock.release()
 
     def _append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> bool:
-        """Check, write, and only then remember. False: something must be made durable first."""
+        """Check, write, and only then remember. False if something must be made durable first."""
         core = self._core
         core.require_online()
         if self._base_below_start(data) is not None:
@@ -407,7 +408,7 @@ class Appender:
             return False
         begin = position = self._write(active, (data,))
         view = memoryview(data)
-        # From here on nothing can fail: the batches are in the log.
+        # From here on nothing can fail, because the batches are in the log.
         epochs, producers = core.leader_epochs, core.producers
         latest = epochs.latest
         if latest is not None and latest.start_offset >= core.segments.end_offset:
@@ -442,10 +443,10 @@ class Appender:
         return check_fetched(data, core.segments.end_offset, last_epoch, leader_epoch)
 
     def _base_below_start(self, data: Buffer) -> Offset | None:
-        """Base offset of the first batch if an empty log begins in the middle of that batch.
+        """Base offset of the first batch if an empty log starts inside that batch.
 
-        delete-records can move a leader's log start offset into a batch; a follower restarting at
-        that offset gets the whole batch. The first segment must then begin at the batch's base
+        delete-records can move a leader's log start offset into a batch. A follower restarting at
+        that offset gets the whole batch. The first segment must then start at the batch's base
         offset.
         """
         segments = self._core.segments
@@ -462,7 +463,7 @@ class Appender:
         return None
 
     async def _note_gaps(self, gap_to: Offset) -> None:
-        """Record durably that the log has gaps: the next start would take gaps for damage."""
+        """Record durably that the log has gaps. The next start would take gaps for damage."""
         core = self._core
         if gap_to < core.gaps_below:
             return
@@ -477,7 +478,7 @@ class Appender:
 
 
 def _are_keyed_now(batches: Sequence[RecordBatch]) -> bool:
-    """Check the keys of a small append here. False: too large for that. Raises LogError."""
+    """Check the keys of a small append here. False if too large. Raises LogError."""
     if len(batches) > KEYED_INLINE_BATCHES_MAX:
         return False
     for batch in batches:
@@ -529,16 +530,16 @@ class FetchedBatches(NamedTuple):
     next_offset: Offset
     """The log end offset after the batches."""
     gap_to: Offset | None
-    """Base offset of the last batch with a gap before it; None without a gap."""
+    """Base offset of the last batch with a gap before it, or None."""
 
 
 def check_fetched(
     data: Buffer, end_offset: Offset, last_epoch: LeaderEpoch, leader_epoch: LeaderEpoch
 ) -> FetchedBatches:
-    """Parse and check a leader's batches for a log ending at `end_offset`; refuse all or none.
+    """Check a leader's batches for a log ending at `end_offset`, and reject all or none.
 
-    `last_epoch` is the epoch of the log's last record, `leader_epoch` the sender's: epochs of the
-    batches lie between them, and do not go back. Raises LogError: CORRUPT_BATCH, MALFORMED_BATCH.
+    `last_epoch` is the epoch of the log's last record, `leader_epoch` the sender's. Epochs of the
+    batches lie between them, and do not go back. Raises LogError (CORRUPT_BATCH, MALFORMED_BATCH).
     """
     view = memoryview(data)
     size_bytes = view.nbytes

@@ -1,7 +1,7 @@
-"""Shared state of one log: offsets, durability, failure.
+"""Shared state of one log, with its offsets, durability and failure.
 
-Durability is a pair of numbers: `flushed_offset` follows the log end offset whenever a sync
-returns. A failed sync, or any other I/O error on data, ends the log's service: `fail` ends all
+Durability is a pair of numbers. `flushed_offset` follows the log end offset whenever a sync
+returns. A failed sync, or any other I/O error on data, ends the log's service. `fail` ends all
 waits, once, and from then on every use raises the same error.
 """
 
@@ -40,27 +40,28 @@ from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError, Sync
 T = TypeVar("T")
 
 Appended: TypeAlias = Callable[[Offset, Offset, Sequence[Buffer], int], None]
-"""Listener of a leader's append: base offset, next offset, the buffers as written, their bytes.
-
-The buffers never change while a reference to them is held. The listener must not use the log."""
+"""Listener of a leader's append. Called with base offset, next offset, the buffers as written, and
+their bytes. The buffers never change while a reference to them is held. The listener must not use
+the log."""
 
 COLD_READS_MAX: Final = 4
-"""Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
+"""Most reads by disk threads at once, of all logs. The other threads stay free for syncs."""
 DECODES_MAX: Final = 2
-"""Batches decoded by disk threads at once, of all logs."""
+"""Most batches decoded by disk threads at once, of all logs."""
 UNFLUSHED_BYTES_MAX: Final = 32 << 20
-"""With flush=async: bytes after which a sync starts before its time."""
+"""Bytes after which a sync starts before its time, with flush=async."""
 
 REFUSALS_LOGGED_S: Final = 60.0
-"""Between two log lines about refused producers."""
+"""Seconds between two log lines about rejected producers."""
 
 logger = logging.getLogger(__name__)
 
 
 LOOKUPS_MAX: Final = 2
-"""Lookups by time at once, of all logs: they read much, and leave cold reads to the readers."""
+"""Most lookups by time at once, of all logs. They read much, and leave cold reads to the readers.
+"""
 UNKNOWN_ROOM_BYTES: Final = 1 << 62
-"""Before the first look at the disk."""
+"""Room before the first measurement of the disk."""
 
 
 class LogContext:
@@ -74,36 +75,38 @@ class LogContext:
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
         self.decodes = asyncio.Semaphore(DECODES_MAX)
         self.latest_ms = 0
-        """The latest credible time of a record, at the last tick of the maintenance."""
+        """Latest credible time of a record, at the last tick of the maintenance."""
         self.is_date_known = True
         """Whether this node's clock was compared with the cluster's, if there is one."""
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
-        Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
+        Appends that do not fit are rejected, since the reserve belongs to the metadata and
+        checkpoints."""
         self.changed: dict[LogCore, float] = {}
         """Logs with appends since their last checkpoint, and the time of the first append."""
         self.idle: dict[LogCore, float] = {}
         """Logs in ASYNC without appends since their last checkpoint, and its time, which rises."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.unpublished: dict[LogCore, None] = {}
-        """Logs whose content in the checkpoint file may differ from the present one. Logs in
+        """Logs that may differ from their content in the checkpoint file. Logs in
         `changed` count as such anyway."""
         self.file_is_behind = False
-        """The checkpoint file must be written even if `changed` is empty."""
+        """Whether the checkpoint file must be written even if `changed` is empty."""
 
         self.refused_producers = 0
-        """Appends refused because a log had no room for their new producers."""
+        """Appends rejected because a log had no room for their new producers."""
         self._refused_producers_logged_at = -math.inf
 
     def date_ms(self, wall_ms: int) -> int | None:
-        """The date of an append now, not by a clock that is behind the cluster's; None if unknown.
+        """The date of an append now, or None if unknown.
 
-        Once that clock is set right, its segments would look old.
+        It does not follow a clock that is behind the cluster's. Once that clock is set right, its
+        segments would look old.
         """
         return max(wall_ms, self.latest_ms) if self.is_date_known else None
 
     def note_refused_producers(self, directory: str, error: LogError) -> None:
-        """Count an append refused for its new producers; log one in a while."""
+        """Count an append rejected for its new producers, and log it once in a while."""
         self.refused_producers += 1
         now = self.clock.monotonic()
         if now - self._refused_producers_logged_at >= REFUSALS_LOGGED_S:
@@ -120,27 +123,28 @@ class Listeners:
 
     def __init__(self) -> None:
         self.flushed: list[Callable[[Offset], None]] = []
-        """Called with the new `flushed_offset` whenever it moved."""
+        """Callbacks with the new `flushed_offset` whenever it moved."""
         self.failed: list[Callable[[LogError], None]] = []
-        """Called at most once, when the log fails for good."""
+        """Callbacks called at most once, when the log fails for good."""
         self.appended: list[Appended] = []
-        """Called right after each leader's append (not `append_fetched`) was written."""
+        """Callbacks right after each leader's append (not `append_fetched`) was written."""
         self.log_start_durable: list[Callable[[], None]] = []
-        """Called whenever `durable_log_start` has risen."""
+        """Callbacks whenever `durable_log_start` has risen."""
         self.horizon_raised: list[Callable[[], None]] = []
-        """Called when `deletion_horizon` has risen, before a tombstone below is removed."""
+        """Callbacks when `deletion_horizon` has risen, before a tombstone below is removed."""
         self.damaged: list[Callable[[str], None]] = []
-        """Called with the reason when a reader or the scrubber first meets damage.
+        """Callbacks with the reason when a reader or the scrubber first meets damage.
 
-        The log goes on serving its intact batches until `declare_damaged`. Called again only for
-        damage found after a restart of the log. See `damage_found`."""
+        The log continues to serve its intact batches until `declare_damaged`. Called again only for
+        damage found after a restart of the log. See `damage_found`.
+        """
 
 
 class _Syncing(NamedTuple):
     """A running sync."""
 
     end_offset: Offset
-    """Of what it makes durable."""
+    """End offset of the records that it makes durable."""
     segment: Segment
     lease: Lease
 
@@ -149,23 +153,24 @@ class LogCore:
     """State of one log. Lives in the event loop."""
 
     start: StartKind
-    """The kind of stop before the log was opened, by which an offline repair judges its end."""
+    """Kind of stop before the log was opened. An offline repair judges the log's end by it."""
     damage_found: str | None = None
-    """The first damage found while the log was in service."""
+    """First damage found while the log was in service."""
     tombstones_held_from: Callable[[], Offset | None] | None = None
     """Returns the offset from which tombstones stay for followers that catch up, whatever their
-    age; None: all may go. Set by the replica."""
+    age. After None all may go. Set by the replica."""
     pending_rearrangements = 0
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
-    """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+    """Whether a compaction holds `arrange_lock`, or is next. It takes minutes if the log is large.
+    """
     is_discarded = False
-    """The files are closed for good, and another log may use the directory."""
+    """Whether the files are closed for good, and another log may use the directory."""
     stable_bound: Offset | None = None
     """Bound of the last stable offset while the producers are being rebuilt."""
     _sync_wanted = False
     pending_loss_resets = 0
-    """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
+    """Callers that wait for a checkpoint file without `possible_loss`."""
 
     def __init__(
         self,
@@ -209,30 +214,30 @@ class LogCore:
             self.segments.all[0].base_offset, is_unknown=opened.damage is not None
         )
         self.batches_since_recovery = 0
-        # Taken in this order, where several are.
+        # Several locks are taken in this order.
         self.arrange_lock = asyncio.Lock()
-        """Held while segments are removed, swapped or cut."""
+        """Lock held while segments are removed, swapped or cut."""
         self.write_lock = asyncio.Lock()
-        """Held while appends must wait."""
+        """Lock held while appends must wait."""
         self.derived_lock = asyncio.Lock()
-        """Held while index files of the active segment, epochs or snapshots are written."""
+        """Lock held while index files of the active segment, epochs or snapshots are written."""
         self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
-        """Batches found damaged by readers, by segment and position; a bounded number."""
+        """Batches found damaged by readers, by segment and position, a bounded number."""
         self.damaged_segments: set[Offset | None] = set()
-        """Base offsets of the segments with damage found in service; None: at an unknown place."""
+        """Base offsets of the segments with damage found in service, None for an unknown place."""
         self.unreadable: UnreadableBatch | None = None
-        """The batch at which the last compaction stopped because decoding failed."""
+        """Batch at which the last compaction stopped because decoding failed."""
         self.published_recovery_point = (
             Offset(0) if checkpoint is None else checkpoint.recovery_point
         )
-        """The recovery point in the node's checkpoint file: its producer snapshot must stay."""
+        """Recovery point in the node's checkpoint file. Its producer snapshot must stay."""
         self._published_log_start = (
             opened.log_start_offset if checkpoint is None else checkpoint.log_start_offset
         )
         self.promised_end: Offset | None = None
-        """While a truncation is being prepared: nothing from this offset on is promised."""
+        """Offset from which nothing is promised, while a truncation is being prepared."""
         self.restart_at: Offset | None = None
-        """While the log is being emptied, to begin again at this offset."""
+        """Offset at which the log starts again, while it is being emptied."""
         self.listeners = Listeners()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publish = publish
@@ -245,9 +250,9 @@ class LogCore:
             self.failure = _damaged(directory, self.damage)
 
     def current_checkpoint(self) -> ReplicaCheckpoint:
-        """The checkpoint to write for this log: everything durable now."""
+        """The checkpoint to write for this log, with everything durable now."""
         if self.damage:
-            # Earlier promises stay as they were: the repair of the log needs them.
+            # Earlier promises stay as they were, since the repair of the log needs them.
             return msgspec.structs.replace(
                 self.recovery, damage=self.damage, possible_loss=self._published_loss
             )
@@ -274,7 +279,7 @@ class LogCore:
 
     @property
     def undamaged_checkpoint(self) -> ReplicaCheckpoint | None:
-        """The checkpoint of a damaged log as it was before; None if none was known."""
+        """The checkpoint of a damaged log as it was before, or None if unknown."""
         if self.recovery.is_unknown:
             return None
         return msgspec.structs.replace(self.current_checkpoint(), damage="")
@@ -299,7 +304,7 @@ class LogCore:
         return self.segments.end_offset
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """Records below are committed, and so is the end of each transaction that wrote them.
+        """Offset below which records and the ends of their transactions are committed.
 
         At most `high_watermark`, which must not be lower than at the last call. Where the log
         starts within an open transaction, at least the log start offset.
@@ -320,7 +325,7 @@ class LogCore:
 
     @property
     def unrecovered_bytes(self) -> int:
-        """Bytes an unclean start would have to scan, approximately."""
+        """Approximate bytes that an unclean start would have to scan."""
         number = self.segments.number(self.recovery.segment_base_offset)
         unscanned = sum(segment.size_bytes for segment in self.segments.all[number:])
         return unscanned - self.recovery.segment_position
@@ -347,9 +352,9 @@ class LogCore:
         self.start_shielded(self._begin_async())
 
     def note_idle(self) -> None:
-        """Note that all appends so far are checkpointed: see `rest`."""
+        """Note that all appends so far are checkpointed, see `rest`."""
         if self.flush_mode is FlushMode.ASYNC and self.failure is None:
-            # Moved to the end: the times rise.
+            # The log moves to the end, since the times rise.
             self.shared.idle.pop(self, None)
             self.shared.idle[self] = self.shared.clock.monotonic()
 
@@ -365,14 +370,14 @@ class LogCore:
             self.shared.file_is_behind = True
 
     async def _begin_async(self) -> None:
-        # `published` puts ASYNC into effect once the file says so, perhaps after a later write.
+        # `published` puts ASYNC into effect once the file has it, perhaps after a later write.
         try:
             await self.publish()
         except LogError as error:
             logger.info("%s: flush=async does not hold yet: %s", self.directory, error.message)
 
     def published(self, checkpoint: ReplicaCheckpoint) -> None:
-        """The node's checkpoint file says this of the log now."""
+        """Note the log's content in the node's checkpoint file."""
         start_before = self.durable_log_start
         self.published_recovery_point = checkpoint.recovery_point
         self._published_log_start = checkpoint.log_start_offset
@@ -383,12 +388,12 @@ class LogCore:
 
     @property
     def durable_log_start(self) -> Offset:
-        """The log start offset after a crash: at most the present one."""
+        """The log start offset after a crash, at most the present offset."""
         return min(self._published_log_start, self.segments.log_start_offset)
 
     @property
     def deletion_horizon(self) -> DeletionHorizon:
-        """How far tombstones may be gone from the log."""
+        """Offset below which tombstones may be gone from the log, with its epoch."""
         return self.compaction.horizon.within(self.leader_epochs)
 
     def raise_deletion_horizon(self, history: CompactionHistory) -> None:
@@ -398,10 +403,10 @@ class LogCore:
             listener()
 
     async def forget_possible_loss(self) -> None:
-        """Forget `possible_loss`, durably or not at all, once the owner has dealt with it.
+        """Forget `possible_loss`, durably or not at all, once the owner has handled it.
 
-        Other replicas may count on the log only afterwards: a start that still finds the loss in
-        the checkpoint file would give up records acknowledged since. Raises LogError; after
+        Other replicas may count on the log only afterwards. A start that still finds the loss in
+        the checkpoint file would give up records acknowledged since. Raises LogError. After
         DISK_FULL the caller may try again.
         """
         await self.run_shielded(self._forget_possible_loss())
@@ -418,9 +423,10 @@ class LogCore:
 
     @property
     def last_epoch(self) -> LeaderEpoch:
-        """The epoch of the log's last record; NO_EPOCH if there is none.
+        """The epoch of the log's last record, or NO_EPOCH.
 
-        Not the newest one of the history: a leader's epoch stands there before its first append.
+        This is not the newest epoch of the history, where a leader's epoch stands before its first
+        append.
         """
         epoch = self.leader_epochs.epoch_for(Offset(self.segments.end_offset - 1))
         return NO_EPOCH if epoch is None else epoch
@@ -440,7 +446,7 @@ class LogCore:
         return LogError(self.failure.entry, self.failure.message)
 
     def end_service(self, failure: LogError, state: LogState) -> None:
-        """End service: every later use and all pending waits raise `failure`."""
+        """End service. Every later use and all pending waits raise `failure`."""
         self.failure = failure
         self.state = state
         self.shared.changed.pop(self, None)
@@ -455,7 +461,7 @@ class LogCore:
             callback(failure)
 
     def report_damage(self, reason: str, segment_base_offset: Offset | None = None) -> None:
-        """Report damaged bytes to the owner, which decides; the log stays in service."""
+        """Report damaged bytes to the owner, which decides. The log stays in service."""
         self.damaged_segments.add(segment_base_offset)
         if self.damage_found is not None or self.failure is not None:
             return
@@ -464,7 +470,7 @@ class LogCore:
             callback(reason)
 
     def forget_damage(self, segment_base_offset: Offset) -> None:
-        """A segment is whole again; with the last one, so is the log."""
+        """Note that a segment is whole again. With the last segment, so is the log."""
         self.damaged_segments.discard(segment_base_offset)
         for place in [place for place in self.damaged_ranges if place[0] == segment_base_offset]:
             del self.damaged_ranges[place]
@@ -473,7 +479,10 @@ class LogCore:
             self._wake_repair_waiters()
 
     async def wait_repaired(self, timeout_s: float) -> bool:
-        """Wait until no damage is known in service; False if the time is up or service ends."""
+        """Wait until no damage is known in service.
+
+        False if the time is up or service ends.
+        """
         if self.damage_found is not None and self.failure is None:
             waiter = asyncio.get_running_loop().create_future()
             self._repair_waiters.add(waiter)
@@ -489,12 +498,13 @@ class LogCore:
                 waiter.set_result(None)
 
     def declare_damaged(self, reason: str) -> None:
-        """End the log's service until its repair, across later starts, too."""
+        """End the log's service until its repair, also across later starts."""
         if self.failure is not None:
             return
         self.recovery = self.current_checkpoint()
         self.damage = reason
-        # As after a crash of the process: the files have every byte written in service.
+        # This is as after a crash of the process, since the files have every byte written in
+        # service.
         self.start = StartKind.PROCESS_CRASH
         failure = _damaged(self.directory, reason)
         logger.error("%s", failure.message)
@@ -503,16 +513,16 @@ class LogCore:
         self.start_shielded(self.mark())
 
     async def mark(self) -> None:
-        """Make known what an unreadable checkpoint file must not hide. Raises LogError.
+        """Durably mark facts that an unreadable checkpoint file must not hide. Raises LogError.
 
-        Deletions of records do not hold `arrange_lock`, so several may come at once: one after the
-        other writes what holds then.
+        Deletions of records do not hold `arrange_lock`, so several may come at once. Each in turn
+        writes the facts that hold then.
         """
         async with self.derived_lock:
             await self.write_marks()
 
     async def write_marks(self) -> None:
-        """Like `mark`. The caller holds `derived_lock`."""
+        """Write the marks as `mark`. The caller holds `derived_lock`."""
         if not self.is_discarded:
             horizon = self.compaction.horizon
             marks = Marks(self.segments.log_start_offset, self.damage, horizon)
@@ -523,7 +533,7 @@ class LogCore:
         return await asyncio.shield(self.start_shielded(work))
 
     def start_shielded(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Like `run_shielded`, without waiting. Returns the task."""
+        """Start `work` as `run_shielded`, without waiting. Returns the task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -531,7 +541,7 @@ class LogCore:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        # A waiting caller gets the error. Without one, only an unexpected error is worth a log
+        # A waiting caller gets the error. Without a caller, only an unexpected error is worth a log
         # line.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, LogError):
@@ -540,7 +550,7 @@ class LogCore:
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Run disk work that changes files off the loop.
 
-        Raises LogError: DISK_FULL if there was no room; any other error of the disk is final.
+        Raises LogError, DISK_FULL if there was no room. Any other error of the disk is final.
         """
         try:
             return await self.shared.disk.run(partial(work, *arguments))
@@ -559,7 +569,7 @@ class LogCore:
         except DiskError as error:
             raise self.fail(error) from error
         finally:
-            # Some promises are lowered for the time of the call only.
+            # Some promises are lowered only for the time of the call.
             self.mark_unpublished()
 
     def mark_unpublished(self) -> None:
@@ -569,7 +579,7 @@ class LogCore:
     # Durability
 
     def note_append(self, size_bytes: int, batches: int) -> None:
-        """Count appended batches, and start a sync where flush mode or size requires one."""
+        """Count appended batches, and start a sync where flush mode or size requires it."""
         self._unflushed_bytes += size_bytes
         self.shared.room_bytes -= size_bytes
         self.batches_since_recovery += batches
@@ -591,14 +601,14 @@ class LogCore:
             changed[self] = self.shared.clock.monotonic()
 
     def request_sync(self) -> None:
-        """Start a sync, or schedule one after the running sync."""
+        """Start a sync, or schedule it after the running sync."""
         if self._syncing is not None:
             self._sync_wanted = True
         elif self.failure is None and self.flushed_offset < self.segments.end_offset:
             self.shared.flusher.request(self.begin_sync, self.end_sync)
 
     def begin_sync(self) -> Sync | None:
-        """Return the sync of everything written so far; called by the flusher."""
+        """Return the sync of everything written so far. Called by the flusher."""
         if self.failure is not None or self._syncing is not None:
             return None
         end_offset = self.segments.end_offset
@@ -606,15 +616,15 @@ class LogCore:
             return None
         self._sync_wanted = False
         self._unflushed_bytes = 0
-        # Older segments were synced before this one took its first batch. The lease keeps the file
-        # open during the sync, even if the segment releases its file meanwhile.
+        # Older segments were synced before this segment took its first batch. The lease keeps the
+        # file open during the sync, even if the segment releases its file before the end.
         active = self.segments.active
         lease = self.shared.files.lease(active.path)
         self._syncing = _Syncing(end_offset, active, lease)
         return Sync(lease.file, None if active.is_name_durable else self.directory)
 
     def end_sync(self, error: Exception | None) -> None:
-        """For the flusher: the sync is over."""
+        """Note that the sync is over. Called by the flusher."""
         assert self._syncing is not None
         flushed_offset, segment, lease = self._syncing
         self._syncing = None
@@ -650,7 +660,7 @@ class LogCore:
 
 
 def disk_full(directory: str) -> LogError:
-    """The error for a change refused for lack of room; nothing was changed."""
+    """The error for a change rejected for lack of room, with nothing changed."""
     return LogError(DISK_FULL, f"{directory}: the disk is full; nothing was written.")
 
 
@@ -665,7 +675,7 @@ def initial_checkpoint(
     restart: bool = False,
     is_unknown: bool = False,
 ) -> ReplicaCheckpoint:
-    """The checkpoint of a log beginning at `offset`, with no derived state yet.
+    """The checkpoint of a log starting at `offset`, with no derived state yet.
 
     With `restart` the log counts as empty, whatever its files contain.
     """
@@ -685,7 +695,7 @@ def initial_checkpoint(
 
 
 def _combine_losses(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
-    """Both losses combined: each stands until the owner has dealt with both."""
+    """Combine two losses. Each stands until the owner has handled both."""
     if earlier is None or now is None:
         return earlier or now
     return PossibleLoss(

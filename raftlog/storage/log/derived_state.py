@@ -1,13 +1,13 @@
-"""Derived state on disk: leader epochs and producers as of an offset.
+"""Derived state on disk, the leader epochs and producers as of an offset.
 
-A start can rebuild all derived state from the log, but for the producers of deleted records: only a
+A start can rebuild all derived state from the log, except the producers of deleted records. Only a
 snapshot names these. So a snapshot older than the recovery point is still better than none.
 
-For a truncation: find the cut, and rebuild the producers below.
+For a truncation, this module finds the cut, and rebuilds the producers below.
 
-`Marks` are not derived, but facts of the node's checkpoint file that no scan finds again: the log
-start offset, known damage, how far tombstones may be gone. They count where that file is
-unreadable, and only then.
+`Marks` are not derived, but facts of the node's checkpoint file that no scan finds again. These are
+the log start offset, known damage, and how far tombstones may be gone. They count where that file
+is unreadable, and only then.
 
 All functions block and run while the log admits no append.
 """
@@ -45,8 +45,8 @@ from raftlog.world import Disk, DiskError, File, read_small_file
 EPOCHS_NAME: Final = "leader-epoch-checkpoint"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 RESTART_NAME: Final = "producers.restart"
-"""Producers of a log being emptied: a snapshot at its next beginning. The file counts only while
-the checkpoint says `restart_at`."""
+"""Name of the producer snapshot at the next start of a log being emptied. The file counts only
+while the checkpoint has `restart_at`."""
 MARKS_NAME: Final = "replica-marks"
 MARKS_KIND: Final = b"RLRM"
 MARKS_VERSION: Final = 1
@@ -57,11 +57,11 @@ logger = logging.getLogger(__name__)
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True):
-    """What must be known of a log even without the node's checkpoint file."""
+    """Facts of a log that must be known even without the node's checkpoint file."""
 
     log_start_offset: Offset
     damage: str = ""
-    """Why the replica is offline, if so."""
+    """Reason why the replica is offline, if it is."""
     horizon: DeletionHorizon = NO_HORIZON
 
 
@@ -72,7 +72,7 @@ def write_marks(disk: Disk, directory: str, marks: Marks) -> None:
 
 
 def read_marks(disk: Disk, directory: str) -> Marks | Damaged | None:
-    """The marks; None if none were ever written. Blocks. Raises DiskError."""
+    """Read the marks, or None if none were ever written. Blocks. Raises DiskError."""
     data = read_small_file(disk, f"{directory}/{MARKS_NAME}", MARKS_BYTES_MAX)
     if data is None:
         return None
@@ -116,7 +116,7 @@ def snapshot_offsets(names: list[str]) -> list[Offset]:
 
 
 def remove_snapshots(disk: Disk, directory: str, above: Offset) -> None:
-    """Remove the producer snapshots of offsets above one, for good. Blocks. Raises DiskError."""
+    """Remove the producer snapshots above an offset, for good. Blocks. Raises DiskError."""
     unwanted = [
         offset for offset in snapshot_offsets(disk.list_directory(directory)) if offset > above
     ]
@@ -161,22 +161,26 @@ def load_derived(
     checkpoint: ReplicaCheckpoint | None,
     now_ms: int,
 ) -> Derived | None:
-    """Leader epochs and producers as of the recovery point; None if they must be rebuilt."""
+    """Leader epochs and producers as of the recovery point, or None for a rebuild."""
     if checkpoint is None or checkpoint.recovery_point == 0:
         return Derived()
     recovery_point = checkpoint.recovery_point
     data = read_small_file(disk, f"{directory}/{EPOCHS_NAME}", SMALL_FILE_BYTES_MAX)
     epochs = Damaged("missing") if data is None else LeaderEpochs.from_bytes(data)
     if isinstance(epochs, Damaged):
-        logger.warning("%s: leader epochs: %s; scanning the log.", directory, epochs.reason)
+        logger.warning("%s: leader epochs: %s. The log is scanned.", directory, epochs.reason)
         return None
     epochs.truncate_from_end(recovery_point)
     if recovery_point not in snapshot_offsets(names):
-        logger.warning("%s: no producer snapshot of %d; scanning.", directory, recovery_point)
+        logger.warning(
+            "%s: no producer snapshot of %d. The log is scanned.", directory, recovery_point
+        )
         return None
     producers = load_snapshot(disk, directory, recovery_point, now_ms)
     if isinstance(producers, Damaged):
-        logger.warning("%s: producer snapshot: %s; scanning.", directory, producers.reason)
+        logger.warning(
+            "%s: producer snapshot: %s. The log is scanned.", directory, producers.reason
+        )
         return None
     return Derived(epochs, producers)
 
@@ -188,7 +192,7 @@ def older_producers(
     checkpoint: ReplicaCheckpoint | None,
     now_ms: int,
 ) -> ProducerStates:
-    """Producers of the newest readable snapshot, as the base for a scan of the whole log.
+    """Producers of the newest readable snapshot, to start a scan of the whole log.
 
     The snapshot may include deleted records. A known batch changes nothing. Records synced when the
     checkpoint was written are present, as when the snapshot was taken.
@@ -203,7 +207,7 @@ def older_producers(
 
 
 TIME_OFFSET_KEY = 1
-"""Time index entries rise both in offset and in time."""
+"""Key to search time index entries by offset. The entries rise both in offset and in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +226,8 @@ class Cut:
 def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
     """Find the cut that leaves no record at or above `offset`.
 
-    Batches stay whole: a batch containing `offset` is removed too. Raises DiskError, also for
-    damage before `offset`: a cut at the damage would remove intact batches.
+    Batches stay whole, so a batch containing `offset` is removed too. Raises DiskError, also for
+    damage before `offset`, since a cut at the damage would remove intact batches.
     """
     found = segment.offset_index.search(offset - segment.base_offset)
     with segment.files.lease(segment.path) as file:
@@ -236,7 +240,7 @@ def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
         at = walk(file, start, segment.size_bytes, offset)
         if not _is_cut(file, at, segment, offset, gaps_below):
             raise DiskError(f"{segment.path} at {at.position}: damaged in front of {offset}")
-        # Not `at.base_offset`: after a gap of compaction, the batch may begin later.
+        # `at.base_offset` is not enough, since after a gap of compaction the batch may start later.
         next_offset = min(at.base_offset, offset)
         relative = next_offset - segment.base_offset
         last_offset = segment.offset_index.search(relative - 1)
@@ -301,9 +305,9 @@ def rebuild_producers(
 ) -> ProducerStates:
     """Producers as of `end_offset`, from the newest snapshot and the batches after it.
 
-    A damaged batch does not count: a damaged sequence would refuse its producer, or pass for
-    another. Raises DiskError, also for such a batch, unless `stops_at_damage`: then the rebuild
-    ends there.
+    A damaged batch does not count. A damaged sequence would reject its producer, or pass for
+    another. Raises DiskError, also for such a batch, unless `stops_at_damage`, which ends the
+    rebuild there.
     """
     producers = ProducerStates()
     from_offset = Offset(0)

@@ -1,9 +1,10 @@
 """Group commit for all logs of a node.
 
-A log with unsynced bytes is queued once, whatever is appended meanwhile. A round takes its share of
-the queue and syncs those logs. So appends arriving during a sync share the next one; a lone log is
-synced without delay; and when many logs are busy, several share the cost of a round, while the
-device still gets several syncs at once, to merge. Measured in docs/decisions/group-commit.md.
+A log with unsynced bytes is queued once, whatever is appended until its sync. A round takes its
+share of the queue and syncs those logs. So appends arriving during a sync share the next sync. A
+single log is synced without delay. When many logs are busy, several share the cost of a round,
+while the device still gets several syncs at once, to merge. Measured in
+docs/decisions/group-commit.md.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from typing import Final, TypeAlias
 from raftlog.world import Clock, Disk, Sync
 
 ROUNDS_MAX: Final = 4
-"""Rounds at once. Where threads carry them out, the disk's others stay free for reads."""
+"""Most rounds at once. Where threads execute them, the disk's other threads stay free for reads."""
 GATHER_ITERATIONS: Final = 3
 """Iterations of the event loop between the first request for a sync and its start. Appends from
-sockets readable meanwhile are included. An idle loop takes microseconds for these iterations."""
+sockets that become readable in these iterations are included. An idle loop takes microseconds for
+them."""
 SYNCS_PER_ROUND_MAX: Final = 16
-"""Most logs synced in one round: all their writers wait for the last sync."""
+"""Most logs synced in one round. All their writers wait for the last sync."""
 
 
 BeginSync: TypeAlias = Callable[[], Sync | None]
-"""Returns the sync that makes everything written so far durable; None without any."""
+"""Returns the sync that makes everything written so far durable, or None without any."""
 EndSync: TypeAlias = Callable[[Exception | None], None]
 """Called when the sync has returned, or raised the error."""
 
@@ -35,10 +37,10 @@ class _Progress:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.since = clock.monotonic()
-        """Start of the present syncs; before the first, the time of the request for them."""
+        """Start of the present syncs. Before the first sync, the time of the request for them."""
 
     def on_begun(self) -> None:
-        """Many lengthy syncs one after the other are a slow disk, not a stalled one."""
+        """Note the start of a sync. Many lengthy syncs are a slow disk, not a stalled disk."""
         self.since = self._clock.monotonic()
 
 
@@ -58,7 +60,7 @@ class Flusher:
 
     @property
     def oldest_sync_at(self) -> float | None:
-        """Monotonic start time of the oldest running sync; None without a sync."""
+        """Monotonic start time of the oldest running sync, or None."""
         return min((progress.since for progress in self._progress), default=None)
 
     def request(self, begin_sync: BeginSync, end_sync: EndSync) -> None:
@@ -99,7 +101,7 @@ class Flusher:
         try:
             errors = await self._disk.sync_all([sync for sync, _ in syncs], progress.on_begun)
         except Exception as error:
-            # Whatever stopped the round, the extent of its syncs is unknown.
+            # Any cause leaves the extent of the round's syncs unknown.
             errors = [error] * len(syncs)
         finally:
             del self._progress[progress]

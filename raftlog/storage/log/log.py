@@ -1,19 +1,19 @@
-"""One replica's log: its state, its parts, and its life from `open` to `close`.
+"""One replica's log, with its state, its parts, and its life from `open` to `close`.
 
 ==================  =======================================================================
 `log_start_offset`  first offset that can be read; moves up only, but for `restart_at`
-`flushed_offset`    every record below is durable; moves when a sync has returned
-`log_end_offset`    offset of the next record; moves when a batch has been written
-==================  =======================================================================
+`flushed_offset`    every record below is durable; moves when a sync has returned `log_end_offset`
+offset of the next record; moves when a batch has been written ==================
+=======================================================================
 
 `log_start_offset <= flushed_offset <= log_end_offset`.
 
-A `Log` is the shared state (`log_core`) with the parts working on it: `appender`, `reader`,
+A `Log` is the shared state (`core`) with the parts working on it, `appender`, `reader` and
 `operations`. Operations that rearrange files run to their end even if their caller is cancelled. An
-I/O error ends the log's service for good: the content of the disk is unknown, and a retry could
+I/O error ends the log's service for good. The content of the disk is unknown, and a retry could
 make it worse (mistake 9, docs/decisions/ten-mistakes.md).
 
-Lives in the event loop; not for other threads.
+Lives in the event loop. Not for other threads.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ class Log(LogCore):
         is_new: bool = False,
         publish: Callable[[], Awaitable[None]],
     ) -> Log:
-        """Open the log in `directory`, which exists, or begin one there. Blocks: inside `Disk.run`.
+        """Open the log in `directory`, which exists, or start it there. Blocks.
 
-        `checkpoint` is the node's record of the log, `start` how the node stopped; `is_new`: no
-        record was ever appended. `publish` makes `current_checkpoint` durable. A damaged log is
-        opened, too: its `state` says so, and every use raises STORAGE_FAILED. Raises DiskError.
+        Call it inside `Disk.run`. `checkpoint` is the node's record of the log, `start` how the
+        node stopped. `is_new` means that no record was ever appended. `publish` makes
+        `current_checkpoint` durable. A damaged log is opened as well. Its `state` shows the damage,
+        and every use raises STORAGE_FAILED. Raises DiskError.
         """
         opened = open_log(
             shared.disk,
@@ -88,7 +89,7 @@ class Log(LogCore):
         )
 
     async def compact(self, now_ms: int, *, resume: bool = False) -> CompactionReport | None:
-        """Remove records replaced by a newer one of the same key, if a pass is worth its cost.
+        """Remove records replaced by newer records of their key, if worth the cost.
 
         After a partial pass, call again at once with `resume`. Raises LogError.
         """
@@ -97,17 +98,17 @@ class Log(LogCore):
         )
 
     async def repair(self, copies: Copies) -> bool:
-        """Repair damage found in service from copies of other replicas: see `repair_batches`."""
+        """Repair damage found in service from copies of other replicas, see `repair_batches`."""
         return await self.run_shielded(repair_batches(self, self.operations, copies))
 
     async def repair_offline(self, copies: Copies) -> bool:
-        """Repair the files of a damaged log, which stays offline: see `OfflineRepair`."""
+        """Repair the files of a damaged log, which stays offline, see `OfflineRepair`."""
         return await self.run_shielded(self._offline_repair.run(copies))
 
     async def close(self) -> None:
         """Flush, checkpoint, and close the files. The files of a failed log are only closed.
 
-        Raises LogError if the last checkpoint could not be taken; the log is closed all the same.
+        Raises LogError if the last checkpoint could not be taken. The log is closed all the same.
         """
         await self.run_shielded(self._close())
 
@@ -124,7 +125,7 @@ class Log(LogCore):
             self.discard(closed)
 
     async def retire(self, reason: LogError) -> None:
-        """Discard the log; return when no work of the log touches its directory any more."""
+        """Discard the log. Returns when no work of the log touches its directory any more."""
         await self.run_shielded(self._retire(reason))
 
     async def _retire(self, reason: LogError) -> None:
@@ -138,7 +139,7 @@ class Log(LogCore):
             self.pending_rearrangements -= 1
 
     def discard(self, reason: LogError) -> None:
-        """Close the files as they are, for good; every later use raises `reason`."""
+        """Close the files as they are, for good. Every later use raises `reason`."""
         self.is_discarded = True
         if self.failure is None:
             self.end_service(reason, LogState.FAILED)

@@ -1,9 +1,16 @@
-"""Open a log's directory: finish interrupted operations, then recover the provable log.
+"""Open a log's directory, and recover the provable log.
 
-The order: left-overs of interrupted operations; facts about segments; the plan (`recovery`); the
-scan, which rebuilds all derived state; the verdict; only then the one change to data allowed at a
-start, cutting a torn end; and at last a sync of everything scanned, since bytes that survived a
-process crash may still be in memory only. A damaged log is not changed at all.
+The order is:
+
+1. finish or remove left-overs of interrupted operations,
+2. collect facts about segments,
+3. make the plan (`recovery`),
+4. scan, which rebuilds all derived state,
+5. judge the end,
+6. cut a torn end, the only change to data allowed at a start,
+7. sync everything scanned, since bytes that survived a process crash may still be in memory only.
+
+A damaged log is not changed at all.
 """
 
 from __future__ import annotations
@@ -75,11 +82,11 @@ class Opened:
     damage: Damage | None = None
     possible_loss: PossibleLoss | None = None
     recovery_point: ReplicaCheckpoint | None = None
-    """The checkpoint, where its recovery point still holds."""
+    """Checkpoint, if its recovery point still holds."""
     gaps_below: Offset = NO_GAPS
-    """Below this offset compaction may have left gaps between batches."""
+    """Offset below which compaction may have left gaps between batches."""
     marked_horizon: DeletionHorizon = NO_HORIZON
-    """How far tombstones may be gone, where the checkpoint does not say so."""
+    """Extent to which tombstones may be gone, where the checkpoint does not have it."""
 
 
 def open_log(
@@ -93,9 +100,10 @@ def open_log(
     is_new: bool,
     now_ms: int,
 ) -> Opened:
-    """Open the log in `directory`, or begin one if it has no segment. Blocks. Raises DiskError.
+    """Open the log in `directory`, or start it if it has no segment. Blocks.
 
-    `is_new`: no record was ever appended. `now_ms` is the monotonic time by which producers age.
+    `is_new` means that no record was ever appended. `now_ms` is the monotonic time by which
+    producers age. Raises DiskError.
     """
     marks = None if checkpoint is not None else read_marks(disk, directory)
     known_damage = _known_damage(disk, directory, checkpoint, marks)
@@ -169,9 +177,9 @@ def _known_damage(
     checkpoint: ReplicaCheckpoint | None,
     marks: Marks | Damaged | None,
 ) -> Damage | None:
-    """Damage evident from what is stored: a known log never begins again by itself."""
+    """Damage evident from stored facts. A known log never starts again by itself."""
     if isinstance(marks, Damaged):
-        # Without the checkpoint, too, deleted records would be served again.
+        # Without the checkpoint as well, deleted records would be served again.
         return Damage(f"neither checkpoint nor {MARKS_NAME} can be read: {marks.reason}")
     if marks is not None and marks.damage:
         return Damage(marks.damage)
@@ -185,14 +193,14 @@ def _known_damage(
 
 
 def _proven_end(checkpoint: ReplicaCheckpoint | None, marks: Marks | Damaged | None) -> Offset:
-    """Records up to this offset existed, by what is stored."""
+    """Offset up to which records existed, by stored facts."""
     if checkpoint is not None:
         return checkpoint.flushed_offset
     return marks.log_start_offset if isinstance(marks, Marks) else Offset(0)
 
 
 def _restart_at_log_start(disk: Disk, files: OpenFiles, directory: str, opened: Opened) -> None:
-    """Go on, empty, at the log start offset."""
+    """Continue, empty, at the log start offset."""
     new = create_segment(disk, files, directory, opened.log_start_offset)
     for segment in opened.segments:
         for path in segment.paths:
@@ -215,7 +223,7 @@ _NOTHING: Final = ReplicaCheckpoint(
 
 
 def _remove_leftovers(disk: Disk, directory: str) -> list[str]:
-    """Remove left-overs of interrupted operations; return the remaining names."""
+    """Remove left-overs of interrupted operations, and return the remaining names."""
     kept: list[str] = []
     for name in disk.list_directory(directory):
         if name == RESTART_NAME or name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
@@ -236,7 +244,10 @@ def _without_segments(
     start: StartKind,
     is_new: bool,
 ) -> Opened:
-    """A log that took no record; or a power cut took the file with its records (flush=async)."""
+    """Open a log without a segment.
+
+    It took no record, or a power cut took the file with its records (flush=async).
+    """
     flushed_offset = _proven_end(checkpoint, marks)
     if flushed_offset > 0:
         damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
@@ -264,7 +275,7 @@ def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Open
 def _restart_empty(
     disk: Disk, files: OpenFiles, directory: str, checkpoint: ReplicaCheckpoint, now_ms: int
 ) -> Opened:
-    """Finish emptying a log, which counts as empty since the checkpoint says so."""
+    """Finish emptying a log, which counts as empty since the checkpoint has `restart_at`."""
     offset, horizon = checkpoint.restart_at, checkpoint.compaction.horizon
     assert offset is not None
     for name in disk.list_directory(directory):
@@ -294,7 +305,7 @@ def create_segment(disk: Disk, files: OpenFiles, directory: str, base_offset: Of
     """Create an empty active segment with a durable name. Blocks. Raises DiskError."""
     segment = Segment(files, directory, base_offset)
     for path in segment.paths:
-        # Left-overs of an attempt cut short by a crash or a full disk.
+        # These are left-overs of an attempt cut short by a crash or a full disk.
         files.forget(path)
         disk.remove(path)
     lease = files.lease(segment.path, create=True)
@@ -314,7 +325,7 @@ def _refused(
     checkpoint: ReplicaCheckpoint | None,
     damage: Damage,
 ) -> Opened:
-    """A damaged log: known by its files, and not to be used."""
+    """Represent a damaged log, known by its files and not to be used."""
     known = checkpoint or _NOTHING
     segments = []
     for name in disk.list_directory(directory):
@@ -407,21 +418,22 @@ class _Recovery:
         self._recovery_point = checkpoint if known else None
         self._scanned_bytes = 0
         self._tracks_transactions = derived is None
-        """Whether the producers do not show where the scanned transactions begin."""
+        """Whether the producers do not show where the scanned transactions start."""
         self._tracker: TransactionTracker | None = None
-        """Made at the first marker, if needed."""
+        """Tracker made at the first marker, if needed."""
         self._damage: Damage | None = None
-        """Why the transactions before the first scanned marker are unknown."""
+        """Reason why the transactions before the first scanned marker are unknown."""
         if checkpoint is not None:
             self._gaps_below = checkpoint.gaps_below
         else:
-            # The extent of compaction is unknown, as is whether the topic was compacted once;
-            # compaction never touches the active segment. Missing records are noticed all the same:
-            # each segment must end where the next one begins, and offsets must not go back.
+            # The extent of compaction is unknown, as is whether the topic was compacted once. But
+            # compaction never touches the active segment. Missing records are noticed all the same,
+            # since each segment must end where the next segment starts, and offsets must not go
+            # back.
             self._gaps_below = segments[-1].base_offset
 
     def run(self) -> Opened:
-        """Scan, judge, and where the log is whole up to a torn end: cut, index, sync."""
+        """Scan and judge. Where the log is whole up to a torn end, cut, index and sync."""
         segments = self._segments
         torn_bytes = 0
         for number in range(self._plan.scan_from, len(segments)):
@@ -459,7 +471,7 @@ class _Recovery:
         return self._opened(None, torn_bytes)
 
     def _prepare(self, segment: Segment, *, first: bool) -> int:
-        """Set the segment to its known state; return the position to scan from."""
+        """Set the segment to its known state, and return the position to scan from."""
         position, offset = 0, segment.base_offset
         offset_entries = time_entries = aborted_entries = 0
         checkpoint = self._checkpoint
@@ -480,7 +492,9 @@ class _Recovery:
             else:
                 # The checkpoint's counts of index entries will not hold for the new indexes.
                 newest, self._recovery_point = None, None
-                logger.warning("%s: an index is cut off or damaged; scanning.", segment.path)
+                logger.warning(
+                    "%s: an index is cut off or damaged. It is rebuilt by a scan.", segment.path
+                )
         segment.size_bytes = position
         segment.next_offset = offset
         segment.max_timestamp_ms = NO_TIMESTAMP if newest is None else newest[0]
@@ -558,7 +572,7 @@ class _Recovery:
                 possible_loss = _possible_loss(self._directory, end_offset, torn_bytes)
             elif torn_bytes:
                 logger.warning(
-                    "%s: cut %d bytes of an unfinished write at offset %d; nothing acknowledged "
+                    "%s: cut %d bytes of an unfinished write at offset %d. Nothing acknowledged "
                     "was there.",
                     self._directory,
                     torn_bytes,
@@ -587,7 +601,7 @@ class _Recovery:
 def _may_have_lost(
     checkpoint: ReplicaCheckpoint | None, start: StartKind, config: LogConfig
 ) -> bool:
-    # Without a checkpoint the start counts as one after a power cut, which may be true.
+    # Without a checkpoint the start counts as a start after a power cut, which may be true.
     if start is not StartKind.POWER_LOSS:
         return False
     known = None if checkpoint is None else checkpoint.flush

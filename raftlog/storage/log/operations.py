@@ -1,18 +1,16 @@
 """Operations on a log's files, each in an order that survives a crash.
 
-| operation | order |
-|---|---|
-| roll | sync the old segment; write its indexes, sync; create the new file, sync the directory |
-| checkpoint | sync the log; indexes; leader epochs; producer snapshot; then the number moves |
-| delete records, retention | write down the log start offset; (1) then remove files |
-| truncate | write down the lower promises; remove segments from the last one down; cut; sync |
-| restart | (2) write down that the log is empty; remove all; begin; write down that it is done |
+| operation | order | |---|---| | roll | sync the old segment; write its indexes, sync; create the
+new file, sync the directory | | checkpoint | sync the log; indexes; leader epochs; producer
+snapshot; then the number moves | | delete records, retention | write the log start offset; (1) then
+remove files | | truncate | write the lower promises; remove segments from the last down; cut; sync
+| | restart | (2) write that the log is empty; remove all; start; write that it is done |
 
 Once records are removed, only a snapshot names their producers. So (1) before files are removed, a
 snapshot exists from which a truncation can rebuild the producers, and (2) a file holds the
 producers for the new log.
 
-A crash in the middle leaves a log longer than necessary, never one without promised records.
+A crash in the middle leaves a log longer than necessary, never a log without promised records.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ from raftlog.storage.types import UNLIMITED
 from raftlog.world import Disk
 
 SEGMENTS_DROPPED_MAX: Final = 64
-"""Most segments removed by one call of retention; the next call continues."""
+"""Most segments removed by one call of retention. The next call continues."""
 
 
 UNPUBLISHED_SNAPSHOTS_MAX: Final = 64
-"""Snapshots kept above the published recovery point, when the checkpoint file lags behind."""
+"""Most snapshots kept above the published recovery point, when the checkpoint file lags behind."""
 
 
 class LogOperations:
@@ -67,7 +65,7 @@ class LogOperations:
     def segment_infos(self) -> list[SegmentInfo]:
         """Facts about the segments, on which retention and compaction decide.
 
-        A segment whose first append came before the first cluster time is dated here.
+        A first append before the first cluster time is dated here.
         """
         shared, segments = self._core.shared, self._core.segments
         now_ms = shared.clock.time_ms()
@@ -80,14 +78,14 @@ class LogOperations:
                 next_offset=segments.end_of(segment),
                 size_bytes=segment.size_bytes,
                 max_timestamp_ms=segment.max_timestamp_ms,
-                # Without one, a segment is empty, or nothing ages yet.
+                # Without a first append, a segment is empty, or nothing ages yet.
                 created_ms=now_ms if segment.first_append_ms is None else segment.first_append_ms,
             )
             for segment in segments.all
         ]
 
     async def roll(self) -> None:
-        """Begin a new segment. The caller holds the write lock. Raises LogError."""
+        """Start a new segment. The caller holds the write lock. Raises LogError."""
         core = self._core
         await core.flush()
         old = core.segments.active
@@ -111,14 +109,14 @@ class LogOperations:
         )
 
     async def checkpoint(self) -> ReplicaCheckpoint:
-        """Advance the recovery point to the present end; return the checkpoint to write down.
+        """Advance the recovery point to the present end, and return the checkpoint to write.
 
-        Raises LogError; after DISK_FULL the recovery point is unchanged.
+        Raises LogError. After DISK_FULL the recovery point is unchanged.
         """
         return await self._core.run_shielded(self.advance_recovery_point())
 
     async def advance_recovery_point(self) -> ReplicaCheckpoint:
-        """Like `checkpoint`, for callers that are shielded already."""
+        """Advance as `checkpoint`, for callers that are shielded already."""
         core = self._core
         async with core.derived_lock:
             core.require_online()
@@ -194,10 +192,10 @@ class LogOperations:
             self._disk.remove(f"{directory}/{snapshot_name(known)}")
 
     async def delete_records_before(self, offset: Offset) -> Offset:
-        """Move the log start offset up to `offset`, durably, and return the new one.
+        """Move the log start offset up to `offset`, durably, and return the new offset.
 
-        While a compaction runs, the files below stay until the next retention. Raises LogError:
-        OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, STORAGE_FAILED.
+        While a compaction runs, the files below stay until the next retention. Raises LogError,
+        OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, or STORAGE_FAILED.
         """
         return await self._core.run_shielded(self._delete_records_before(offset))
 
@@ -213,7 +211,7 @@ class LogOperations:
         await core.flush()
         kept_from = segments.holding(offset).base_offset
         if offset == segments.end_offset:
-            # Soon a new one begins there.
+            # A new segment starts there soon.
             kept_from = offset
         if core.recovery.recovery_point < kept_from:
             # A start drops the segments below without reading their producers.
@@ -225,11 +223,10 @@ class LogOperations:
         return segments.log_start_offset
 
     async def apply_retention(self, now_ms: int | None) -> int:
-        """Remove segments that are due by age or size; return how many. Raises LogError.
+        """Remove segments that are due by age or size, and return how many. Raises LogError.
 
-        Without a trustworthy time (None) none is due by age.
-
-        Removes none while a compaction runs, which can take minutes: due segments stay due.
+        Without a trustworthy time (None) none is due by age. Removes none while a compaction runs,
+        which can take minutes. Due segments stay due.
         """
         return await self._core.run_shielded(self._apply_retention(now_ms, by_start_only=False))
 
@@ -262,18 +259,18 @@ class LogOperations:
             async with core.write_lock:
                 await self.roll()
             if segments.all[drops - 1].next_offset != infos[drops - 1].next_offset:
-                # An append was faster: its batches are not due, nor perhaps committed.
+                # An append was faster. Its batches are not due, nor perhaps committed.
                 drops -= 1
                 if not drops:
                     return 0
-        # Due segments stay due: only later segments have changed.
+        # Due segments stay due, because only later segments have changed.
         dropped = segments.all[:drops]
         if core.recovery.recovery_point < segments.all[drops].base_offset:
             # A start could no longer derive the producers and sequences of the removed records.
             await self.advance_recovery_point()
         async with core.derived_lock:
-            # A checkpoint writes and removes snapshots, too: at once, both could write the same
-            # file, or the found one be removed.
+            # A checkpoint also writes and removes snapshots. At once, both could write the same
+            # file, or the found file be removed.
             await core.run(
                 self._keep_snapshot,
                 dropped,
@@ -294,7 +291,7 @@ class LogOperations:
     ) -> None:
         """Ensure a snapshot exists from which a truncation can rebuild the producers.
 
-        `start` is the log's next beginning: below it only the snapshot names the producers.
+        `start` is the log's next start, below which only the snapshot names the producers.
         """
         directory = self._core.directory
         known = snapshot_offsets(self._disk.list_directory(directory))
@@ -307,7 +304,7 @@ class LogOperations:
             self._disk.replace(f"{directory}/{snapshot_name(start)}", snapshot)
 
     async def swap_in(self, cleaned: str, old: Sequence[Segment], new: Segment) -> None:
-        """Put `new`, synced under the name `cleaned`, in the place of `old`. Raises LogError.
+        """Replace `old` by `new`, which is synced under the name `cleaned`. Raises LogError.
 
         The caller holds `arrange_lock`.
         """
@@ -348,7 +345,7 @@ class LogOperations:
     async def truncate_to(self, offset: Offset) -> None:
         """Remove every batch with a record at or above `offset`. Durable when it returns.
 
-        Raises LogError: OFFSET_OUT_OF_RANGE below the log start offset, STORAGE_FAILED.
+        Raises LogError, OFFSET_OUT_OF_RANGE below the log start offset, or STORAGE_FAILED.
         """
         await self._core.run_shielded(self._truncate_arranged(offset))
 
@@ -358,7 +355,7 @@ class LogOperations:
 
     @asynccontextmanager
     async def _arranging(self) -> AsyncIterator[None]:
-        """Hold `arrange_lock`; a compaction gives way."""
+        """Hold `arrange_lock`. A compaction gives way."""
         core = self._core
         core.pending_rearrangements += 1
         try:
@@ -401,8 +398,8 @@ class LogOperations:
                 await core.publish()
             finally:
                 core.promised_end = None
-            # No await from here to the cut in memory: a sync begun in between would take the old
-            # end for flushed.
+            # No await follows from here to the cut in memory, since a sync started in between would
+            # take the old end for flushed.
             core.flushed_offset = cut.next_offset
             core.high_watermark = min(core.high_watermark, cut.next_offset)
             core.compaction = core.compaction.truncate_to(cut.next_offset, core.leader_epochs)
@@ -444,13 +441,13 @@ class LogOperations:
         producers: bytes = b"",
         horizon: DeletionHorizon = NO_HORIZON,
     ) -> None:
-        """Empty the log and begin it at `offset`, below or above its present end. Durable.
+        """Empty the log and start it at `offset`, below or above its present end. Durable.
 
-        Epoch history, producers and all other state derived from its records go, too; `producers`,
-        the leader's `producers_below`, takes their place, and so does `horizon`. A crash leaves the
-        old log, or the new one with these producers. The high watermark is `offset` afterwards.
-        Raises LogError, with nothing changed: CORRUPT_BATCH if `producers` is not a snapshot of
-        that offset, DISK_FULL.
+        Epoch history, producers and all other state derived from its records go as well.
+        `producers`, the leader's `producers_below`, takes their place, and so does `horizon`. A
+        crash leaves the old log, or the new log with these producers. The high watermark is
+        `offset` afterwards. Raises LogError, with nothing changed, CORRUPT_BATCH if `producers` is
+        not a snapshot of that offset, or DISK_FULL.
         """
         await self._core.run_shielded(self._restart_with(offset, producers, horizon))
         self._core.damaged_ranges.clear()
@@ -480,17 +477,19 @@ class LogOperations:
         horizon: DeletionHorizon,
         segment_base: Offset | None = None,
     ) -> None:
-        """Empty the log and begin it at `offset`. Raises LogError; DISK_FULL: nothing was done.
+        """Empty the log and start it at `offset`. Raises LogError.
 
-        `producers` are the remembered producers of the records below, `horizon` that of the log
-        whose records follow. The first segment begins at `segment_base`, if given, for a batch that
-        contains `offset`; until this batch is appended, the log ends below its start.
+        DISK_FULL means that nothing was done. `producers` are the remembered producers of the
+        records below, `horizon` that of the following records' log. The first segment starts at
+        `segment_base`, if given, for a batch that contains `offset`. Until this batch is appended,
+        the log ends below its start.
         """
         core = self._core
         async with self._arranging(), core.write_lock, core.derived_lock:
             await core.flush()
             snapshot = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
-            # Written even without producers: a file of an earlier attempt must not take its place.
+            # The file is written even without producers, since a file of an earlier attempt must
+            # not take its place.
             await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", snapshot)
             before = core.compaction
             core.restart_at, core.compaction = offset, CompactionHistory(known_horizon=horizon)
@@ -500,12 +499,13 @@ class LogOperations:
                 if error.entry is DISK_FULL:
                     core.restart_at, core.compaction = None, before
                 raise
-            # From here on there is no way back: the next start would empty the log.
+            # From here on there is no way back, since the next start would empty the log.
             base = offset if segment_base is None else segment_base
             try:
                 await self._empty_and_begin(offset, base, producers)
                 core.restart_at = None
-                # Before the first append: a start would remove the append with the rest.
+                # This write precedes the first append, since a start would remove the append with
+                # the rest.
                 await core.publish()
                 await core.run(self._disk.remove, f"{core.directory}/{RESTART_NAME}")
             except LogError as error:
@@ -519,7 +519,7 @@ class LogOperations:
         segments = core.segments
         old = segments.all
         segments.active.release_file()
-        # First in memory: no reader may meet files being removed, and report damage.
+        # Memory changes first, so that no reader meets files being removed, and reports damage.
         segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
         segments.log_start_offset = core.high_watermark = offset
         core.flushed_offset = base
@@ -548,7 +548,7 @@ class LogOperations:
         for segment in reversed(old):
             for path in segment.paths:
                 self._core.shared.files.forget(path)
-        # The newest first: should the checkpoint file get lost, the rest is a shorter log.
+        # The newest files go first. Should the checkpoint file get lost, the rest is a shorter log.
         for name in reversed(self._disk.list_directory(directory)):
             if name != RESTART_NAME:
                 self._disk.remove(f"{directory}/{name}")
@@ -572,25 +572,25 @@ class LogOperations:
 
     def _cut_files(self, segment: Segment, cut: Cut, dropped: Sequence[Segment]) -> None:
         directory = self._core.directory
-        # Snapshots above the cut must be gone durably: a power cut must not bring one back.
+        # Snapshots above the cut must be gone durably, since a power cut must not bring any back.
         remove_snapshots(self._disk, directory, cut.next_offset)
         for unwanted in reversed(dropped):
-            # One by one, each durable before the next: a gap would look like damage.
+            # Each removal is durable before the next, since a gap would look like damage.
             self._remove([unwanted])
             self._disk.sync_directory(directory)
         segment.file.truncate(cut.size_bytes)
         segment.file.sync()
-        # The index files are cut by their next save; until then their counts rule.
+        # The index files are cut by their next save. Until then their counts rule.
 
 
 def outdated_snapshots(
     known: Sequence[Offset], published: Offset, committed: Offset, newest: Offset
 ) -> Sequence[Offset]:
-    """Which producer snapshots (rising) may go, once the one of `newest` is durable.
+    """Producer snapshots (rising) that may go, once the snapshot of `newest` is durable.
 
-    The checkpoint file names `published`, or a later one while a write is in progress. The newest
-    snapshot below stays: a truncation can rebuild the producers from it. So does the newest
-    committed one: no truncation goes further back.
+    The checkpoint file names `published`, or a later snapshot while a write is in progress. The
+    newest snapshot below stays, since a truncation can rebuild the producers from it. So does the
+    newest committed snapshot, since no truncation goes further back.
     """
     below = [offset for offset in known if offset < published]
     between = [offset for offset in known if published < offset < newest]

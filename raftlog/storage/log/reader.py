@@ -1,15 +1,15 @@
 """Read whole, checked batches from a log.
 
-A read is one `pread` of the requested size, from the page cache if cached, else by a disk thread;
-then a walk over the headers with a CRC check of each batch; and a view of the requested part: no
-record is parsed and no byte is copied again. Memory is bounded by the requested size and one batch,
-whatever the backlog.
+A read is one `pread` of the requested size, from the page cache if cached, else by a disk thread.
+Then follow a walk over the headers with a CRC check of each batch, and a view of the requested
+part. No record is parsed and no byte is copied again. Memory is bounded by the requested size and
+one batch, whatever the backlog.
 
 A reader holds no lock. Bytes read while files were cut, swapped or removed (`generation`) are
 discarded and read again.
 
 A lookup by time rules out older records by segments and time index entries, which bound the age of
-their records; then batch headers narrow the search to one batch; only this batch is decoded.
+their records. Then batch headers narrow the search to one batch. Only this batch is decoded.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _T = TypeVar("_T")
 READ_BYTES_MAX: Final = 16 << 20
 """Most bytes of one read, unless one batch is larger."""
 READ_BYTES_MIN: Final = 16 << 10
-"""A smaller read costs as much, and mostly has to be followed by another one."""
+"""Least bytes of one read. A smaller read costs as much, and mostly has to be followed by another
+read."""
 DAMAGED_RANGES_MAX: Final = 16
 """Most damaged places of one log that are remembered and logged."""
 ATTEMPTS_MAX: Final = 100
-"""Reads of one request, when retention, truncation or compaction keep changing the files."""
+"""Most reads of one request, when retention, truncation or compaction keep changing the files."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +64,13 @@ class _Cut(NamedTuple):
     begin: int
     finish: int
     next_offset: Offset
-    """First offset after the batches walked: the end of the result, or the next offset to
+    """First offset after the batches walked. It is the end of the result, or the next offset to
     search."""
     position: int
-    """Position of `next_offset`, relative to the chunk; beyond the chunk if a batch is to be
+    """Position of `next_offset`, relative to the chunk. It is beyond the chunk if a batch is to be
     skipped."""
     wanted_bytes: int
-    """With an empty result: size of the batch at `position`; 0 without a batch."""
+    """Size of the batch at `position` if the result is empty, or 0."""
 
 
 class _Wanted(NamedTuple):
@@ -90,15 +91,15 @@ class LogReader:
         self._segments = core.segments
         self._cold_reads = core.shared.cold_reads
         self._large_batch_bytes = 0
-        """Approximate size of the last batch larger than the requested size; 0 once batches fit
+        """Approximate size of the last batch over the requested size. It is 0 once batches fit
         again. The next batch is mostly as large, and would be read twice."""
 
     async def read(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
-        """Whole, checked batches from the one that holds `start`: `max_bytes`, or one if larger.
+        """Read whole, checked batches from the batch that holds `start`.
 
-        No batch that begins at or after `end`; none if `start >= end`. Raises LogError:
-        OFFSET_OUT_OF_RANGE with the readable range, STORAGE_FAILED where the disk does not return
-        the bytes once written.
+        Returns `max_bytes`, or one batch if larger. No batch starts at or after `end`, so there is
+        none if `start >= end`. Raises LogError, OFFSET_OUT_OF_RANGE with the readable range, or
+        STORAGE_FAILED where the disk does not return the bytes once written.
         """
         core = self._core
         core.require_online()
@@ -122,7 +123,7 @@ class LogReader:
     async def read_committed(
         self, start: Offset, *, end: Offset, max_bytes: int
     ) -> tuple[ReadResult, tuple[AbortedTransaction, ...]]:
-        """Like `read`, for an `end` up to the last stable offset.
+        """Read as `read`, for an `end` up to the last stable offset.
 
         Also returns the aborted transactions with offsets in the result, by their first offsets.
         """
@@ -139,9 +140,9 @@ class LogReader:
                     raise self._unreadable(start, error) from error
                 continue
             if generation == segments.generation:
-                found.sort(key=lambda one: one.first_offset)
+                found.sort(key=lambda entry: entry.first_offset)
                 return result, tuple(
-                    AbortedTransaction(one.producer_id, one.first_offset) for one in found
+                    AbortedTransaction(entry.producer_id, entry.first_offset) for entry in found
                 )
             # A marker may have been removed with its segment since the records were read.
         raise LogError(OVERLOADED, f"{self._core.directory}: its files kept changing.")
@@ -167,12 +168,14 @@ class LogReader:
     async def offset_of_newest_timestamp(self, *, end: Offset) -> tuple[Offset, int] | None:
         """Offset and timestamp of the first record below `end` with the largest timestamp.
 
-        None without a record that has one. Raises LogError(STORAGE_FAILED).
+        None if no record has a timestamp. Raises LogError(STORAGE_FAILED).
         """
         segments = self._segments.all
-        # Markers and records from `end` on count, too: the largest may be none of a record below.
+        # Markers and records from `end` on also count, so the largest may be none of a record
+        # below.
         newest = max(
-            (one.max_timestamp_ms for one in segments if one.base_offset < end), default=-1
+            (segment.max_timestamp_ms for segment in segments if segment.base_offset < end),
+            default=-1,
         )
         found: tuple[Offset, int] | None = None
         oldest, wanted, step = 0, newest, 1
@@ -184,7 +187,7 @@ class LogReader:
                 found = hit
                 oldest = hit[1] + 1
             if found is None:
-                # Most often the record is just before: markers follow their records at once.
+                # Most often the record is just before, since markers follow their records at once.
                 wanted = max(0, newest - step)
                 step *= 4
             else:
@@ -210,7 +213,7 @@ class LogReader:
         return LogError(STORAGE_FAILED, f"Damaged on disk and not served: {error.reason}.")
 
     def _unreadable(self, offset: Offset | None, error: DiskError) -> LogError:
-        # The log goes on: one unreadable place says nothing of the others.
+        # The log stays in service, since one unreadable place does not concern the others.
         directory = self._core.directory
         place = directory if offset is None else f"{directory}: offset {offset}"
         base = None if offset is None else self._segments.holding(offset).base_offset
@@ -218,7 +221,7 @@ class LogReader:
         return LogError(STORAGE_FAILED, f"{place} cannot be read: {error}")
 
     async def read_raw(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
-        """Like `read`, for a `start` and an `end` in the log; damage is only raised.
+        """Read as `read`, for a `start` and an `end` in the log. Damage is only raised.
 
         Raises DiskError, DamageFoundError, LogError(OVERLOADED) if its files keep changing.
         """
@@ -316,7 +319,8 @@ class LogReader:
                 header = self._header(segment, view, entry.position, at, expected)
                 size = header.size_bytes
                 if header.next_offset <= wanted.start:
-                    # Before the wanted batches; its records may not even be in the chunk.
+                    # This batch is before the wanted batches. Its records may not even be in the
+                    # chunk.
                     at = begin = at + size
                     expected = header.next_offset
                     continue
@@ -381,18 +385,18 @@ def _part(chunk: Buffer, begin: int, finish: int) -> bytes | memoryview:
 
 
 DECOMPRESSED_BYTES_MAX: Final = 256 << 20
-"""Most decompressed bytes of the one batch decoded."""
+"""Most decompressed bytes of the decoded batch."""
 HEADERS_PER_STEP_MAX: Final = 10_000
-"""Most headers read by one step of a lookup: other cold reads take turns with it."""
+"""Most headers read by one step of a lookup. Other cold reads take turns with it."""
 
 
 async def _find_offset_for_timestamp(
     core: LogCore, reader: LogReader, timestamp_ms: int, end: Offset
 ) -> tuple[Offset, int] | None:
-    """The first record below `end` with a timestamp of at least `timestamp_ms`.
+    """Find the first record below `end` with a timestamp of at least `timestamp_ms`.
 
-    Headers are the producers' claims: a batch without the young record that its header promises,
-    or without readable records, is passed over, however many there are. Raises DiskError,
+    Headers are the producers' claims. A batch without the young record that its header promises, or
+    without readable records, is passed over, however many there are. Raises DiskError,
     DamageFoundError, LogError(OVERLOADED) if the files keep changing.
     """
     segments = core.segments
@@ -423,13 +427,13 @@ class _Step(NamedTuple):
     """The result of one step of a lookup."""
 
     offset: Offset
-    """The search continues here: no batch before promises a young enough record."""
+    """Offset at which the search continues. No batch before promises a young enough record."""
     is_candidate: bool
-    """The batch at `offset` does."""
+    """Whether the batch at `offset` promises a young enough record."""
 
 
 async def _search_step(core: LogCore, timestamp_ms: int, start: Offset, end: Offset) -> _Step:
-    """Search one segment, or a part of it, for a batch that promises a young enough record."""
+    """Search part of a segment for a batch that promises a young enough record."""
     for segment in core.segments.all[core.segments.number(start) :]:
         if segment.base_offset >= end:
             break
@@ -459,7 +463,7 @@ class _Search(NamedTuple):
     timestamp_ms: int
     end_offset: Offset
     known: tuple[int, tuple[int, int]] | None
-    """The time index entry to begin after, among the unsaved ones."""
+    """Unsaved time index entry to start after, if any."""
     saved_times: int
     saved_offsets: int
     unsaved_offsets: tuple[tuple[int, int], ...]
@@ -522,6 +526,6 @@ def _first_young(
             if timestamp is not None and timestamp >= timestamp_ms and start <= record.offset < end:
                 return Offset(record.offset), timestamp
     except LogError as error:
-        # The CRC is right: the producer's records are none, or too large. Others follow.
+        # The CRC is right, so the producer's records are none, or too large. Others follow.
         logger.debug("lookup by time: %s", error.message)
     return None

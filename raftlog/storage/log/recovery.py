@@ -1,16 +1,14 @@
 """Recovery decisions at a start, over plain facts about the files. Pure.
 
-Two questions. `plan_recovery`: where must the scan begin, given the checkpoint? `judge`: is the
-first invalid batch of a scan the torn end of an unacknowledged write, or damage to data that may
-have been acknowledged?
+`plan_recovery` decides where the scan must start, given the checkpoint. `judge` decides whether the
+first invalid batch of a scan is the torn end of an unacknowledged write, or damage to data that may
+have been acknowledged.
 
-| first invalid batch, at offset x | verdict |
-|---|---|
-| x is below the checkpoint's flushed offset | damaged |
-| not in the last segment (each was synced before the next one took data) | damaged |
-| the kernel did not stop, and the bytes are not just the beginning of a batch | damaged |
-| the kernel did not stop, or no checkpoint is there, and a valid batch follows | damaged |
-| anything else | torn: cut at x |
+| first invalid batch, at offset x | verdict | |---|---| | x is below the checkpoint's flushed
+offset | damaged | | not in the last segment (each was synced before the next segment took data) |
+damaged | | the kernel did not stop, and the bytes are not just the start of a batch | damaged | |
+the kernel did not stop, or no checkpoint is there, and a valid batch follows | damaged | | anything
+else | torn: cut at x |
 
 A damaged log is left exactly as it is. Only a torn end is ever cut.
 """
@@ -33,27 +31,27 @@ class SegmentFacts:
     base_offset: Offset
     size_bytes: int
     sealed_end: Offset | None
-    """End offset by the last entry of the time index; None without an entry."""
+    """End offset by the last entry of the time index, or None without an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Which segments to drop, and where to scan from."""
+    """Segments to drop, and the place to scan from."""
 
     dropped: int
-    """Number of first segments below the log start offset: retention was interrupted."""
+    """Number of first segments below the log start offset, left by interrupted retention."""
     scan_from: int
-    """Number of the first segment to scan (after dropping). Earlier ones are trusted."""
+    """Number of the first segment to scan (after dropping). Earlier segments are trusted."""
     scan_position: int
     scan_offset: Offset
     """Offset of the batch at `scan_position`."""
     trusted: bool
-    """Nothing needs scanning: the log ends at `scan_offset`."""
+    """Whether nothing needs scanning, since the log ends at `scan_offset`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The log cannot be served; `reason` names the damage for the operator."""
+    """Reason why the log cannot be served, for the operator."""
 
     reason: str
 
@@ -117,7 +115,8 @@ def _recovery_segment(
     """Number of the segment with the recovery point, and position and offset to scan from."""
     base_offset = checkpoint.segment_base_offset
     if base_offset < kept[0].base_offset:
-        # Retention continued after the checkpoint was taken: the remaining segments lie above it.
+        # Retention continued after the checkpoint was taken, so the remaining segments lie above
+        # it.
         return 0, 0, kept[0].base_offset
     for number, segment in enumerate(kept):
         if segment.base_offset == base_offset:
@@ -131,9 +130,9 @@ def _recovery_segment(
 
 
 def _first_unproven(segments: Sequence[SegmentFacts]) -> int:
-    """The first finished segment whose end, by its index, is not the next one's beginning.
+    """First finished segment that does not end, by its index, at the next segment's start.
 
-    The index may be wrong, or a segment missing: the scan will tell.
+    The index may be wrong, or a segment missing. The scan decides.
     """
     for number in range(len(segments) - 1):
         if segments[number].sealed_end != segments[number + 1].base_offset:
@@ -151,10 +150,10 @@ def judge(
     flushed_offset: Offset | None,
     later_batch: Offset | None,
 ) -> Verdict | Damage:
-    """Decide about a segment whose scan ended at `end_offset`.
+    """Decide about the scan of a segment that ended at `end_offset`.
 
-    `next_base_offset` is None for the last segment, `flushed_offset` None without a checkpoint;
-    `later_batch` is a valid batch found behind the invalid one.
+    `next_base_offset` is None for the last segment, `flushed_offset` None without a checkpoint.
+    `later_batch` is a valid batch found behind the invalid batch.
     """
     damage: str | None = None
     kernel_kept_running = start is not StartKind.POWER_LOSS

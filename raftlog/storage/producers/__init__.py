@@ -1,1 +1,1 @@
-"""Producer state: sequence numbers and epochs, per producer id."""
+"""Sequence numbers and epochs per producer id."""

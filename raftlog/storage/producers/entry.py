@@ -1,59 +1,48 @@
-"""One idempotent producer in one partition: judge a batch or a marker, and remember it. Pure.
+"""One idempotent producer in one partition, judged batch by batch. Pure.
 
-Every batch of such a producer carries (producer id, producer epoch, base sequence); sequences count
+Every batch of such a producer carries (producer id, producer epoch, base sequence). Sequences count
 records, per partition, and follow each other without a gap (KIP-98). The last five batches of each
-producer are remembered: as many as a client may have in flight, and so may have to repeat.
+producer are remembered, as many as a client may have in flight, and so may have to repeat.
 
-| a batch arrives with | answer |
-|---|---|
-| the epoch known, and the next sequence | Append |
-| epoch, first and last sequence of one of the last five batches | Duplicate, with its offsets |
-| the epoch known, only sequences written before those five | DUPLICATE_SEQUENCE |
-| the epoch known, any other sequence | OUT_OF_ORDER_SEQUENCE |
-| an older epoch | PRODUCER_FENCED |
-| a newer epoch, or a producer not known, and sequence 0 | Append |
-| a newer epoch, and another sequence | OUT_OF_ORDER_SEQUENCE |
-| a producer not known, and another sequence | UNKNOWN_PRODUCER_ID |
+| a batch arrives with | result | |---|---| | the epoch known, and the next sequence | Append | |
+epoch, first and last sequence of one of the last five batches | Duplicate, with its offsets | | the
+epoch known, only sequences written before those five | DUPLICATE_SEQUENCE | | the epoch known, any
+other sequence | OUT_OF_ORDER_SEQUENCE | | an older epoch | PRODUCER_FENCED | | a newer epoch, or a
+producer not known, and sequence 0 | Append | | a newer epoch, and another sequence |
+OUT_OF_ORDER_SEQUENCE | | a producer not known, and another sequence | UNKNOWN_PRODUCER_ID |
 
-The last two lines are KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first
-sequence", so that a producer with expired state could go on. This loses records silently: when the
-first of two pipelined batches is refused for the moment (no leader yet, not enough replicas), the
-second is taken as the beginning, and the retry of the first can never be written (KAFKA-14312,
-KAFKA-15591, KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for
-partitions never written to (KAFKA-15591). Here the rule is strict throughout: a producer silent for
-longer than the expiry time, or evicted, gets UNKNOWN_PRODUCER_ID, and begins again at sequence 0
-with the next epoch or another producer id (the client's half of KIP-360), once the outcome of every
-batch in flight is known. UNKNOWN_PRODUCER_ID is an entry of its own because Kafka's clients recover
-from it, and not from OUT_OF_ORDER_SEQUENCE: a topic that is deleted and created again knows no
-producer.
+The last two lines are KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first sequence",
+so that a producer with expired state could continue. This loses records silently. When the first of
+two pipelined batches is rejected for the moment (no leader yet, not enough replicas), the second is
+accepted as the start, and the retry of the first can never be written (KAFKA-14312, KAFKA-15591,
+KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for partitions never
+written to (KAFKA-15591). Here the rule is strict throughout. A producer silent for longer than the
+expiry time, or evicted, gets UNKNOWN_PRODUCER_ID, and starts again at sequence 0 with the next
+epoch or another producer id (the client's half of KIP-360), once the outcome of every batch in
+flight is known. UNKNOWN_PRODUCER_ID is a separate entry because Kafka's clients recover from it,
+and not from OUT_OF_ORDER_SEQUENCE. A topic that is deleted and created again knows no producer.
 
-A coordinator's own batch has no sequence (-1): only its epoch is judged, and sequences stay.
+A coordinator's own batch has no sequence (-1). Only its epoch is judged, and sequences stay.
 
 **Transactions.** A batch that would be appended by the table above is judged again:
 
-| open transaction | the batch | answer |
-|---|---|---|
-| none | not transactional | Append |
-| none | transactional, confirmed by the coordinator | Append: opens it |
-| none | transactional otherwise | TRANSACTION_NOT_VERIFIED |
-| of this epoch | transactional | Append: continues it |
-| of this epoch, or an older one | not transactional | INVALID_TXN_STATE |
-| of an older epoch | transactional | TRANSACTION_NOT_VERIFIED: its marker has not come yet |
+| open transaction | the batch | result | |---|---|---| | none | not transactional | Append | | none
+| transactional, confirmed by the coordinator | Append, which opens it | | none | transactional
+otherwise | TRANSACTION_NOT_VERIFIED | | of this epoch | transactional | Append, which continues it
+| | of this or an older epoch | not transactional | INVALID_TXN_STATE | | of an older epoch |
+transactional | TRANSACTION_NOT_VERIFIED, as its marker has not come yet |
 
 So all records between a transaction's first offset and its marker that have its producer id are its
-own, and transactional: readers and compaction identify them by that alone.
+own, and transactional. Readers and compaction identify them by that alone.
 
-| a marker arrives with | answer |
-|---|---|
-| an older coordinator epoch than the newest marker's | COORDINATOR_FENCED |
-| an older producer epoch | PRODUCER_FENCED |
-| the epoch of the open transaction, of version 2 | PRODUCER_FENCED: it is late (KIP-1228) |
-| anything else | Append |
+| a marker arrives with | result | |---|---| | an older coordinator epoch than the newest marker's |
+COORDINATOR_FENCED | | an older producer epoch | PRODUCER_FENCED | | the epoch of the open
+transaction, of version 2 | PRODUCER_FENCED, as it is late (KIP-1228) | | anything else | Append |
 
-Appended, it ends the open transaction and fences older epochs: version 2 of the protocol (KIP-890)
-bumps the epoch with each end, version 1 keeps it. A marker of a newer coordinator is appended even
-where nothing is open: without it in the log, a late marker of the older coordinator would end the
-next transaction of the same epoch.
+An appended marker ends the open transaction and fences older epochs. Version 2 of the protocol
+(KIP-890) bumps the epoch with each end, version 1 keeps it. A marker of a newer coordinator is
+appended even where nothing is open. Without it in the log, a late marker of the older coordinator
+would end the next transaction of the same epoch.
 """
 
 from __future__ import annotations
@@ -80,33 +69,34 @@ from raftlog.record.types import NO_SEQUENCE, Offset, ProducerEpoch, ProducerId
 
 BATCHES_REMEMBERED_MAX: Final = 5
 SEQUENCES: Final = 2**31
-"""Sequences run from 0 to 2^31 - 1 and then begin again at 0."""
+"""Number of sequences. They run from 0 to 2^31 - 1 and then start again at 0."""
 
 MayBegin: TypeAlias = Callable[[ProducerId, ProducerEpoch], bool]
 """Whether the coordinator has confirmed that the producer's transaction includes the partition."""
 
 
 def may_not_begin(_producer_id: ProducerId, _epoch: ProducerEpoch) -> bool:
-    """The answer where no transaction may begin."""
+    """Allow no transaction to start."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The batch is new: write it."""
+    """The batch is new and must be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The batch was written before, or precedes in the same request: do not write it again.
+    """The batch was written before, or precedes in the same request.
 
-    Answer with these offsets, and wait for their durability just as for a new batch.
+    Do not write it again. Respond with these offsets, and wait for their durability just as for a
+    new batch.
     """
 
     base_offset: Offset
     last_offset: Offset
     log_append_time_ms: int
-    """The broker's timestamp; -1 if the records carry their own timestamps."""
+    """The broker's timestamp, or -1 if the records carry their timestamps."""
 
 
 Outcome: TypeAlias = Append | Duplicate
@@ -130,27 +120,30 @@ class WrittenBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Producer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """State of one producer id. Replaced, never changed, so that a plan can hold the next state."""
+    """State of one producer id.
+
+    Replaced, never changed, so that a plan can hold the next state.
+    """
 
     producer_id: int
     epoch: int
     next_sequence: int
     written_run: int
-    """How many sequences before the next one are known to have been written without a gap."""
+    """Number of sequences before the next that are known to be written without a gap."""
     last_offset: int
-    """Of its newest batch, markers included."""
+    """Last offset of its newest batch, markers included."""
     seen_ms: int
     """Time of its last batch."""
     batches: tuple[WrittenBatch, ...]
-    """The newest of this epoch, oldest first; none if the epoch began with a marker."""
+    """Newest batches of this epoch, oldest first. Empty if the epoch started with a marker."""
     coordinator_epoch: int = -1
-    """Of the newest marker; -1 before the first one."""
+    """Coordinator epoch of the newest marker, or -1 before the first marker."""
     transaction_start: int | None = None
-    """First offset of its open transaction; None if none is open."""
+    """First offset of its open transaction, or None."""
 
     @property
     def is_in_transaction(self) -> bool:
-        """Whether a transaction is open: then it is the producer's present epoch's."""
+        """Whether a transaction is open. Then it is of the producer's present epoch."""
         return self.transaction_start is not None
 
 
@@ -260,7 +253,7 @@ def _outside_of(known: Producer | None) -> LogError:
 def _judge_transaction(
     known: Producer | None, producer_id: ProducerId, epoch: ProducerEpoch, may_begin: MayBegin
 ) -> Outcome | LogError:
-    """Judge a batch with a right sequence inside, or at the beginning of, a transaction."""
+    """Judge a batch with a right sequence inside, or at the start of, a transaction."""
     if known is None or known.transaction_start is None:
         if may_begin(producer_id, epoch):
             return APPEND
@@ -279,7 +272,7 @@ def _judge_transaction(
 
 
 def _judge_repeated(known: Producer, header: BatchHeader) -> Outcome | LogError:
-    """Judge a batch of the known epoch with another than the next sequence."""
+    """Judge a batch of the known epoch that does not have the next sequence."""
     sequence = header.base_sequence
     count = header.last_offset_delta + 1
     for batch in known.batches:
@@ -288,7 +281,7 @@ def _judge_repeated(known: Producer, header: BatchHeader) -> Outcome | LogError:
                 Offset(batch.base_offset), Offset(batch.last_offset), batch.log_append_time_ms
             )
     if known.batches:
-        # Distances back from the next sequence, so that the wrap to 0 needs no thought.
+        # These are distances back from the next sequence, so that the wrap to 0 needs no thought.
         begins_back = (known.next_sequence - sequence) % SEQUENCES
         ends_back = begins_back - count
         oldest_back = (known.next_sequence - known.batches[0].base_sequence) % SEQUENCES
@@ -305,10 +298,10 @@ def _judge_repeated(known: Producer, header: BatchHeader) -> Outcome | LogError:
 
 
 def below(producer: Producer, offset: Offset) -> Producer | None:
-    """The state before the batches at or above `offset`, of which there is one at least.
+    """The state before the batches at or above `offset`, of which at least one exists.
 
-    None if that sequence is unknown, as the epoch began later, or with a marker. A transaction
-    that is open, and began below, is known.
+    None if that sequence is unknown, as the epoch started later, or with a marker. A transaction
+    that is open, and started below, is known.
     """
     start = producer.transaction_start
     if start is not None and start >= offset:
@@ -347,13 +340,13 @@ def after(
 ) -> Producer:
     """The producer's state once `header` is written at `base_offset`.
 
-    `marker` is the content of a marker; None for other batches, and for a marker without content:
-    compaction leaves one only once no record of its transaction is left.
+    `marker` is the content of a marker. It is None for other batches, and for a marker without
+    content, which compaction leaves only once no record of its transaction is left.
     """
     last_offset, epoch = base_offset + header.last_offset_delta, header.producer_epoch
     attributes, base_sequence = header.attributes, header.base_sequence
     if known is not None and epoch < known.epoch:
-        # Only a log not checked by this table contains such a batch. The fence must stand.
+        # Only a log not checked by these rules contains such a batch. The fence must stand.
         return msgspec.structs.replace(known, last_offset=last_offset, seen_ms=seen_ms)
     start = None if known is None else known.transaction_start
     coordinator_epoch = -1 if known is None else known.coordinator_epoch
@@ -363,7 +356,7 @@ def after(
         if marker is not None or not header.record_count:
             start = None
     elif attributes & TRANSACTIONAL_BIT and start is None and header.record_count:
-        # A batch without records is what compaction left of an ended transaction.
+        # A batch without records is a remnant that compaction left of an ended transaction.
         start = base_offset
     if base_sequence == NO_SEQUENCE or attributes & CONTROL_BIT:
         if known is not None and epoch == known.epoch:
@@ -393,7 +386,8 @@ def after(
     if known is not None and epoch == known.epoch:
         batches = (*known.batches[1 - BATCHES_REMEMBERED_MAX :], batch)
         if base_sequence == known.next_sequence:
-            # Half the circle at most: beyond it "before" and "after" cannot be told apart.
+            # The run is half the circle at most. Beyond it "before" and "after" are
+            # indistinguishable.
             run = min(known.written_run + count, SEQUENCES // 2)
     return Producer(
         producer_id=header.producer_id,

@@ -1,18 +1,18 @@
 """A partition's memory of its idempotent producers, so that a retry never duplicates.
 
-How one batch or marker is judged: `producer_entry`.
+`entry` judges a single batch or marker.
 
 Checking and remembering are two steps. `prepare` judges all batches of one request together, and
-changes nothing; `apply` remembers the batches, and is called only once the write has succeeded. So
+changes nothing. `apply` remembers the batches, and is called only once the write has succeeded. So
 a failed write leaves no trace here, and its retry does not count as a duplicate.
 
 **Room.** The table is bounded, and an active producer never makes room for another. A leader
-refuses *new* producers instead: above the bound, and above a rate, so that no client fills the
-table in a moment. Producer ids are issued by the cluster, and replication refuses others. A
-producer with an open transaction is neither expired nor evicted: its marker ends the transaction.
+rejects *new* producers instead, above the bound and above a rate, so that no client fills the table
+in a moment. Producer ids are issued by the cluster, and replication rejects others. A producer with
+an open transaction is neither expired nor evicted. Its marker ends the transaction.
 
-Time enters as `now_ms`. Use the monotonic clock: only differences count, and a wall clock jumping
-by a day would expire every producer. Snapshots hold ages, which survive a restart.
+Time enters as `now_ms`. Use the monotonic clock, since only differences count, and a wall clock
+jumping by a day would expire every producer. Snapshots hold ages, which survive a restart.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from raftlog.storage.transactions.transactions import AbortedEntry, UnstableTran
 KIND: Final = b"RLPS"
 VERSION: Final = 2
 VERSION_BEFORE_TRANSACTIONS: Final = 1
-"""Still read: no transaction was open then."""
+"""Older version that is still read. It had no open transactions."""
 PRODUCERS_MAX: Final = 100_000
-"""Producers remembered for one partition. Only one silent for EXPIRATION_MS makes room for a new
-one: a retry of a forgotten producer would be written twice."""
+"""Most producers remembered for one partition. Only a producer silent for EXPIRATION_MS makes room
+for a new producer, since a retry of a forgotten producer would be written twice."""
 EXPIRATION_MS: Final = 24 * 3_600_000
 NEW_PRODUCERS_MAX: Final = 1000
 """New producers of one partition admitted at once, and so by one request."""
 NEW_PRODUCERS_PER_S: Final = 100
-"""New producers of one partition admitted per second: the table must not fill in a moment."""
+"""New producers of one partition admitted per second. The table must not fill in a moment."""
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -71,20 +71,21 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     now_ms: int
     producers: list[Producer]
     ended: list[tuple[int, int]] = []
-    """Ended transactions with a marker that may not have been committed: first offset, marker's."""
+    """First offset and marker's offset of each ended transaction whose marker may not be committed.
+    """
 
 
 _SNAPSHOTS: Final = msgspec.msgpack.Decoder(_Snapshot)
-"""Created here, once: disk threads that had msgspec inspect the type at the same time have crashed
-the process (msgspec 0.22, SIGSEGV)."""
+"""The decoder is created here, once. Disk threads that had msgspec inspect the type at the same
+time have crashed the process (msgspec 0.22, SIGSEGV)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendPlan:
-    """The result of one request: the batches to write, and the state to apply afterwards."""
+    """The batches of one request to write, and the state to apply afterwards."""
 
     outcomes: Sequence[Outcome]
-    """One for each batch, in order."""
+    """Outcome of each batch, in order."""
     updates: tuple[Producer, ...]
     revision: int
     new_producers: int
@@ -98,7 +99,8 @@ class Truncation(StrEnum):
     EXACT = "exact"
     """No remembered batch was truncated."""
     REBUILD = "rebuild"
-    """Read the newest snapshot at or below the new end, then `update` for each later batch."""
+    """The state must be read from a snapshot and the later batches. The caller reads the newest
+    snapshot at or below the new end, then calls `update` for each later batch."""
 
 
 class ProducerDescription(NamedTuple):
@@ -107,13 +109,13 @@ class ProducerDescription(NamedTuple):
     producer_id: int
     producer_epoch: int
     last_sequence: int
-    """-1: none in this epoch."""
+    """Last sequence, or -1 for none in this epoch."""
     idle_ms: int
-    """Since its newest batch."""
+    """Milliseconds since its newest batch."""
     coordinator_epoch: int
-    """Of its newest marker; -1: none."""
+    """Coordinator epoch of its newest marker, or -1."""
     transaction_start: int | None
-    """First offset of its open transaction; None: none is open."""
+    """First offset of its open transaction, or None."""
 
 
 class ProducerStates:
@@ -140,7 +142,7 @@ class ProducerStates:
         self._expiration_ms = expiration_ms
         self._revision = 0
         self._admitted = 0.0
-        """New producers admitted lately; falls by NEW_PRODUCERS_PER_S."""
+        """New producers admitted lately. It falls by NEW_PRODUCERS_PER_S."""
         self._admitted_at_ms = 0
         self._time_shift_ms = 0
         """Added to every `now_ms`, so that times of a snapshot need no change."""
@@ -161,19 +163,19 @@ class ProducerStates:
         is_coordinator: bool = False,
         may_begin: MayBegin = may_not_begin,
     ) -> AppendPlan:
-        """Decide about the batches of one request, none of them a marker; change nothing.
+        """Judge the batches of one request, none of them a marker. Changes nothing.
 
-        `base_offset` is the log end offset: new batches are written there, one after the other.
+        `base_offset` is the log end offset, where new batches are written, one after the other.
         `log_append_time_ms` is the broker's time if the topic stamps with it. The plan is valid as
         long as nothing else is applied or updated in between.
 
-        `is_coordinator`: batches without sequences are a coordinator's own. `may_begin` is asked
-        about each transaction that the request would open.
+        `is_coordinator` means that batches without sequences are a coordinator's own. `may_begin`
+        is called for each transaction that the request would open.
 
-        Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
-        UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, INVALID_TXN_STATE; QUOTA_EXCEEDED, if there
-        is no room for its new producers; or DUPLICATE_SEQUENCE, if all batches were written before,
-        but not all are remembered.
+        Raises LogError for the whole request, with PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
+        UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED or INVALID_TXN_STATE. QUOTA_EXCEEDED means no
+        room for its new producers, DUPLICATE_SEQUENCE that all batches were written before, but not
+        all are remembered.
         """
         outcomes: list[Outcome] = []
         pending: dict[int, Producer] = {}
@@ -187,7 +189,7 @@ class ProducerStates:
                 continue
             known = pending.get(producer_id) or self._producers.get(producer_id)
             outcome: Outcome | LogError = APPEND
-            # One test for the common case, in which `judge` would say the same.
+            # One test covers the common case, in which `judge` would return the same.
             if (
                 known is None
                 or header.base_sequence != known.next_sequence
@@ -224,9 +226,9 @@ class ProducerStates:
     def prepare_marker(
         self, header: BatchHeader, marker: Marker, base_offset: Offset, *, now_ms: int
     ) -> AppendPlan:
-        """Decide about a marker at `base_offset`, like `prepare`.
+        """Judge a marker at `base_offset`, like `prepare`.
 
-        Raises LogError: COORDINATOR_FENCED, PRODUCER_FENCED.
+        Raises LogError (COORDINATOR_FENCED, PRODUCER_FENCED).
         """
         producer_id, seen_ms = header.producer_id, now_ms + self._time_shift_ms
         known = self._producers.get(producer_id)
@@ -234,8 +236,8 @@ class ProducerStates:
         if isinstance(outcome, LogError):
             raise outcome
         if known is None and self._lacks_room(1, seen_ms):
-            # No transaction is open, and its end must not wait for room: the epoch remains
-            # unfenced here, but no batch of the transaction is verified any more.
+            # No transaction is open, and its end must not wait for room. The epoch remains unfenced
+            # here, but no batch of the transaction is verified any more.
             outcome = Duplicate(Offset(base_offset - 1), Offset(base_offset - 1), NO_TIME)
         updates: tuple[Producer, ...] = ()
         if outcome is APPEND:
@@ -259,7 +261,7 @@ class ProducerStates:
         new_producers: int,
         now_ms: int,
     ) -> bool:
-        """Whether `prepare_marker` will have the marker written. Raises LogError as that.
+        """Whether `prepare_marker` will have the marker written. Raises its LogError.
 
         `new_producers` as for `check_coordinator`.
         """
@@ -280,10 +282,10 @@ class ProducerStates:
         now_ms: int,
         may_begin: MayBegin,
     ) -> None:
-        """Raise the LogError that `prepare` would raise for a coordinator's transactional batch.
+        """Raise the LogError of `prepare` for a coordinator's transactional batch.
 
         `new_producers` counts the producers not known here with batches on their way to the log,
-        this one included.
+        this producer included.
         """
         known = self._producers.get(producer_id)
         outcome = judge_coordinator(known, producer_id, epoch, may_begin)
@@ -298,7 +300,7 @@ class ProducerStates:
             raise refusal
 
     def _lacks_room(self, new_producers: int, now_ms: int) -> LogError | None:
-        """Why new producers cannot be admitted; None if they can."""
+        """Error why new producers cannot be admitted, or None."""
         if self._admitted_by(now_ms) + new_producers > NEW_PRODUCERS_MAX:
             return LogError(
                 QUOTA_EXCEEDED,
@@ -316,7 +318,7 @@ class ProducerStates:
         return None
 
     def _expired(self, now_ms: int, count_max: int) -> list[int]:
-        """Producers silent for the expiry time, without an open transaction; the oldest first."""
+        """Producers silent for the expiry time, without an open transaction, oldest first."""
         found: list[int] = []
         for producer in self._producers.values():
             if len(found) >= count_max or now_ms - producer.seen_ms < self._expiration_ms:
@@ -332,7 +334,7 @@ class ProducerStates:
     def apply(self, plan: AppendPlan) -> AbortedEntry | None:
         """Remember the batches of `plan`. Call it after the write succeeded, else drop the plan.
 
-        Returns the aborted transaction, if the plan is that of an abort marker that ended one.
+        Returns the aborted transaction, if the plan has an abort marker that ended a transaction.
         """
         if not plan.updates:
             return None
@@ -348,13 +350,13 @@ class ProducerStates:
     def update(
         self, header: BatchHeader, *, now_ms: int, marker: Marker | None = None
     ) -> AbortedEntry | None:
-        """Remember a batch in the log: replay, replication. Checks nothing.
+        """Remember a batch in the log, in replay or replication. Checks nothing.
 
-        The header's base offset is real; `marker` is `parse_marker` of a control batch. A known
-        batch changes nothing, so that a scan may begin below the snapshot's offset. Gaps in the
-        sequence are accepted: compaction leaves gaps. The leader has judged whether there is room:
-        the last PRODUCERS_MAX to write include all that it remembers. Returns the aborted
-        transaction, if the batch is an abort marker that ended one.
+        The header's base offset is real. `marker` is `parse_marker` of a control batch. A known
+        batch changes nothing, so that a scan may start below the snapshot's offset. Gaps in the
+        sequence are accepted, because compaction leaves gaps. The leader has judged whether there
+        is room, and the last PRODUCERS_MAX to write include all that it remembers. Returns the
+        aborted transaction, if the batch is an abort marker that ended a transaction.
         """
         if header.producer_id == NO_PRODUCER_ID:
             return None
@@ -369,9 +371,9 @@ class ProducerStates:
         return self._remember(producer, marker)
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers silent for the expiry time, without open transactions; return how many.
+        """Forget producers silent for the expiry time, and return how many.
 
-        A coordinator ends those after their timeout.
+        Producers with open transactions stay. A coordinator ends these after their timeout.
         """
         expired = self._expired(now_ms + self._time_shift_ms, len(self._producers))
         for producer_id in expired:
@@ -383,32 +385,34 @@ class ProducerStates:
 
     @property
     def has_unstable(self) -> bool:
-        """Whether a transaction is open, or its marker was not committed at the last look."""
+        """Whether a transaction is open, or its marker was not committed at the last check."""
         return bool(self._transactions)
 
     def first_unstable(self, high_watermark: Offset) -> Offset | None:
         """First offset of the earliest transaction without a marker below `high_watermark`.
 
-        None if there is none. The high watermark must not be lower than at the last call, but for
-        a truncation between.
+        None if there is none. The high watermark must not be lower than at the last call, unless a
+        truncation came between.
         """
         return self._transactions.first_unstable(high_watermark)
 
     def described(self, count_max: int, now_ms: int) -> list[ProducerDescription]:
-        """The producers, those with an open transaction first, then the newest; so many at most."""
+        """Describe at most `count_max` producers, open transactions first, then the newest."""
         now_ms += self._time_shift_ms
         newest = reversed(self._producers.values())
-        ordered = sorted(newest, key=lambda one: not one.is_in_transaction)
+        ordered = sorted(newest, key=lambda producer: not producer.is_in_transaction)
         return [
             ProducerDescription(
-                producer_id=one.producer_id,
-                producer_epoch=one.epoch,
-                last_sequence=(one.next_sequence - 1) % SEQUENCES if one.batches else NO_SEQUENCE,
-                idle_ms=max(now_ms - one.seen_ms, 0),
-                coordinator_epoch=one.coordinator_epoch,
-                transaction_start=one.transaction_start,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                last_sequence=(
+                    (producer.next_sequence - 1) % SEQUENCES if producer.batches else NO_SEQUENCE
+                ),
+                idle_ms=max(now_ms - producer.seen_ms, 0),
+                coordinator_epoch=producer.coordinator_epoch,
+                transaction_start=producer.transaction_start,
             )
-            for one in ordered[:count_max]
+            for producer in ordered[:count_max]
         ]
 
     def is_in_transaction(self, producer_id: ProducerId, epoch: ProducerEpoch) -> bool:
@@ -417,17 +421,17 @@ class ProducerStates:
         return known is not None and known.is_in_transaction and known.epoch == epoch
 
     def awaits_marker(self, producer_id: ProducerId, epoch: ProducerEpoch) -> bool:
-        """Whether the producer has an open transaction here, of an older epoch than this one."""
+        """Whether the producer has an open transaction here, of an older epoch."""
         known = self._producers.get(producer_id)
         return known is not None and known.is_in_transaction and known.epoch < epoch
 
     def truncate_to(self, offset: Offset) -> Truncation:
-        """The log now ends at `offset`.
+        """Note that the log now ends at `offset`.
 
-        Dropping remembered batches cannot bring back the state before: the earlier epoch, or the
-        sixth batch back. So if any producer wrote at or above `offset`, everything is forgotten (a
-        refusal is safe, a wrong result is not) and the caller must rebuild: `from_bytes` of the
-        newest snapshot at or below `offset`, then `update` for every batch from there on.
+        Dropping remembered batches cannot bring back the earlier state (the earlier epoch, or the
+        sixth batch back). So if any producer wrote at or above `offset`, everything is forgotten (a
+        rejection is safe, a wrong result is not) and the caller must rebuild, by `from_bytes` of
+        the newest snapshot at or below `offset`, then `update` for every batch from there on.
         """
         if all(
             producer.last_offset < offset for producer in self._producers.values()
@@ -439,14 +443,14 @@ class ProducerStates:
         return Truncation.REBUILD
 
     def below(self, offset: Offset) -> ProducerStates:
-        """State derived from the records below `offset` alone, as far as still known.
+        """State derived only from the records below `offset`, as far as still known.
 
-        For a log that begins at `offset`: later batches follow in the log itself, and must not be
-        counted before. A producer with no more batches in flight than are remembered here gets the
-        same results as from a log with all records; only a much older repetition gets
-        OUT_OF_ORDER_SEQUENCE where the other log might answer DUPLICATE_SEQUENCE. Open transactions
-        that began below are known, and only these: of one ended since, the records from `offset` on
-        begin it again, until the marker that follows in the log, too.
+        This is for a log that starts at `offset`. Later batches follow in the log itself, and must
+        not be counted before. A producer with no more batches in flight than are remembered here
+        gets the same results as from a log with all records. Only a much older repetition gets
+        OUT_OF_ORDER_SEQUENCE where the other log might return DUPLICATE_SEQUENCE. Open transactions
+        that started below are known, and only these. If a transaction has ended since, the records
+        from `offset` on start it again, until its marker, which also follows in the log.
         """
         states = ProducerStates(
             producers_max=self._producers_max, expiration_ms=self._expiration_ms
@@ -456,11 +460,13 @@ class ProducerStates:
             known = producer if producer.last_offset < offset else below(producer, offset)
             if known is not None:
                 states._producers[producer_id] = known
-        states._restore_transactions(one for one in self._transactions.ended if one[1] < offset)
+        states._restore_transactions(
+            (first, last) for first, last in self._transactions.ended if last < offset
+        )
         return states
 
     def last_offsets(self) -> dict[ProducerId, Offset]:
-        """For each producer the last offset of the batch from which its state can be derived.
+        """Last offset of the batch from which each producer's state can be derived.
 
         Compaction keeps these batches, if necessary without records, so that a scan finds the
         sequences.
@@ -473,7 +479,7 @@ class ProducerStates:
         }
 
     def to_bytes(self, offset: Offset, *, now_ms: int) -> bytes:
-        """A snapshot: the state after every batch below `offset`, and none above."""
+        """Encode a snapshot, the state after every batch below `offset` and none above."""
         snapshot = _Snapshot(
             offset,
             now_ms + self._time_shift_ms,
@@ -492,10 +498,11 @@ class ProducerStates:
         producers_max: int = PRODUCERS_MAX,
         expiration_ms: int = EXPIRATION_MS,
     ) -> ProducerStates | Damaged:
-        """Read the snapshot of `offset` back. Damaged: use an older one, or scan the whole log.
+        """Read the snapshot of `offset` back.
 
-        The time the node was down does not count towards expiry. A snapshot of version 1 knows of
-        no transaction: none was written by the versions that took it.
+        After Damaged, use an older snapshot or scan the whole log. The time the node was down does
+        not count towards expiry. A snapshot of version 1 has no transaction, since the versions
+        that took it wrote none.
         """
         content = unwrap(KIND, VERSION, data)
         if isinstance(content, Damaged):
@@ -530,7 +537,7 @@ class ProducerStates:
         self._transactions = UnstableTransactions(opened, ended)
 
     def _remember(self, producer: Producer, marker: Marker | None) -> AbortedEntry | None:
-        """Take over a producer's next state; return the transaction that the marker aborted."""
+        """Take over a producer's next state. Returns the transaction that the marker aborted."""
         producers = self._producers
         producer_id = producer.producer_id
         before = producers.get(producer_id)
@@ -553,7 +560,7 @@ class ProducerStates:
         return AbortedEntry(ProducerId(producer_id), Offset(start), last_offset, stable_offset)
 
     def _evict(self) -> bool:
-        """Forget the longest silent producer without an open transaction; whether there is one."""
+        """Forget the longest silent producer without an open transaction, if any."""
         for producer_id, producer in self._producers.items():
             if producer.transaction_start is None:
                 del self._producers[producer_id]
@@ -562,10 +569,10 @@ class ProducerStates:
 
 
 def _rejection(forgotten: LogError, outcomes: Sequence[Outcome]) -> LogError:
-    """The error of a request that repeats a batch which is forgotten."""
+    """The error of a request that repeats a forgotten batch."""
     if all(outcome is not APPEND for outcome in outcomes):
         return forgotten
-    # With a DUPLICATE result, the client would take the new batches for written, too.
+    # With a DUPLICATE result, the client would believe the new batches written as well.
     return LogError(
         OUT_OF_ORDER_SEQUENCE,
         f"{forgotten.message} Other batches of the request are new: nothing of it was written.",

@@ -1,1 +1,1 @@
-"""Damage: scrub, quarantine, and repair of batches from good copies."""
+"""Scrub, quarantine, and repair of damaged batches from good copies."""

@@ -1,17 +1,17 @@
 """Repair damaged batches of a log in service from good copies of other replicas.
 
-A damaged segment is written again and put in the place of the old one by compaction's swap, so a
-crash leaves the old or the new. Intact batches are copied from the old segment. Only where the next
-batch is damaged, copies are asked for by offset, and taken after the checks of a follower: CRC,
-offsets that continue, the leader epoch of this log's history. One (leader epoch, offset) is one
-batch, so a copy may come from damaged files that nothing tells the committed end of. As soon as the
-old segment goes on intact behind a copy, it is used again: replicas hold identical bytes, unless
-compacted apart. In a compacted log a copy must have the length of the damaged bytes, and be
-followed by the same batch: offsets may jump there, so another batch could pass for the damaged one,
-and lose it; and a replica that is ahead has removed tombstones, without which deleted values would
-be back.
+A damaged segment is written again and swapped in like compaction's segments, so a crash leaves the
+old or the new. Intact batches are copied from the old segment. Only where the next batch is
+damaged, copies are requested by offset, and accepted after the checks of a follower, which are CRC,
+offsets that continue, and the leader epoch of this log's history. One (leader epoch, offset) is one
+batch, so a copy may come from damaged files with an unknown committed end. As soon as the old
+segment continues intact behind a copy, it is used again, because replicas hold identical bytes,
+unless compacted apart. In a compacted log a copy must have the length of the damaged bytes, and be
+followed by the same batch. Offsets may jump there, so another batch could pass for the damaged
+batch, and lose it. Also, a replica that is ahead has removed tombstones, without which deleted
+values would be back.
 
-The damaged bytes are kept before the swap (quarantine). Appends do not wait; a truncation or a stop
+The damaged bytes are kept before the swap (quarantine). Appends do not wait. A truncation or a stop
 makes the repair give way, and it is tried again.
 """
 
@@ -35,13 +35,12 @@ from raftlog.storage.types import NO_EPOCH
 from raftlog.world import Buffer, DiskError, File
 
 Copies: TypeAlias = Callable[[Offset], AsyncIterator[Buffer]]
-"""Copies of the batches from an offset on, one from each replica; ends when there is no other.
-
-Raises LogError after the last copy if a replica could not be asked: try again later."""
+"""Copies of the batches from an offset on, from one replica after the other. Raises LogError after
+the last copy if a replica was not reached. Try again later."""
 
 CHUNK_BYTES: Final = 1 << 20
 STEP_BYTES_MAX: Final = 16 << 20
-"""Bytes copied by one step of a disk thread: a truncation waits no longer."""
+"""Bytes copied by one step of a disk thread. A truncation waits no longer."""
 BUFFERS_MAX: Final = 512
 """Batches of one write."""
 KEPT_BYTES_MAX: Final = 64 << 20
@@ -51,10 +50,10 @@ logger = logging.getLogger(__name__)
 
 
 async def repair_batches(core: LogCore, operations: LogOperations, copies: Copies) -> bool:
-    """Repair every segment known to be damaged; whether the log is whole again.
+    """Repair every segment known to be damaged. Returns whether the log is whole again.
 
-    False: the place is unknown, some batch has no good copy, or too much would have to be kept.
-    Raises LogError: try again later.
+    False if the place is unknown, some batch has no good copy, or too much would have to be kept.
+    Raises LogError, after which the caller tries again later.
     """
     core.require_online()
     if core.is_compacting:
@@ -82,7 +81,7 @@ async def repair_batches(core: LogCore, operations: LogOperations, copies: Copie
 
 
 class _State(Enum):
-    """Where copying stopped."""
+    """State in which copying stopped."""
 
     GOES_ON = auto()
     DAMAGED = auto()
@@ -102,19 +101,19 @@ class _Rewrite:
         self._expected = old.base_offset
         """Offset of the next batch."""
         self._position = 0
-        """Position in the old segment where the next batch is, if there is an intact one."""
+        """Position of the next batch in the old segment, if that batch is intact."""
         self._written = 0
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._chunk: bytes = b""
         self._chunk_position = 0
         self._damaged: list[tuple[int, int]] = []
-        """Begin and end of each stretch of the old segment that is not copied."""
+        """Start and end of each stretch of the old segment that is not copied."""
         self._is_compacted = core.config.compacts or core.gaps_below > old.base_offset
         self._cleaned = segment_name(old.base_offset) + CLEANED_SUFFIX
 
     async def run(self, copies: Copies) -> bool:
-        """Write, keep the damaged bytes, swap. False: no good copy. Raises LogError."""
+        """Write, keep the damaged bytes, swap. False without a good copy. Raises LogError."""
         core = self._core
         # The recovery point's position must not lie in a rewritten segment, after a crash either.
         await self._operations.advance_recovery_point()
@@ -131,7 +130,7 @@ class _Rewrite:
                 return False
             await core.run(file.sync)
         except BaseException:
-            # Nothing has been swapped: the old segment stays, and the copy goes.
+            # Nothing has been swapped, so the old segment stays and the copy goes.
             core.shared.disk.remove(path)
             raise
         finally:
@@ -162,7 +161,7 @@ class _Rewrite:
                 return False
 
     async def _take_copy(self, file: File, copies: Copies) -> bool:
-        # Other replicas answer from the log start on, with the whole batch that holds it.
+        # Other replicas respond from the log start on, with the whole batch that holds it.
         start = max(self._expected, self._core.segments.log_start_offset)
         async for data in copies(start):
             if await self._core.run(self._take, file, data):
@@ -174,7 +173,7 @@ class _Rewrite:
         return self._core.shared.disk.open(path, create=True)
 
     def _copy_intact(self, file: File) -> _State:
-        """Copy the intact batches of the old segment, as many as one step takes. In a thread."""
+        """Copy the intact batches of the old segment that fit one step. In a thread."""
         begun = self._written
         with self._old.files.lease(self._old.path) as old:
             while self._written - begun < STEP_BYTES_MAX:
@@ -191,7 +190,10 @@ class _Rewrite:
         return _State.GOES_ON
 
     def _take(self, file: File, data: Buffer) -> bool:
-        """Take batches of a copy until the old segment goes on; whether any fits. In a thread."""
+        """Take batches of a copy until the old segment continues. In a thread.
+
+        Returns whether any batch fits.
+        """
         view = memoryview(data)
         taken: list[tuple[BatchHeader, memoryview]] = []
         at = 0
@@ -246,14 +248,17 @@ class _Rewrite:
         try:
             self._chunk = old.read(self._position, length) if length > 0 else b""
         except DiskError as error:
-            # Bytes that the disk does not return are damaged ones.
+            # Bytes that the disk does not return are damaged.
             logger.warning("%s at %d: %s", self._old.path, self._position, error)
             self._chunk = b""
         self._chunk_position = self._position
         return 0
 
     def _acceptable(self, buffer: Buffer, at: int, *, is_whole: bool = True) -> BatchHeader | None:
-        """The header at `at` if its batch can be the next one; with `is_whole`, CRC included."""
+        """The header at `at`, or None if its batch cannot be the next.
+
+        With `is_whole`, the batch must be complete and its CRC right.
+        """
         expected = Expectation(self._expected, NO_EPOCH, self._core.gaps_below)
         header = next_batch(buffer, at, expected, is_whole=is_whole)
         if header is None or header.next_offset > self._end_offset:
@@ -286,7 +291,7 @@ class _Rewrite:
         self._damaged.append((begin, end))
 
     def _keep(self) -> bool:
-        """Keep the damaged bytes; False if these are too many. In a thread."""
+        """Keep the damaged bytes. False if these are too many. In a thread."""
         if sum(end - begin for begin, end in self._damaged) > KEPT_BYTES_MAX:
             return False
         with self._old.files.lease(self._old.path) as old:
@@ -300,9 +305,9 @@ class _Rewrite:
 def keep_stretch(
     core: LogCore, file: File, base_offset: Offset, position: int, size_bytes: int
 ) -> bool:
-    """Keep the damaged bytes at a position of a segment; False if too many are kept. In a thread.
+    """Keep the damaged bytes at a position of a segment. In a thread.
 
-    Bytes that the disk does not return cannot be kept.
+    Returns False if too many are kept. Bytes that the disk does not return cannot be kept.
     """
     name = f"{segment_name(base_offset)}-{position}"
     try:

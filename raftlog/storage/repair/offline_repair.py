@@ -1,20 +1,20 @@
 """Repair the files of an offline log from good copies of other replicas.
 
-For the last replica of an ISR, which nothing can replace. All segments are scanned, also below the
-recovery point, and the end of the log is judged as at a start. A damaged stretch takes batches of
-the same length, since replicas hold identical bytes, so no position, index or checkpoint changes. A
-log without a start has no leader epochs and no high watermark, so a copy needs another proof. One
-of these is enough, where base offsets continue, epochs do not go back, and CRCs match. *The same
-batch* is one with the same offset, epoch and CRC, also where no more of its header is left.
+This is for the last replica of an ISR, which nothing can replace. All segments are scanned, also
+below the recovery point, and the end of the log is judged as at a start. A damaged stretch takes
+batches of the same length, since replicas hold identical bytes, so no position, index or checkpoint
+changes. A log without a start has no leader epochs and no high watermark, so a copy needs another
+proof. One of these is enough, where base offsets continue, epochs do not go back, and CRCs match.
+*The same batch* has the same offset, epoch and CRC, also where no more of its header is left.
 
-- The same batch stands at the place of the copy's first one.
-- After these batches copy and log go on with the same batch: logs that share a batch share all
+- The same batch stands at the place of the copy's first batch.
+- After these batches copy and log continue with the same batch. Logs that share a batch share all
   batches before (KIP-101, KIP-279).
-- The copy ends, the log goes on at this place, and the epochs before and after are the same. In a
-  compacted log this holds only at the end of a segment: elsewhere, another batch may fit.
+- The copy ends, the log continues at this place, and the epochs before and after are the same. In a
+  compacted log this holds only at the end of a segment. Elsewhere, another batch may fit.
 
-A segment is written again, synced, and renamed over the old one, so a crash leaves the old or the
-new, and the mark of the damage (`ReplicaCheckpoint.damage`) stays until the log has been opened
+A segment is written again, synced, and renamed over the old segment, so a crash leaves the old or
+the new, and the mark of the damage (`ReplicaCheckpoint.damage`) stays until the log has been opened
 again (`LogManager.reopen_replica`). A start that finds the mark has all segments scanned again.
 """
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class OfflineRepair:
-    """The repair of one log. Files of an offline log do not change, so each call goes on.
+    """The repair of one log. Each call continues, as files of an offline log do not change.
 
     Lives in the event loop.
     """
@@ -52,23 +52,25 @@ class OfflineRepair:
     def __init__(self, core: LogCore) -> None:
         self._core = core
         self._bases: list[Offset] = []
-        """Base offsets of segments not known to be whole, oldest first. Of the first of them:"""
+        """Base offsets of segments not known to be whole, oldest first. The next fields describe
+        the first."""
         self._position = 0
-        """All batches before this place are intact, or have copies."""
+        """Position before which all batches are intact, or have copies."""
         self._expected = Expectation(Offset(0), NO_EPOCH, Offset(0))
-        """Of the batch at this place."""
+        """Expectation of the batch at this position."""
         self._before: tuple[Offset, int, Expectation] | None = None
         """Segment, place and expectation of the intact batch before, if known."""
         self._copied: list[tuple[int, bytes]] = []
         """Positions, and the batches of copies that belong there."""
         self._has_failed = False
-        """An error cut the replacement of a segment short: the content of the disk is unknown."""
+        """Whether an error cut the replacement of a segment short. Then the content of the disk is
+        unknown."""
 
     async def run(self, copies: Copies) -> bool:
-        """Repair all segments; whether a start would find the log whole now.
+        """Repair all segments. Returns whether a start would find the log whole now.
 
-        False: a segment with a damaged batch that has no good copy stays as it is, or more than
-        batches is missing. Raises LogError: try again later.
+        False if a segment with a damaged batch that has no good copy stays as it is, or more than
+        batches is missing. Raises LogError, after which the caller tries again later.
         """
         core = self._core
         async with core.arrange_lock:
@@ -80,8 +82,8 @@ class OfflineRepair:
                 if await core.run(self._scan_on):
                     if not await core.run(self._finish_segment):
                         return False
-                # Offset and epoch lie outside a batch's CRC: damaged, they may make the next batch
-                # look wrong, and not their own.
+                # Offset and epoch lie outside a batch's CRC. If damaged, they may make the next
+                # batch look wrong, and not their own.
                 elif not await self._take_copy(copies) and not (
                     self._step_back() and await self._take_copy(copies)
                 ):
@@ -94,7 +96,7 @@ class OfflineRepair:
             raise LogError(NOT_READY, f"{core.directory}: not to be repaired offline.")
 
     async def _take_copy(self, copies: Copies) -> bool:
-        # Other replicas answer from the log start on, with the whole batch that holds it.
+        # Other replicas respond from the log start on, with the whole batch that holds it.
         start = max(self._expected.next_offset, self._core.segments.log_start_offset)
         async for data in copies(start):
             if await self._core.run(self._take, memoryview(data)):
@@ -113,12 +115,12 @@ class OfflineRepair:
     # In a thread
 
     def _begin(self) -> bool:
-        """Find the segments; False if the log lacks more than batches."""
+        """Find the segments. False if the log lacks more than batches."""
         core = self._core
         disk, checkpoint = core.shared.disk, core.undamaged_checkpoint
         if checkpoint is None and isinstance(read_marks(disk, core.directory), Damaged):
             return False
-        # A start refuses a log of known damage before it does so.
+        # A start rejects a log of known damage before it does so.
         finish_swaps(disk, core.directory)
         names = disk.list_directory(core.directory)
         bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
@@ -132,7 +134,7 @@ class OfflineRepair:
         if isinstance(plan, Damage):
             return False
         self._bases, self._before = bases[plan.dropped :], None
-        # Without a checkpoint as at a start: see `opening`.
+        # Without a checkpoint this is as at a start, see `opening`.
         gaps_below = bases[-1] if checkpoint is None else checkpoint.gaps_below
         self._begin_segment(Expectation(self._bases[0], NO_EPOCH, gaps_below))
         return True
@@ -146,11 +148,14 @@ class OfflineRepair:
 
     @property
     def _following(self) -> Offset | None:
-        """Where the next segment begins; None for the last one."""
+        """Base offset of the next segment, or None for the last segment."""
         return self._bases[1] if len(self._bases) > 1 else None
 
     def _scan_on(self) -> bool:
-        """Go on to the next damage; whether the segment is whole, but for a torn end of the log."""
+        """Continue to the next damage. Returns whether the segment is whole.
+
+        A torn end of the log does not count.
+        """
         core, base, following = self._core, self._bases[0], self._following
 
         def visit(position: int, header: BatchHeader) -> None:
@@ -178,7 +183,10 @@ class OfflineRepair:
         return not isinstance(verdict, Damage)
 
     def _take(self, copy: memoryview) -> bool:
-        """Take the batches of a copy that are proven to be the damaged ones; whether there are."""
+        """Take the batches of a copy that are proven to be the damaged batches.
+
+        Returns whether there are any.
+        """
         with self._core.shared.files.lease(self._path(self._bases[0])) as file:
             size_bytes, expected = self._proven(file, copy)
             # Equal bytes would be no repair.
@@ -196,7 +204,7 @@ class OfflineRepair:
         return True
 
     def _proven(self, file: File, copy: memoryview) -> tuple[int, Expectation]:
-        """How many bytes of a copy belong at the present place, and what follows."""
+        """Bytes of a copy that belong at the present place, and the next expectation."""
         following, expected = self._following, self._expected
         at, no_batch = 0, (0, expected)
         while True:
@@ -227,7 +235,7 @@ class OfflineRepair:
         return (at, expected) if is_proven and (is_end or not is_compacted) else no_batch
 
     def _header_at(self, file: File, position: int) -> BatchHeader | None:
-        """What is left of the header at a place of the segment, or at the beginning of the next."""
+        """Remains of the header at a position of the segment, or after its end."""
         if position < file.size:
             data = file.read(position, HEADER_SIZE)
         elif self._following is None:
@@ -238,7 +246,7 @@ class OfflineRepair:
         return BatchHeader._make(HEADER.unpack(data)) if len(data) == HEADER_SIZE else None
 
     def _finish_segment(self) -> bool:
-        """Go on to the next segment; False if too many damaged bytes are kept already."""
+        """Continue with the next segment. False if too many damaged bytes are kept already."""
         try:
             if self._copied and not self._replace():
                 return False
@@ -252,7 +260,7 @@ class OfflineRepair:
         return True
 
     def _replace(self) -> bool:
-        """Write the segment again, with the copies, and put it in the place of the old one."""
+        """Write the segment again, with the copies, and replace the old file."""
         core, base = self._core, self._bases[0]
         disk, path = core.shared.disk, self._path(base)
         cleaned = path + CLEANED_SUFFIX

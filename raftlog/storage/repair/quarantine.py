@@ -1,4 +1,4 @@
-"""Directories out of service: deleted ones, removed later, and damaged ones, kept.
+"""Directories out of service. Deleted directories are removed later, damaged directories are kept.
 
     deleted/<topic id>/<partition>/             topics on their way out
     deleted/<topic id>-<partition>-<n>/<partition>/   single replicas on their way out
@@ -7,8 +7,8 @@
 
 A rename is atomic, so each move is. All functions block, and raise DiskError.
 
-The intact batches of a damaged replica may be the only good copies of what rots elsewhere: repairs
-of other replicas read them here (`read_copy`).
+The intact batches of a damaged replica may be the only good copies of batches that rot elsewhere.
+Repairs of other replicas read them here (`read_copy`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def trash_topic(disk: Disk, topic_id: TopicId) -> None:
 
 
 def trash_replica(disk: Disk, topic_id: TopicId, partition: PartitionId) -> str | None:
-    """Move one replica's directory to deleted/; return the directory to remove, if any."""
+    """Move one replica's directory to deleted/. Returns the directory to remove, if any."""
     directory = f"{REPLICAS}/{replica_name(topic_id, partition)}"
     if not disk.exists(directory):
         return None
@@ -71,27 +71,28 @@ def trash_replica(disk: Disk, topic_id: TopicId, partition: PartitionId) -> str 
 
 
 def quarantine_replica(disk: Disk, topic_id: TopicId, partition: PartitionId, number: int) -> None:
-    """Keep a replica's directory as a damaged one; a missing one is no error."""
+    """Keep a replica's directory as damaged. A missing directory is no error."""
     directory = f"{REPLICAS}/{replica_name(topic_id, partition)}"
     if not disk.exists(directory):
         return
     topic_directory = f"{DAMAGED}/{topic_id}"
     if not disk.exists(topic_directory):
         disk.make_directory(topic_directory)
-    # Also for existing directories: a crash may have come between their creation and these syncs.
+    # Existing directories are synced as well, since a crash may have come between their creation
+    # and these syncs.
     disk.sync_directory(DAMAGED)
     disk.sync_directory("")
     _move(disk, directory, f"{topic_directory}/{partition}-{number}")
 
 
 def keep_bytes(disk: Disk, directory: str, name: str, content: bytes) -> bool:
-    """Keep damaged bytes of a replica's file; False if as many are kept as may be."""
+    """Keep damaged bytes of a replica's file. False if too many are kept already."""
     kept = f"{DAMAGED}/{directory.removeprefix(f'{REPLICAS}/')}-{BATCHES}"
     # The same place may be damaged again, in another way.
     name = f"{name}-{crc32c(content):08x}"
     names = disk.list_directory(kept)
     if name in names:
-        # An attempt before, cut short by a crash.
+        # An earlier attempt was cut short by a crash.
         return True
     if len(names) >= BATCHES_KEPT_MAX:
         return False
@@ -115,10 +116,10 @@ def copies_of(names: list[str], topic_id: TopicId, partition: PartitionId) -> li
 
 
 def read_copy(disk: Disk, directory: str, offset: Offset, max_bytes: int) -> bytes:
-    """Intact batches in a directory out of service, from the one that holds `offset`.
+    """Intact batches in a directory out of service, from the batch that holds `offset`.
 
-    Empty if there is none, or if a damaged header before hides where it begins. Nothing tells which
-    of them are committed: the caller compares leader epochs.
+    Empty if there is none, or if a damaged header before hides where it starts. The batches are not
+    known to be committed, so the caller compares leader epochs.
     """
     names = disk.list_directory(directory)
     bases = [base for name in names if (base := base_offset_of(name)) is not None]
@@ -127,7 +128,7 @@ def read_copy(disk: Disk, directory: str, offset: Offset, max_bytes: int) -> byt
         return b""
     file = disk.open(f"{directory}/{segment_name(base)}")
     try:
-        # By headers only: a damaged batch before is no obstacle.
+        # The walk reads headers only, so a damaged batch before is no obstacle.
         at = walk(file, OffsetEntry(base, 0), file.size, offset)
         first = header_at(file, at, file.size)
         if first is None:
@@ -143,7 +144,7 @@ def read_copy(disk: Disk, directory: str, offset: Offset, max_bytes: int) -> byt
 
 
 def free_number(names: list[str], topic_id: TopicId, partition: PartitionId) -> int | None:
-    """The first free number for a damaged copy; None if there are as many as are kept."""
+    """First free number for a damaged copy, or None if the maximum is kept."""
     prefix = f"{replica_name(topic_id, partition)}-"
     taken = {name.removeprefix(prefix) for name in names if name.startswith(prefix)} - {BATCHES}
     if len(taken) >= DAMAGED_KEPT_MAX:

@@ -1,18 +1,18 @@
-"""Scrubbing: read old segments again, to find damage while another replica can repair it.
+"""Read old segments again, to find damage while another replica can repair it.
 
-Disks lose bits in unread data. A consumer would find the damage too late: when the other replicas
+Disks lose bits in unread data. A consumer would find the damage too late, when the other replicas
 have been replaced, or are damaged as well. So every finished segment of every log is read once in
 `scrub_interval_s`, at no more than `scrub_bytes_per_s`, one log after the other, each from its
-first segment to its last but one; the active segment was written, and checked, not long ago.
+first segment to its last but one. The active segment was written, and checked, not long ago.
 
-The scrubber makes all checks of a reader: headers, CRCs, offsets, leader epochs, and the end of a
-segment at the beginning of the next one. Finished segments were synced, so any fault is damage, and
-so is an unreadable part of the disk. Damage is reported as by a reader (`Listeners.damaged`): the
-owner of the log decides whether the log goes offline for repair. A log without another replica is
-better served around its damage.
+The scrubber makes all checks of a reader, on headers, CRCs, offsets, leader epochs, and the end of
+a segment at the start of the next segment. Finished segments were synced, so any fault is damage,
+and so is an unreadable part of the disk. Damage is reported as by a reader (`Listeners.damaged`).
+The owner of the log decides whether the log goes offline for repair. A log without another replica
+is better served around its damage.
 
-Damage does not end the pass: the rest of the log is still worth checking. The progress of a pass is
-not stored; each start begins a new pass.
+Damage does not end the pass, since the rest of the log is still worth checking. The progress of a
+pass is not stored. Each start begins a new pass.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from raftlog.world import DiskError
 Key: TypeAlias = tuple[TopicId, PartitionId]
 
 PIECE_BYTES: Final = 1 << 20
-"""Bytes per read; a larger batch is read whole."""
+"""Bytes per read. A larger batch is read whole."""
 BURST_S: Final = 1.0
-"""After a pause, so many seconds of the rate are made up for at most."""
+"""Seconds of the rate that are made up for after a pause, at most."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Position of the scrubber: a batch of a segment, in one generation of the log's files."""
+    """Place of the scrubber, a batch of a segment in one generation of files."""
 
     segment: Segment
     generation: int
@@ -81,11 +81,11 @@ class Scrubber:
         self._settings = settings
         self._logs = logs
         self._began: dict[Key, float] = {}
-        """When the last pass over a log began."""
+        """Time at which the last pass over a log started."""
         self._queue: deque[Key] = deque()
         self._key: Key | None = None
         self._next_base = Offset(0)
-        """The pass continues with the segment containing this offset."""
+        """Offset in the segment with which the pass continues."""
         self._place: _Place | None = None
         self._credit_bytes = 0.0
         self._credited_at = shared.clock.monotonic()
@@ -102,7 +102,7 @@ class Scrubber:
             await self._read_on()
 
     def _next_place(self, now: float) -> bool:
-        """Find the next due segment; False without one."""
+        """Find the next due segment. False without any."""
         while True:
             if self._key is None and not self._next_log(now):
                 return False
@@ -154,7 +154,7 @@ class Scrubber:
         self._credit_bytes -= max(read_bytes, HEADER_SIZE)
         self.scrubbed_bytes += read_bytes
         if log.failure is not None or log.segments.generation != place.generation:
-            # Its files were cut, swapped or removed: read the segment again, if still there.
+            # Its files were cut, swapped or removed. Read the segment again, if still there.
             self._next_base, self._place = segment.base_offset, None
             return
         damage = piece.damage or _wrong_epoch(log, piece)
@@ -214,7 +214,8 @@ def _read_piece(files: OpenFiles, path: str, size_bytes: int, place: _Place) -> 
                 epochs.extend(() if last is None else (last,))
                 epochs.append((header.base_offset, header.partition_leader_epoch))
             last = header.base_offset, header.partition_leader_epoch
-            # The leader epochs are compared with the log's history, which knows which one is wrong.
+            # The leader epochs are compared with the log's history, which knows which epoch is
+            # wrong.
             expected = expected._replace(next_offset=header.next_offset)
             at += header.size_bytes
     epochs.extend(() if last is None else (last,))

@@ -1,20 +1,22 @@
-"""Sparse indexes of a segment: where to start looking for an offset or a time.
+"""Sparse indexes of a segment, with hints where to find an offset or time.
 
     offset index, 8 bytes an entry, big endian:   4 relative base offset of a batch, 4 its position
     time index,  16 bytes an entry:               8 timestamp (ms), 4 relative offset, 4 CRC-32C
 
-An offset entry names a batch exactly, and is checked against the header found there: a wrong one
-costs time, never a wrong answer. A time entry (t, o) means: no record of the segment up to and
-including offset o is younger than t. The last entry of a finished segment has the segment's last
-offset, and so also marks its end. Nothing in the log proves a time entry without a walk over all
-batches before, and retention deletes by it: so each has a CRC, over the segment's base offset, too.
-A damaged time entry counts as missing: lookups begin at the segment's start, and a start scans.
-Where a finished segment has aborted transactions, its last time entry stands there twice, the
-second time with a CRC that covers their index, too: without it a start scans the segment.
+An offset entry names a batch exactly, and is checked against the header found there. A wrong entry
+costs time, but never gives a wrong result. A time entry (t, o) means that no record of the segment
+up to and including offset o is younger than t. The last entry of a finished segment has the
+segment's last offset, and so also marks its end. Nothing in the log proves a time entry without a
+walk over all batches before, and retention deletes by it. So each has a CRC, which also covers the
+segment's base offset. A damaged time entry counts as missing. Then lookups start at the segment's
+start, and a start scans.
 
-New entries are kept in memory and written by `save`, at checkpoints and rolls: an append is one
+Where a finished segment has aborted transactions, its last time entry stands there twice, the
+second time with a CRC that covers their index as well. Without it a start scans the segment.
+
+New entries are kept in memory and written by `save`, at checkpoints and rolls. An append is one
 write to the log and none to an index. Entries on disk above the recovery point are not trusted
-after an unclean stop; recovery rebuilds these entries.
+after an unclean stop. Recovery rebuilds these entries.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from raftlog.storage.files import OpenFiles
 from raftlog.world import DiskError
 
 UNSAVED_ENTRIES_MAX: Final = 65_536
-"""Most unsaved entries in memory (on a full disk); beyond, every other one is dropped."""
+"""Most unsaved entries in memory (on a full disk). Beyond, every second entry is dropped."""
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = 2**31 - 1
 
@@ -71,7 +73,7 @@ class IndexFile:
         saved: int = 0,
         crc_seed: int | None = None,
     ) -> None:
-        """With `crc_seed`, each entry is followed by a CRC that begins with this value."""
+        """`crc_seed` is the start value of a CRC behind each entry, if any."""
         self.path = path
         self.saved = saved
         self.unsaved: list[tuple[int, int]] = []
@@ -90,8 +92,8 @@ class IndexFile:
     def thin(self) -> None:
         """Bound the unsaved entries after a save that found no room.
 
-        A sparser index is slower; an unbounded one ends the process. The newest entry stays, since
-        it may mark the segment's end.
+        A sparser index is slower. An unbounded index ends the process. The newest entry stays,
+        since it may mark the segment's end.
         """
         if len(self.unsaved) > UNSAVED_ENTRIES_MAX:
             del self.unsaved[-2::-2]
@@ -103,9 +105,9 @@ class IndexFile:
         *,
         seal: tuple[tuple[int, int], int] | None = None,
     ) -> None:
-        """Write `entries` behind the first `saved` ones and sync. Blocks. Raises DiskError.
+        """Write `entries` behind the first `saved` entries and sync. Blocks. Raises DiskError.
 
-        `seal`, an entry and its CRC seed, goes behind them, and is not counted: see `take_seal`.
+        `seal`, an entry and its CRC seed, goes behind them, and is not counted, see `take_seal`.
         """
         size = saved * self._width
         with self._files.lease(self.path, create=True) as file:
@@ -121,7 +123,7 @@ class IndexFile:
             file.sync()
 
     def confirm(self, count: int) -> None:
-        """The first `count` unsaved entries are on disk now."""
+        """Note that the first `count` unsaved entries are on disk now."""
         self.saved += count
         del self.unsaved[:count]
 
@@ -134,7 +136,7 @@ class IndexFile:
             self.saved = count
 
     def search_unsaved(self, target: int, *, key: int = 0) -> tuple[int, tuple[int, int]] | None:
-        """Number and value of the last unsaved entry with a key of at most `target`, if any."""
+        """Number and value of the last unsaved entry with a key up to `target`."""
         unsaved = self.unsaved
         if not unsaved or unsaved[0][key] > target:
             return None
@@ -142,16 +144,16 @@ class IndexFile:
         return self.saved + at, unsaved[at]
 
     def search(self, target: int, *, key: int = 0) -> tuple[int, tuple[int, int]] | None:
-        """The same among all entries. Blocks. Raises DiskError."""
+        """Search among all entries. Blocks. Raises DiskError."""
         found = self.search_unsaved(target, key=key)
         return found or self.search_saved(target, self.saved, key=key)
 
     def search_saved(
         self, target: int, saved: int, *, key: int = 0
     ) -> tuple[int, tuple[int, int]] | None:
-        """The same among the first `saved` entries on disk. Blocks. Raises DiskError.
+        """Search among the first `saved` entries on disk. Blocks. Raises DiskError.
 
-        None also where an entry is damaged.
+        Returns None also where an entry is damaged.
         """
         if not saved:
             return None
@@ -174,7 +176,7 @@ class IndexFile:
         return None if found is None else (low, found)
 
     def last_saved(self) -> tuple[int, int] | None:
-        """The last entry on disk; None if missing or damaged. Blocks. Raises DiskError."""
+        """The last entry on disk, or None if missing or damaged. Blocks. Raises DiskError."""
         if not self.saved:
             return None
         with self._files.lease(self.path) as file:
@@ -182,9 +184,9 @@ class IndexFile:
         return None if len(data) < self._width else self._unpack(data)
 
     def take_seal(self, crc_seed: int) -> bool:
-        """Have the last entry on disk not count, as it is the seal; False if it is not.
+        """Exclude the last entry on disk from the count, if it is the seal.
 
-        Blocks. Raises DiskError.
+        Returns whether it is. Blocks. Raises DiskError.
         """
         if self.saved < 2:
             return False
@@ -217,11 +219,11 @@ class IndexFile:
 
 
 def offset_index(files: OpenFiles, path: str, saved: int = 0) -> IndexFile:
-    """Searched by relative offset."""
+    """Make an index searched by relative offset."""
     return IndexFile(files, path, _OFFSET_LAYOUT, saved=saved)
 
 
 def time_index(files: OpenFiles, path: str, base_offset: Offset, saved: int = 0) -> IndexFile:
-    """Searched by timestamp. `base_offset` is that of the segment."""
+    """Make an index searched by timestamp, of the segment at `base_offset`."""
     seed = crc32c(base_offset.to_bytes(8, "big"))
     return IndexFile(files, path, _TIME_LAYOUT, saved=saved, crc_seed=seed)

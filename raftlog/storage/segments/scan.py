@@ -2,7 +2,7 @@
 
 A batch of the log has a possible header, the base offset that follows the batch before (compaction
 may leave gaps), a leader epoch that does not go back, all its bytes, and its CRC. Base offset and
-leader epoch lie outside the CRC: only the rules on their order protect these two.
+leader epoch lie outside the CRC, so only the rules on their order protect these two.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from raftlog.world import File
 SCAN_CHUNK_BYTES: Final = 1 << 20
 OFFSET_BYTES: Final = 8
 LATER_BATCH_BYTES_MAX: Final = 256 << 20
-"""Range of the search for a valid batch after an invalid one. No single append is longer."""
+"""Range in bytes of the search for a valid batch after an invalid batch. No single append is
+longer."""
 
 Visit: TypeAlias = Callable[[int, BatchHeader], None]
 """Called with each valid batch's position and header, in order."""
 
 
 class Stop(StrEnum):
-    """Why a scan ended."""
+    """Reason why a scan ended."""
 
     END = "end"
     """The last batch ends exactly where the file does."""
     INCOMPLETE = "incomplete"
     """The file ends in the middle of a possibly valid batch."""
     INVALID = "invalid"
-    """Bytes not left by any write."""
+    """The file has bytes that no write left."""
 
 
 class ScanEnd(NamedTuple):
-    """End of a scan: position and offset of the first invalid batch."""
+    """End of a scan, with position and offset of the first invalid batch."""
 
     position: int
     next_offset: Offset
@@ -54,11 +55,11 @@ class Expectation(NamedTuple):
     next_offset: Offset
     leader_epoch: LeaderEpoch
     gaps_below: Offset
-    """Below this offset, base offsets may jump ahead: compaction took batches out."""
+    """Offset below which base offsets may jump ahead, because compaction removed batches."""
 
 
 def mismatch(header: BatchHeader, expected: Expectation) -> str | None:
-    """Why a batch cannot follow here; None if valid."""
+    """Reason why a batch cannot follow here, or None if valid."""
     base_offset = header.base_offset
     if not _may_begin_at(base_offset, expected):
         return f"base offset {base_offset} where {expected.next_offset} follows"
@@ -76,11 +77,14 @@ def _may_begin_at(base_offset: int, expected: Expectation) -> bool:
 def next_batch(
     buffer: Buffer, at: int, expected: Expectation, *, is_whole: bool = True
 ) -> BatchHeader | None:
-    """The header at `at` if its batch can be the next one; with `is_whole`, CRC included."""
+    """The header at `at`, or None if its batch cannot be the next.
+
+    With `is_whole`, the batch must be complete and its CRC right.
+    """
     try:
         header = parse_header(buffer, at)
     except LogError:
-        return None  # a result, not a failure: it is damaged, or cut off
+        return None  # a result, not a failure, as it is damaged or cut off
     if mismatch(header, expected) is not None:
         return None
     return header if not is_whole or check_batch(buffer, at, header) else None
@@ -120,7 +124,7 @@ def scan(file: File, position: int, end: int, expected: Expectation, visit: Visi
 
 
 def _incomplete(rest: bytes, position: int, expected: Expectation) -> ScanEnd:
-    """Fewer bytes are left than a header has. A torn write left the beginning of a valid one."""
+    """Judge bytes shorter than a header. A torn write leaves the start of a valid header."""
     begins_well = len(rest) < OFFSET_BYTES or _may_begin_at(
         int.from_bytes(rest[:OFFSET_BYTES], "big", signed=True), expected
     )
@@ -132,7 +136,7 @@ def _incomplete(rest: bytes, position: int, expected: Expectation) -> ScanEnd:
 def _cut_off(
     file: File, position: int, end: int, header: BatchHeader, expected: Expectation
 ) -> ScanEnd:
-    """The batch claims more bytes than there are: torn, unless only its length is wrong."""
+    """Judge a batch longer than the file. It is torn, unless only its length is wrong."""
     rest = file.read(position, min(end - position, LATER_BATCH_BYTES_MAX))
     if crc32c(memoryview(rest)[CRC_START:]) == header.crc:
         reason = f"whole, but claims a length of {header.size_bytes} instead of {len(rest)}"
@@ -142,13 +146,13 @@ def _cut_off(
 
 
 def find_later_batch(file: File, position: int, end: int, next_offset: Offset) -> Offset | None:
-    """Base offset of a valid batch anywhere behind an invalid one at `position`; None if none.
+    """Base offset of a valid batch anywhere behind an invalid batch at `position`.
 
-    Blocks. Raises DiskError. The search ends after LATER_BATCH_BYTES_MAX.
+    None if none. Blocks. Raises DiskError. The search ends after LATER_BATCH_BYTES_MAX.
     """
     data = file.read(position, min(end - position, LATER_BATCH_BYTES_MAX))
     # Base offsets of possible later batches share their upper five bytes with `next_offset` (or, at
-    # a carry, differ by one there): search for these bytes instead of trying every position.
+    # a carry, differ by 1 there). Searching for these bytes replaces trying every position.
     upper = {offset.to_bytes(8, "big")[:5] for offset in (next_offset, next_offset + (1 << 24))}
     for pattern in sorted(upper):
         at = data.find(pattern, 1)

@@ -1,19 +1,18 @@
-"""One segment of a log: a file of record batches, and its indexes.
+"""Segments of a log, their order, and their replacement.
 
-Files are named by the offset of their first record, in 20 digits, so that names sort as offsets do.
-A segment is changed by the event loop only; disk threads read the numbers passed to them.
+A segment is a file of record batches, and its indexes. Files are named by the offset of their first
+record, in 20 digits, so that names sort as offsets do. Only the event loop changes a segment. Disk
+threads read the numbers passed to them.
 
-The segments of one log, in order, and the generation of their arrangement.
-
-Replace a run of segments by one new segment, so that a crash leaves the old or the new.
+A swap replaces a run of segments by one new segment, so that a crash leaves the old or the new.
 
 1. The new log file is written as `<base>.log.cleaned` and synced. After a crash it is removed.
 2. The file is renamed to `<base>-<end>.swap`, and the name is made durable. From here on the file
-   counts: its name says which offsets it replaces.
-3. The old segments of that range are removed, the file gets its own name, and the directory is
-   synced. A crash in between: the next start does this step again.
+   counts. Its name holds the offsets that it replaces.
+3. The old segments of that range are removed, the file gets its final name, and the directory is
+   synced. After a crash in between, the next start does this step again.
 
-Indexes of the old segments are removed with their files; the new ones are written before step 3
+Indexes of the old segments are removed with their files. The new indexes are written before step 3
 ends, and are rebuilt by a scan if a crash loses any.
 """
 
@@ -64,7 +63,7 @@ def segment_name(base_offset: Offset, suffix: str = LOG_SUFFIX) -> str:
 
 
 def base_offset_of(name: str, suffix: str = LOG_SUFFIX) -> Offset | None:
-    """The offset in a segment file's name; None for any other name."""
+    """The offset in a segment file's name, or None for any other name."""
     digits = name.removesuffix(suffix)
     if digits == name or len(digits) != OFFSET_DIGITS or not digits.isdecimal():
         return None
@@ -82,7 +81,7 @@ class IndexTails:
     aborted_saved: int
     aborted_entries: tuple[AbortedEntry, ...]
     is_finished: bool
-    """Whether the segment takes no more appends: then its aborted index is sealed."""
+    """Whether the segment takes no more appends. Then its aborted index is sealed."""
 
 
 class Segment:
@@ -104,9 +103,9 @@ class Segment:
         self.size_bytes = size_bytes
         self.next_offset = base_offset if next_offset is None else next_offset
         self.max_timestamp_ms = max_timestamp_ms
-        """Largest timestamp of any record; NO_TIMESTAMP if there is none."""
+        """Largest timestamp of any record, or NO_TIMESTAMP."""
         self.first_append_ms: int | None = None
-        """Wall time of the first append, or later if unknown; None if the segment is empty."""
+        """Wall time of the first append, or later if unknown. None if the segment is empty."""
         self.path = f"{directory}/{segment_name(base_offset)}"
         self.files = files
         self.offset_index = offset_index(
@@ -126,7 +125,7 @@ class Segment:
         self._lease: Lease | None = None
         self._is_unwritten = False
         self.is_name_durable = True
-        """Whether a sync of the file alone makes its records durable."""
+        """Whether a sync of only the file makes its records durable."""
 
     @property
     def file(self) -> File:
@@ -138,23 +137,23 @@ class Segment:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Its files, whether there or not: the log first."""
+        """Paths of its files, existing or not, the log first."""
         return self.path, self.offset_index.path, self.time_index.path, self.aborted.path
 
     def hold(self, lease: Lease) -> None:
-        """Become the active segment: the file stays open."""
+        """Become the active segment, with its file kept open."""
         self._lease = lease
 
     def begin_unwritten(self) -> None:
-        """Become the active segment without a file: most partitions never take a record.
+        """Become the active segment without a file, since most partitions never take a record.
 
-        The first append creates the file, and the first sync makes its name durable, too.
+        The first append creates the file, and the first sync also makes its name durable.
         """
         self._is_unwritten = True
         self.is_name_durable = False
 
     def release_file(self) -> None:
-        """Stop being the active segment; readers continue."""
+        """Stop being the active segment. Readers continue."""
         self._is_unwritten = False
         if self._lease is not None:
             self._lease.release()
@@ -170,7 +169,7 @@ class Segment:
         )
 
     def is_due(self, now_ms: int, segment_ms: int) -> bool:
-        """Whether the segment has taken appends for `segment_ms`, and a new one is due."""
+        """Whether the segment has taken appends for `segment_ms`, and a roll is due."""
         begun_ms = self.first_append_ms
         return begun_ms is not None and self.size_bytes > 0 and now_ms - begun_ms >= segment_ms
 
@@ -187,7 +186,7 @@ class Segment:
         self.max_timestamp_ms = max(self.max_timestamp_ms, header.max_timestamp_ms)
 
     def note_time(self) -> None:
-        """Write down, in memory, how young the records up to the present end are."""
+        """Note, in memory, how young the records up to the present end are."""
         if self.next_offset == self.base_offset:
             return
         entry = TimeEntry(self.max_timestamp_ms, Offset(self.next_offset - 1))
@@ -221,13 +220,13 @@ class Segment:
         self.time_index.save(tails.time_saved, tails.time_entries, seal=seal)
 
     def confirm_indexes(self, tails: IndexTails) -> None:
-        """`save_indexes` succeeded."""
+        """Note that `save_indexes` succeeded."""
         self.offset_index.confirm(len(tails.offset_entries))
         self.time_index.confirm(len(tails.time_entries))
         self.aborted.confirm(len(tails.aborted_entries))
 
     def thin_indexes(self) -> None:
-        """`save_indexes` found no room."""
+        """Note that `save_indexes` found no room."""
         self.offset_index.thin()
         self.time_index.thin()
 
@@ -239,7 +238,7 @@ class Segment:
         last_time: tuple[int, TimeEntry | None],
         aborted_entries: int,
     ) -> None:
-        """The records from `next_offset` on are gone."""
+        """Cut off the records from `next_offset` on."""
         entries, entry = last_time
         self.next_offset = next_offset
         self.size_bytes = size_bytes
@@ -252,7 +251,7 @@ class Segment:
         self._bytes_since_entry = 0
 
     def hint(self, target: Offset) -> OffsetEntry | None:
-        """Where to start looking for `target`, if memory knows; None: ask `hint_on_disk`."""
+        """Hint where to look for `target`, from memory. After None, call `hint_on_disk`."""
         found = self.offset_index.search_unsaved(target - self.base_offset)
         if found is not None:
             return self._offset_entry(found[1])
@@ -261,10 +260,10 @@ class Segment:
         return None
 
     def hint_on_disk(self, target: Offset, saved: int) -> OffsetEntry:
-        """The batch containing `target`, or the next one. Blocks. Raises DiskError.
+        """The batch containing `target`, or the batch after it. Blocks. Raises DiskError.
 
-        The walk begins at an index entry, checked against the log. A wrong index must not turn
-        intact data into damage: then the walk begins at the start of the segment.
+        The walk starts at an index entry, checked against the log. A wrong index must not turn
+        intact data into damage, so the walk then starts at the start of the segment.
         """
         found = self.offset_index.search_saved(target - self.base_offset, saved)
         entry = OffsetEntry(self.base_offset, 0)
@@ -285,10 +284,10 @@ class Segment:
 
 
 def walk(file: File, entry: OffsetEntry, end: int, target: Offset) -> OffsetEntry:
-    """Walk from a batch to the one containing `target`, or the first after it, or the end.
+    """Walk from a batch to the batch containing or following `target`, or to the end.
 
-    Reads headers only. Stops early at bytes that cannot be the next batch: a reader will report
-    these. Blocks. Raises DiskError.
+    Reads headers only. Stops early at bytes that cannot be the next batch, which a reader will
+    report. Blocks. Raises DiskError.
     """
     while entry.position < end:
         header = header_at(file, entry, end)
@@ -299,9 +298,9 @@ def walk(file: File, entry: OffsetEntry, end: int, target: Offset) -> OffsetEntr
 
 
 def header_at(file: File, entry: OffsetEntry, end: int) -> BatchHeader | None:
-    """The header at an entry; None if impossible there, in a file of `end` bytes.
+    """The header at an entry, or None if impossible, in a file of `end` bytes.
 
-    Neither length nor base offset are under the batch's CRC: a walk by a damaged length would pass
+    Neither length nor base offset are under the batch's CRC. A walk by a damaged length would pass
     over intact batches, and report none. Blocks. Raises DiskError.
     """
     header = read_header(file, entry.position)
@@ -311,7 +310,7 @@ def header_at(file: File, entry: OffsetEntry, end: int) -> BatchHeader | None:
 
 
 def read_header(file: File, position: int) -> BatchHeader | None:
-    """The header at `position`; None if there is none. Blocks. Raises DiskError."""
+    """The header at `position`, or None. Blocks. Raises DiskError."""
     data = file.read(position, HEADER_SIZE)
     if len(data) < HEADER_SIZE:
         return None
@@ -323,23 +322,23 @@ def read_header(file: File, position: int) -> BatchHeader | None:
 
 
 FIRST_APPENDS_MAX: Final = 16
-"""Most segments of one log with a stored age; those between take the next one's."""
+"""Most segments of one log with a stored age. Segments between take the next segment's age."""
 POSITIONS_MAX: Final = 128
 """Most remembered positions at which readers of one log stopped."""
 
 
 class Segments:
-    """Lives in the event loop. The last segment is the active one."""
+    """The segments of one log in order. Lives in the event loop. The last segment is active."""
 
     def __init__(self, segments: list[Segment], log_start_offset: Offset) -> None:
         assert segments
         self.log_start_offset = log_start_offset
         self.generation = 0
-        """Grows whenever files are cut, swapped or removed: bytes read across a change are
-        suspect."""
+        """Number that grows whenever files are cut, swapped or removed. Bytes read across a change
+        are suspect."""
         self._segments = segments
         self.has_aborted = any(len(segment.aborted) for segment in segments)
-        """Whether there has been an aborted transaction: without one, no reader looks for them."""
+        """Whether there has been an aborted transaction. Otherwise no reader looks for them."""
         self._bases = [segment.base_offset for segment in segments]
         self._positions: OrderedDict[Offset, tuple[Segment, int]] = OrderedDict()
 
@@ -357,14 +356,14 @@ class Segments:
         return self._segments[-1].next_offset
 
     def add_aborted(self, entry: AbortedEntry) -> None:
-        """The active segment has the marker of this aborted transaction."""
+        """Add an aborted transaction with its marker in the active segment."""
         self.active.aborted.add(entry)
         self.has_aborted = True
 
     def clamp(self, high_watermark: Offset) -> Offset:
-        """A high watermark of a checkpoint, limited to the log as found.
+        """Limit a high watermark of a checkpoint to the log as found.
 
-        Missing records are not committed here; and all deleted records had been committed.
+        Missing records are not committed here, and all deleted records had been committed.
         """
         return max(min(high_watermark, self.end_offset), self.log_start_offset)
 
@@ -381,9 +380,9 @@ class Segments:
     def set_first_appends(self, known: Sequence[FirstAppend], now_ms: int) -> None:
         """Set the time of the first append of each non-empty segment, at a start.
 
-        A segment without a stored time takes that of the next later one with a time: too young,
-        never too old. Without any (no checkpoint), the time is now, once: from here on the segment
-        ages.
+        A segment without a stored time takes that of the next later segment with a time. It is too
+        young, never too old. Without any (no checkpoint), the time is now, once, and from here on
+        the segment ages.
         """
         at_ms = now_ms
         left = list(known)
@@ -414,20 +413,20 @@ class Segments:
         return self._segments[self.number(offset)]
 
     def end_of(self, segment: Segment) -> Offset:
-        """First offset behind a segment: where the next one begins, or the log ends."""
+        """First offset behind a segment, where the next segment starts or the log ends."""
         number = self.number(segment.base_offset)
         if number + 1 < len(self._segments):
             return self._bases[number + 1]
         return segment.next_offset
 
     def roll(self, segment: Segment) -> None:
-        """Make `segment` the active one."""
+        """Make `segment` active."""
         assert segment.base_offset == self.end_offset
         self._segments.append(segment)
         self._bases.append(segment.base_offset)
 
     def replace(self, first: int, last: int, new: list[Segment]) -> None:
-        """Put `new` in the place of the segments from number `first` up to, not with, `last`."""
+        """Replace the segments from number `first` up to, not with, `last`."""
         self.generation += 1
         self._segments[first:last] = new
         self._bases = [segment.base_offset for segment in self._segments]
@@ -435,7 +434,7 @@ class Segments:
         assert self._segments
 
     def remember(self, offset: Offset, segment: Segment, position: int) -> None:
-        """The batch with base offset `offset` lies, or will lie, at `position`."""
+        """Note that the batch with base offset `offset` lies, or will lie, at `position`."""
         positions = self._positions
         positions[offset] = (segment, position)
         positions.move_to_end(offset)
@@ -459,7 +458,7 @@ def swap_name(base_offset: Offset, end_offset: Offset) -> str:
 
 
 def swap_range(name: str) -> tuple[Offset, Offset] | None:
-    """The offsets in a swap file's name; None for any other name."""
+    """The offsets in a swap file's name, or None for any other name."""
     base, dash, end = name.removesuffix(SWAP_SUFFIX).partition("-")
     if not name.endswith(SWAP_SUFFIX) or not dash or not (base + end).isdecimal():
         return None
@@ -469,26 +468,27 @@ def swap_range(name: str) -> tuple[Offset, Offset] | None:
 def swap_segments(
     disk: Disk, directory: str, cleaned: str, base_offset: Offset, end_offset: Offset
 ) -> None:
-    """Steps 2 and 3, for a synced `.cleaned` file. Blocks.
+    """Execute steps 2 and 3 for a synced `.cleaned` file. Blocks.
 
-    Raises DiskFullError if nothing was changed; DiskError if the valid segments are unknown.
+    Raises DiskFullError if nothing was changed, or DiskError if the valid segments are unknown.
     """
     disk.rename(f"{directory}/{cleaned}", f"{directory}/{swap_name(base_offset, end_offset)}")
     try:
         disk.sync_directory(directory)
         finish_swaps(disk, directory)
     except DiskFullError as error:
-        # There is no way back: appends to the old segments would be lost.
+        # There is no way back, since appends to the old segments would be lost.
         raise DiskError(f"{directory}: a swap was cut short: {error}") from error
 
 
 def finish_swaps(disk: Disk, directory: str) -> int:
-    """Step 3, for every committed swap; return how many. Blocks. Raises DiskError."""
+    """Execute step 3 for every committed swap, and return how many. Blocks. Raises DiskError."""
     names = disk.list_directory(directory)
     swaps = [(name, swapped) for name in names if (swapped := swap_range(name)) is not None]
     for _, (base_offset, end_offset) in swaps:
         for old in names:
-            # Each file by itself: a crash may have removed some of a segment's files already.
+            # Each file is removed separately, as a crash may have removed some of a segment's files
+            # already.
             if any(
                 old_base is not None and base_offset <= old_base < end_offset
                 for suffix in SEGMENT_SUFFIXES

@@ -1,18 +1,19 @@
-"""The aborted transactions of a segment: those with their abort marker in it.
+"""The aborted transactions with their abort markers in one segment.
 
     36 bytes an entry, big endian:   8 producer id, 8 first offset, 8 the marker's offset,
                                      8 stable offset, 4 CRC-32C
 
 Entries rise by the marker's offset. The *stable offset* is the first offset of the earliest
-transaction still open behind the marker, or the next offset: no transaction that ends later begins
+transaction still open behind the marker, or the next offset. No transaction that ends later starts
 below, so a lookup of a range that ends there needs no later entry.
 
-A missing entry would make aborted records look committed, and nothing but a walk over the log can
-prove that none is missing. So an entry is never simply believed:
+A missing entry would make aborted records look committed, and only a walk over the log can prove
+that none is missing. So an entry is never simply believed:
 
-- each has a CRC, over the segment's base offset, too; a lookup that meets a wrong one rebuilds;
-- the entries of the active segment below the recovery point are counted in the checkpoint;
-- the entries of a finished segment are *sealed*: a CRC over all of them goes into one more entry of
+- Each has a CRC, which also covers the segment's base offset. A lookup that meets a wrong entry
+  rebuilds the entries.
+- The entries of the active segment below the recovery point are counted in the checkpoint.
+- The entries of a finished segment are *sealed*. A CRC over all of them goes into one more entry of
   its time index, without which a start does not trust the segment, and scans it.
 
 A segment without aborted transactions has no file. New entries are kept in memory and written by
@@ -37,7 +38,7 @@ _CRC: Final = struct.Struct(">I")
 ENTRY_SIZE: Final = _LAYOUT.size + _CRC.size
 CHUNK_ENTRIES: Final = 4096
 NO_END: Final = Offset(2**63 - 1)
-"""Above all offsets."""
+"""Offset above all offsets."""
 NO_LIMIT: Final = 2**63 - 1
 
 
@@ -50,9 +51,9 @@ class Wanted(NamedTuple):
 
 
 def take(entries: Iterable[AbortedEntry], wanted: Wanted, found: list[AbortedEntry]) -> bool:
-    """Add the wanted entries to `found`; whether no later entry is wanted.
+    """Add the wanted entries to `found`. Returns whether no later entry is wanted.
 
-    Once there are `count_max`, all that begin below the last one's stable offset are enough, if
+    With `count_max` entries, all that start below the last entry's stable offset are enough, if
     that is above `start`.
     """
     for entry in entries:
@@ -66,11 +67,11 @@ def take(entries: Iterable[AbortedEntry], wanted: Wanted, found: list[AbortedEnt
 
 
 class DamagedIndexError(Exception):
-    """An entry is damaged or missing: rebuild the entries from the log."""
+    """An entry is damaged or missing. Rebuild the entries from the log."""
 
 
 class AbortedIndex:
-    """Changed by the event loop only, except `save`, which a disk thread runs, and `confirm`."""
+    """Changed by the event loop only, except `save`, which a disk thread runs."""
 
     def __init__(self, files: OpenFiles, directory: str, name: str, base_offset: Offset) -> None:
         self.path = f"{directory}/{name}"
@@ -100,15 +101,15 @@ class AbortedIndex:
             self._is_stale = True
 
     def restore(self, entries: Iterable[AbortedEntry]) -> None:
-        """Put rebuilt entries in the place of all on disk, and of those in memory up to these."""
+        """Replace all entries on disk, and entries in memory up to these, by rebuilt entries."""
         rebuilt = list(entries)
         end = rebuilt[-1].last_offset if rebuilt else -1
-        self.unsaved = [*rebuilt, *(one for one in self.unsaved if one.last_offset > end)]
+        self.unsaved = [*rebuilt, *(entry for entry in self.unsaved if entry.last_offset > end)]
         self.saved = 0
         self._is_stale = True
 
     def save(self, saved: int, entries: Sequence[AbortedEntry]) -> None:
-        """Write `entries` behind the first `saved` ones, durably. Blocks. Raises DiskError."""
+        """Write `entries` behind the first `saved` entries, durably. Blocks. Raises DiskError."""
         if not entries and not self._is_stale:
             return
         is_new = not self._files.disk.exists(self.path)
@@ -130,12 +131,12 @@ class AbortedIndex:
         self._is_stale = False
 
     def confirm(self, count: int) -> None:
-        """The first `count` unsaved entries are on disk now."""
+        """Note that the first `count` unsaved entries are on disk now."""
         self.saved += count
         del self.unsaved[:count]
 
     def seal(self, count: int) -> int | None:
-        """A CRC over the file, of `count` entries, for the time index; None without entries.
+        """A CRC over the file, of `count` entries, for the time index. None without entries.
 
         Blocks. Raises DiskError if the file is not as written.
         """
@@ -147,9 +148,9 @@ class AbortedIndex:
             return self._sum(file)
 
     def load(self) -> int | None:
-        """Count the entries of the file of a finished segment; return its seal. Blocks.
+        """Count the entries of a finished segment's file, and return its seal. Blocks.
 
-        None if there are none. The entries count only if the time index has the same seal.
+        Returns None if there are none. The entries count only if the time index has the same seal.
         """
         if not self._files.disk.exists(self.path):
             return None
@@ -176,11 +177,11 @@ class AbortedIndex:
             later, _ = self.read_saved(self.saved, Wanted(offset))
         except DamagedIndexError as error:
             raise DiskError(str(error)) from error
-        later += [one for one in self.unsaved if one.last_offset >= offset]
+        later += [entry for entry in self.unsaved if entry.last_offset >= offset]
         return len(self) - len(later)
 
     def read_saved(self, saved: int, wanted: Wanted) -> tuple[list[AbortedEntry], bool]:
-        """The wanted ones of the first `saved` entries on disk, as by `take`. Blocks.
+        """Wanted entries among the first `saved` entries on disk, as by `take`. Blocks.
 
         Raises DamagedIndexError.
         """

@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 async def find_aborted(core: LogCore, wanted: Wanted) -> list[AbortedEntry]:
-    """The wanted aborted transactions (see `take`), by their markers' offsets.
+    """Return the wanted aborted transactions (see `take`), by their markers' offsets.
 
-    The files may change meanwhile: the result holds if `Segments.generation` has not changed.
-    Raises DiskError.
+    The files may change during the lookup. The result holds if `Segments.generation` has not
+    changed. Raises DiskError.
     """
     found: list[AbortedEntry] = []
     if not core.segments.has_aborted:
@@ -69,8 +69,8 @@ async def _restore(core: LogCore, segment: Segment, error: DamagedIndexError) ->
         segments = core.segments.all
         if segment not in segments or not segment.aborted.saved:
             return
-        logger.error("%s; reading the aborted transactions from the log", error)
+        logger.error("%s: reading the aborted transactions from the log", error)
         known = segments[: segments.index(segment) + 1]
-        sizes = [one.size_bytes for one in known]
+        sizes = [known_segment.size_bytes for known_segment in known]
         entries = await core.shared.disk.run(partial(aborted_in_last, known, sizes))
         segment.aborted.restore(entries)

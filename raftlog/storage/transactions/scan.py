@@ -1,6 +1,7 @@
-"""Rebuild the aborted transactions of segments from the batches of the log, by their headers.
+"""Rebuild the aborted transactions of segments from the headers of the log's batches.
 
-The entries of a segment depend on all segments before: a transaction may begin in any of them.
+The entries of a segment depend on all segments before, since a transaction may start in any of
+them.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from raftlog.world import DiskError, File
 
 
 class TransactionTracker:
-    """Open transactions by the batches of a log alone, from its first segment on."""
+    """Open transactions, derived only from a log's batches, from its first segment on."""
 
     def __init__(self) -> None:
         self._open: dict[int, Offset] = {}
         """First offset by producer id."""
 
     def take(self, header: BatchHeader, marker: Marker | None) -> AbortedEntry | None:
-        """Count the next batch; return the transaction that an abort marker ends."""
+        """Count the next batch, and return the transaction that an abort marker ends."""
         producer_id = header.producer_id
         if not header.is_transactional:
             return None
@@ -42,9 +43,10 @@ class TransactionTracker:
         return AbortedEntry(producer_id, first_offset, last_offset, stable_offset)
 
     def walk(self, segment: Segment, size_bytes: int) -> list[AbortedEntry]:
-        """Count a segment's batches up to a position, by their headers. Blocks. Raises DiskError.
+        """Count a segment's batches up to a position, by their headers.
 
-        Also for a damaged batch: an unknown beginning would make aborted records look committed.
+        Raises DiskError, also for a damaged batch, since an unknown start would make aborted
+        records look committed. Blocks.
         """
         found: list[AbortedEntry] = []
         with segment.files.lease(segment.path) as file:
@@ -61,16 +63,16 @@ class TransactionTracker:
 
 
 def read_marker(file: File, position: int, header: BatchHeader) -> Marker | None:
-    """The marker at `position`; None for any other batch. Blocks. Raises DiskError."""
+    """The marker at `position`, or None for any other batch. Blocks. Raises DiskError."""
     if not header.is_control or header.size_bytes != MARKER_SIZE:
         return None
     return parse_marker(header, file.read(position, MARKER_SIZE))
 
 
 def aborted_in_last(segments: Sequence[Segment], sizes: Sequence[int]) -> list[AbortedEntry]:
-    """The entries of the last of the segments, which are all up to it, with their sizes. Blocks.
+    """The entries of the last segment. Blocks. Raises DiskError.
 
-    Raises DiskError.
+    `segments` are all segments up to it, from the log's first, with their sizes.
     """
     tracker = TransactionTracker()
     entries: list[AbortedEntry] = []

@@ -1,19 +1,20 @@
-"""The transactions of one partition's log that readers of committed records must not pass. Pure.
+"""Transactions of one log that readers of committed records must not pass. Pure.
 
 A transaction is *open* from its first batch to its marker. It stays *unstable* until the marker is
-committed: below the high watermark. The last stable offset is the first offset of the earliest
-unstable transaction, else the high watermark.
+committed, which means below the high watermark. The last stable offset is the first offset of the
+earliest unstable transaction, else the high watermark.
 
 Within one log, the last stable offset never goes back while the high watermark does not:
 
-- a transaction begins at the log end, at or above the high watermark, and so above the last stable
-  offset;
-- a marker does not end the instability of its transaction: the high watermark does, and only later
-  transactions, which begin above, are left;
-- a truncation removes only uncommitted batches: transactions that begin above the high watermark,
-  and markers above it, by which their transactions are open again, at the same first offset.
+- A transaction starts at the log end, at or above the high watermark, and so above the last stable
+  offset.
+- A marker does not end the instability of its transaction. The high watermark does, and leaves only
+  later transactions, which start above.
+- A truncation removes only uncommitted batches. These are transactions that start above the high
+  watermark, and markers above it, by which their transactions are open again, at the same first
+  offset.
 
-Across leaders it never goes back either: each transaction below an earlier leader's last stable
+Across leaders it never goes back either. Each transaction below an earlier leader's last stable
 offset has a committed marker, which the next leader has below its own high watermark before it
 reports an end.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import NamedTuple
 
 from raftlog.record.types import Offset, ProducerId
@@ -34,13 +36,14 @@ class AbortedEntry(NamedTuple):
     producer_id: ProducerId
     first_offset: Offset
     last_offset: Offset
-    """The marker's."""
+    """Offset of the marker."""
     stable_offset: Offset
-    """No transaction that ended later begins below: a lookup up to here needs no later entry."""
+    """Offset below which no later ended transaction starts. A lookup up to here needs no later
+    entry."""
 
 
 class UnstableTransactions:
-    """Open transactions, and ended ones whose marker may not be committed yet."""
+    """Open transactions, and ended transactions without a surely committed marker."""
 
     __slots__ = ("_ended", "_open")
 
@@ -49,35 +52,35 @@ class UnstableTransactions:
         opened: Iterable[tuple[int, int]] = (),
         ended: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """`opened`: producer id and first offset; `ended`: first offset and the marker's."""
-        self._open = OrderedDict(sorted(opened, key=lambda one: one[1]))
+        """`opened` holds producer id and first offset, `ended` first offset and the marker's."""
+        self._open = OrderedDict(sorted(opened, key=itemgetter(1)))
         """First offset by producer id, in the order of the offsets."""
         self._ended = list(ended)
-        """A heap: first offset, marker's offset."""
+        """Heap of pairs of first offset and marker's offset."""
         heapify(self._ended)
 
     def __bool__(self) -> bool:
         return bool(self._open or self._ended)
 
     def begin(self, producer_id: int, first_offset: int) -> None:
-        """A transaction has begun."""
+        """Note that a transaction has started."""
         opened = self._open
         is_in_order = not opened or next(reversed(opened.values())) < first_offset
         opened[producer_id] = first_offset
         if not is_in_order:
             # Producers of one append are remembered in the order of their first batches.
-            self._open = OrderedDict(sorted(opened.items(), key=lambda one: one[1]))
+            self._open = OrderedDict(sorted(opened.items(), key=itemgetter(1)))
 
     def end(self, producer_id: int, last_offset: int) -> Offset:
-        """A marker at `last_offset` has ended the producer's transaction.
+        """Note that a marker at `last_offset` has ended the producer's transaction.
 
-        Returns the offset below which no transaction begins that ends later.
+        Returns the offset below which no transaction starts that ends later.
         """
         heappush(self._ended, (self._open.pop(producer_id), last_offset))
         return Offset(next(iter(self._open.values()), last_offset + 1))
 
     def first_unstable(self, high_watermark: Offset) -> Offset | None:
-        """First offset of the earliest unstable transaction; None if there is none.
+        """First offset of the earliest unstable transaction, or None.
 
         `high_watermark` must not be lower than at the last call.
         """
@@ -91,7 +94,7 @@ class UnstableTransactions:
 
     @property
     def ended(self) -> list[tuple[int, int]]:
-        """The ended transactions: first offset, marker's offset. For snapshots."""
+        """First offset and marker's offset of the ended transactions, for snapshots."""
         return list(self._ended)
 
     def has_ended_from(self, offset: Offset) -> bool:
