@@ -1,4 +1,4 @@
-"""The difference made by a command, so that listeners need not examine the whole image again."""
+"""The difference made by a command, so that listeners need not examine the whole image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftlog.record.types import BrokerId, PartitionId
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """A topic that exists before and after. `partitions` are the different or new ones."""
+    """A topic that exists before and after. `partitions` are the different or new partitions."""
 
     before: TopicImage
     after: TopicImage
@@ -29,7 +29,7 @@ class TopicChange:
 class MetadataDelta:
     """The difference between two images.
 
-    `brokers` are new or differ, `brokers_gone` were unregistered; `cluster_settings` names the
+    `brokers` are new or differ, and `brokers_gone` were unregistered. `cluster_settings` names the
     settings that were set, changed or removed.
     """
 

@@ -1,15 +1,15 @@
-"""The image: a node's view of the cluster after applying the metadata log up to some index.
+"""The image is a node's view of the cluster at an index of the log.
 
-Rows (`TopicImage`, `PartitionImage`, `BrokerImage`) are immutable: a change replaces the row and
+Rows (`TopicImage`, `PartitionImage`, `BrokerImage`) are immutable. A change replaces the row and
 shares its unchanged parts. The tables of rows are changed in place, and only by
 `metadata/apply/apply.py`, which never awaits. So a row stays consistent for as long as a reader
-keeps it; a reader with an await between two rows, and without tolerance for a command applied in
-between, takes a `copy()` first.
+keeps it. A reader with an await between two rows, and without tolerance for a command applied in
+between, makes a `copy()` first.
 
-A partition of three replicas costs 110 to 230 bytes: 100,000 of them fit in 25 MB.
+A partition of three replicas costs 110 to 230 bytes, so 100,000 of them fit in 25 MB.
 
 Topic names follow Kafka's rules, so that a topic can be mirrored to and from any such cluster. A
-legal name is also a harmless path segment, URL segment and metric label; even so, no path on disk
+legal name is also a harmless path segment, URL segment and metric label. Even so, no path on disk
 is ever made of a name, but of the topic's id.
 """
 
@@ -39,27 +39,27 @@ from raftlog.record.types import (
 )
 
 NO_LEADER_ID: Final = BrokerId(-1)
-"""The leader of a partition without one."""
+"""The leader of a partition without a leader."""
 NO_EPOCH: Final = LeaderEpoch(-1)
-"""Where no leader epoch is meant."""
+"""The epoch where no leader epoch is meant."""
 
 
 class PartitionImage(
     msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True
 ):
-    """One partition: its replicas, its in-sync set, its leader.
+    """One partition, with its replicas, its in-sync set and its leader.
 
-    `isr` and `elr` are disjoint parts of `replicas`, in its order; the leader is in `isr`, or
+    `isr` and `elr` are disjoint parts of `replicas`, in its order. The leader is in `isr`, or
     NO_LEADER_ID. A broker in `elr` (KIP-966) left the ISR when the ISR fell below
-    min.insync.replicas; no record was committed since, so the broker may lead. `leader_epoch` grows
-    with every change of leader or of its incarnation, and when a replica has lost records;
-    `partition_epoch` with every change at all: a proposed change names the epoch of its decision.
-    While replicas are reassigned (KIP-455), `adding` and `removing` are disjoint parts of
-    `replicas`, neither of them all: the joining replicas, and those that leave after the joining
-    ones have caught up.
+    min.insync.replicas. No record was committed since, so the broker may lead. `leader_epoch` grows
+    with every change of leader or of its incarnation, and when a replica has lost records.
+    `partition_epoch` grows with every change at all, and a proposed change names the epoch of its
+    decision. While replicas are reassigned (KIP-455), `adding` and `removing` are disjoint parts of
+    `replicas`, neither of them all. They are the joining replicas, and the replicas that leave
+    after the joining replicas have caught up.
 
-    `unclean_epoch` is the leader epoch begun by the newest unclean election, or NO_EPOCH. Records
-    committed before may be lost: only then may a follower fall below its high watermark.
+    `unclean_epoch` is the leader epoch started by the newest unclean election, or NO_EPOCH. Records
+    committed before may be lost, and only then may a follower fall below its high watermark.
     """
 
     partition: PartitionId
@@ -75,7 +75,7 @@ class PartitionImage(
 
 
 class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One topic. `configs` holds only its own settings; `partitions[n]` is partition n."""
+    """One topic. `configs` holds only the topic's settings. `partitions[n]` is partition n."""
 
     topic_id: TopicId
     name: str
@@ -102,13 +102,13 @@ class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One broker, as of its last start. See `RegisterBroker` for the fields.
 
-    A fenced broker gets no leadership and enters no ISR: it has just started, or its session has
-    expired. A broker in controlled shutdown gets no new duties either, but goes on with its present
-    ones.
+    A fenced broker gets no leadership and enters no ISR, since it has just started, or its session
+    has expired. A broker in controlled shutdown gets no new duties either, but keeps its present
+    duties.
 
     `maintenance` and `decommissioning` are an operator's requests, and outlast starts. A broker in
     maintenance keeps its replicas, but leads only without another choice. A decommissioned broker
-    gets no more replicas, and its present ones move to others.
+    gets no more replicas, and its present replicas move to others.
     """
 
     broker_id: BrokerId
@@ -139,10 +139,10 @@ class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class MetadataImage:
-    """All rows, as of `applied_index`. Read freely from the event loop; only `apply` may change the
-    image.
+    """All rows, as of `applied_index`. Only `apply` may change the image.
 
-    Two images are equal if they hold the same rows as of the same index.
+    Read freely from the event loop. Two images are equal if they hold the same rows as of the same
+    index.
     """
 
     __slots__ = (
@@ -188,7 +188,7 @@ class MetadataImage:
         return sum(len(topic.partitions) for topic in self.topics_by_id.values())
 
     def copy(self) -> MetadataImage:
-        """A copy that later commands do not change. Shares the rows: costs the tables only."""
+        """A copy that later commands do not change. Shares the rows, so costs only the tables."""
         other = MetadataImage()
         other.applied_index = self.applied_index
         other.cluster_id = self.cluster_id
@@ -224,13 +224,14 @@ class MetadataImage:
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
 INTERNAL_TOPIC_PREFIX: Final = "__"
-"""Nodes create, write and delete the topics of such names; clients may only read them."""
+"""Prefix of internal topics. Nodes create, write and delete these topics. Clients may only read
+them."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def topic_name_fault(name: str) -> str | None:
-    """The fault of a topic name, as a sentence for its author; None for a legal name."""
+    """The fault of a topic name, as a sentence for its author, or None."""
     if not name:
         return "A topic name must not be empty."
     if len(name) > TOPIC_NAME_CHARACTERS_MAX:

@@ -1,16 +1,16 @@
-"""The image as bytes: JSON lines, in pieces, so that no step of encoding or decoding takes long.
+"""The image as JSON lines, in pieces, so that no step takes long.
 
-Line 1 is the header, with the number of rows; then the ids of deleted topics, oldest first, a
-thousand to a line; then each broker and each topic, in order of id and name, each topic followed by
+Line 1 is the header, with the number of rows. Next are the ids of deleted topics, oldest first, a
+thousand to a line, then each broker and each topic, in order of id and name, each topic followed by
 its partitions, about a thousand to a line. Equal images have equal bytes, whatever the order of
-their changes. The pieces are cut anywhere: only their sum has a meaning.
+their changes. The pieces are cut anywhere, so only their sum has a meaning.
 
-Encoding and decoding hold the interpreter for a line at a time, which bounds the lines: the event
+Encoding and decoding hold the interpreter for a line at a time. That bounds the lines, as the event
 loop must not wait longer while another thread makes a snapshot.
 
-Unlike in a command, an unknown field here is an error: every field of a snapshot is state, and an
-ignored one would be lost at the next snapshot. A release with a new field writes a higher `v`, and
-only once the image holds state beyond the lower version.
+Unlike in a command, an unknown field here is an error. Every field of a snapshot is state, and an
+ignored field would be lost at the next snapshot. A release with a new field writes a higher `v`,
+and only once the image holds state beyond the lower version.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ SNAPSHOT_VERSION: Final = 3
 2 has no Kafka addresses of brokers, and is written for an image without any.
 """
 _KAFKA_FIELDS: Final = ("kafka_host", "kafka_port")
-"""Of brokers, from version 3."""
+"""Fields of brokers, from version 3."""
 PIECE_BYTES_MIN: Final = 64 * 1024
 """Every piece but the last is at least this large ..."""
 PIECE_BYTES_MAX: Final = 1024 * 1024
 """... and none is larger than this."""
 IDS_PER_LINE: Final = 1_000
 REPLICAS_PER_LINE: Final = 3_000
-"""Replicas of the partitions on one line: 1,000 partitions of three, 35 kB, under 1 ms."""
+"""Replicas of the partitions on one line, for 1,000 partitions of three replicas. 35 kB, under 1
+ms."""
 
 _FORMAT = "raftlog-metadata"
 
@@ -90,7 +91,7 @@ _T = TypeVar("_T")
 
 
 def snapshot_pieces(image: MetadataImage) -> Iterator[bytes]:
-    """The image's bytes. Copy an image first if it may change meanwhile."""
+    """The image's bytes. Copy an image first if it may change during the iteration."""
     gathered: list[bytes] = []
     size = 0
     for line in _lines(image):
@@ -105,7 +106,7 @@ def snapshot_pieces(image: MetadataImage) -> Iterator[bytes]:
 
 
 def from_snapshot(pieces: Iterable[bytes]) -> MetadataImage:
-    """The image of these bytes.
+    """Decode an image.
 
     Raises MetadataVersionError for a newer version, LogError(STORAGE_FAILED) for anything but a
     whole snapshot.
@@ -236,8 +237,8 @@ def _topic(lines: _Lines, shared: dict[tuple[BrokerId, ...], tuple[BrokerId, ...
         decoded = _decode(_PARTITIONS, lines.next())
         if not 0 < len(decoded) <= head.partitions - len(rows):
             raise _damaged(f"other partitions than announced for {head.name}")
-        # Few combinations of brokers stand for many partitions: one tuple for all equal ones is
-        # half of the image's memory.
+        # Few combinations of brokers stand for many partitions. One tuple for all equal
+        # combinations halves the image's memory.
         rows += [
             PartitionImage(
                 partition=row.partition,

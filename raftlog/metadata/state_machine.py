@@ -1,5 +1,7 @@
-"""The quorum's state machine: command bytes in, results and deltas out; invariants of every
-image."""
+"""The quorum's state machine and the invariants of every image.
+
+Command bytes come in, results and deltas go out.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ class MetadataStateMachine:
     """Holds and changes the image. Satisfies `raftlog.raft.StateMachine[ApplyResult]`.
 
     A listener is called after each command with a change, once the image holds the change, and
-    before the proposer's answer. A listener must not raise: the node would end.
+    before the proposer's response. A listener must not raise, since the node would end.
     """
 
     def __init__(self) -> None:
         self.image = MetadataImage()
-        """The present image. Read it each time: a snapshot replaces the image as a whole."""
+        """The present image. Read it each time, as a snapshot replaces the image as a whole."""
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
@@ -48,7 +50,7 @@ class MetadataStateMachine:
         return result
 
     def snapshot(self) -> Callable[[], Iterator[bytes]]:
-        """Capture the image: the copy is quick, the pieces may be made on another thread."""
+        """Capture the image. The copy is quick, and the pieces may be made on another thread."""
         captured = self.image.copy()
         return lambda: snapshot_pieces(captured)
 
@@ -56,13 +58,13 @@ class MetadataStateMachine:
         """Prepare to replace the present image by the snapshot's.
 
         May run on another thread, while no command is applied. Call the returned function on the
-        event loop: it swaps the images and calls the listeners. Raises MetadataVersionError or
-        LogError(STORAGE_FAILED); AssertionError for an image that contradicts itself.
+        event loop. It swaps the images and calls the listeners. Raises MetadataVersionError or
+        LogError(STORAGE_FAILED), or AssertionError for an image that contradicts itself.
         """
         image = from_snapshot(pieces)
         assert image.applied_index <= index
         check_invariants(image)
-        # The log also holds entries without a command: the image may be older than its index.
+        # The log also holds entries without a command, so the image may be older than its index.
         image.applied_index = index
         before = self.image
         share_rows(before, image)
@@ -84,7 +86,7 @@ class MetadataStateMachine:
 
 
 ROWS_PER_STEP: Final = 1_000
-"""Rows looked at between two steps: about a millisecond."""
+"""Rows checked between two steps, about a millisecond."""
 
 
 def check_invariants(image: MetadataImage) -> None:
@@ -94,9 +96,9 @@ def check_invariants(image: MetadataImage) -> None:
 
 
 def invariant_steps(image: MetadataImage) -> Iterator[None]:
-    """Check in small steps: each `next` examines some rows. Raises AssertionError.
+    """Check in small steps. Each `next` examines some rows. Raises AssertionError.
 
-    The image must not change meanwhile. After the last step the image is valid.
+    The image must not change between the steps. After the last step the image is valid.
     """
     assert image.applied_index >= 0
     assert image.next_producer_id >= 0
@@ -137,12 +139,12 @@ def _check_partition(image: MetadataImage, row: PartitionImage) -> None:
         assert not set(row.adding) & set(row.removing), f"both adding and removing: {row}"
         assert len(replicas) not in {len(row.adding), len(row.removing)}, f"none stays: {row}"
     assert row.leader == NO_LEADER_ID or row.leader in row.isr, f"leader out of sync: {row}"
-    # Every new leader epoch is a change of the partition, too.
+    # Every new leader epoch is also a change of the partition.
     assert 0 <= row.leader_epoch <= row.partition_epoch, f"epochs: {row}"
     assert NO_EPOCH <= row.unclean_epoch <= row.leader_epoch, f"epochs: {row}"
 
 
 def _check_part(row: PartitionImage, members: tuple[int, ...], what: str) -> None:
-    # In the order of the replicas: equal sets are equal rows, on every node.
+    # The order is that of the replicas, so that equal sets are equal rows on every node.
     expected = tuple(broker_id for broker_id in row.replicas if broker_id in members)
     assert members == expected, f"{what} is no part of the replicas, in their order: {row}"

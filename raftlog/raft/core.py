@@ -1,15 +1,16 @@
-"""One Raft member's decisions: pysyncobj's kernel, with its unsafe parts replaced.
+"""The decisions of one Raft member: pysyncobj's kernel with its unsafe parts replaced.
 
 The kernel keeps terms and votes, elections, the commit index, comparing and adding entries, and
 stepping down without a majority. The core has the log (`RaftLog`), messages and their guards, the
 pre-vote before an election, when and which entries leave for each peer, applying, snapshots, and
 the set of voters.
 
-Plain synchronous code: a message or a tick in; messages, applied entries and requests for snapshots
-out, by the owner's callbacks. Nothing here waits, reads a clock of its own, or touches the disk.
-Each message rests on the log as of the call of `send`, and may leave the node only once the log is
-durable up to there (the owner's duty); so "in the log" means "durable" wherever another node is
-concerned. A leader counts itself only for entries durable here, and no member applies others.
+The core is plain synchronous code. Messages and ticks come in. Messages, applied entries and
+requests for snapshots go out by the owner's callbacks. Nothing here waits, reads the system clock,
+or touches the disk. Each message rests on the log as of the call of `send`, and may leave the node
+only once the log is durable up to there (the owner's duty). So "in the log" means "durable"
+wherever another node is concerned. A leader counts itself only for entries durable here, and no
+member applies others.
 """
 
 from __future__ import annotations
@@ -44,28 +45,29 @@ from raftlog.raft.rules import (
 from raftlog.world import Clock, Randomness
 
 APPLIES_PER_TICK_MAX: Final = 64
-"""Entries applied before other tasks of the event loop get their turn: 20 ms for a topic of 10,000
-partitions, as each change copies the tuple of its rows."""
+"""Entries applied before other tasks of the event loop get their turn. For a topic of 10,000
+partitions that is 20 ms, as each change copies the tuple of its rows."""
 APPLIED_BYTES_PER_TICK_MAX: Final = 32 * 1024
-"""No further entry is applied in a tick after so many bytes of commands: one command may change a
-thousand partitions."""
+"""Bytes of commands after which a tick applies no further entry. One command may change a thousand
+partitions."""
 ENTRIES_IN_FLIGHT_MAX: Final = 16_384
-"""Entries sent to a peer without an answer yet; at this bound, only heartbeats follow."""
+"""Entries sent to a peer without a response yet. At this bound, only heartbeats follow."""
 
 
 class UnknownEntryError(Exception):
-    """The log holds an entry of a kind unknown to this version: the node must stop."""
+    """The log holds an entry of a kind unknown to this version. The node must stop."""
 
 
 class RaftCore(PySyncObjKernel):
     """One member. `receive`, `tick` and the rest are for one owner, on one event loop.
 
-    The owner's callbacks must not call back into the core:
-    `send` sends a message to a peer once everything in the log is durable, and drops it if the
-    connection ends before;
-    `apply` applies a committed entry: its index, its term, its kind's byte and command;
-    `snapshot_wanted` names a peer that needs the snapshot for its next entry, at each heartbeat
-    until that is no longer so.
+    The owner's callbacks must not call back into the core.
+
+    - `send` sends a message to a peer once everything in the log is durable, and drops it if the
+      connection ends before that.
+    - `apply` applies a committed entry, given its index, its term, its kind's byte and its command.
+    - `snapshot_wanted` names a peer that needs the snapshot for its next entry, at each heartbeat
+      while the need lasts.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class RaftCore(PySyncObjKernel):
     ) -> None:
         super().__init__(me, log, applied_index, clock=clock, randomness=randomness, timing=timing)
         self.elections = 0
-        """Begun by this member since it was made."""
+        """Elections started by this member since it was made."""
         self._send = send
         self._apply = apply
         self._snapshot_wanted = snapshot_wanted
@@ -98,8 +100,8 @@ class RaftCore(PySyncObjKernel):
         log.on_voters_changed = self.refresh_members
         self.refresh_members()
         if self.log.voters.ids == {self.me}:
-            # All durable entries are on the one voter there is: committed. It need not win an
-            # election first, which takes room on the disk.
+            # All durable entries are on the only voter, so they are committed. The voter need not
+            # win an election first, which takes room on the disk.
             self._set_commit_index(log.last_index)
             self.election_deadline = -math.inf
 
@@ -107,7 +109,7 @@ class RaftCore(PySyncObjKernel):
 
     @property
     def is_active(self) -> bool:
-        """Whether this member has, as the leader, applied an entry of its own term."""
+        """Whether this member, as the leader, has applied an entry of its current term."""
         return self.is_leader and self.log.term_at(self.applied_index) == self.term
 
     @property
@@ -116,20 +118,26 @@ class RaftCore(PySyncObjKernel):
         return self.me in self.log.voters.ids
 
     def match_index(self, peer: int) -> int | None:
-        """As the leader: up to where a peer's log is known to match; None for an unknown node."""
+        """Index up to which a peer's log is known to match. Only for the leader.
+
+        None for an unknown node.
+        """
         return self._match_index(peer) if self.is_leader else None
 
     def confirmed_age_s(self, peer: int) -> float:
-        """Upper bound on how long a voter may have followed another leader; inf when unknown."""
+        """Upper bound on how long a voter may have followed another leader. inf when unknown."""
         return self._confirmations.age_s(peer, self._clock.monotonic())
 
     def heard_ago_s(self, peer: int) -> float | None:
-        """As the leader: time since a peer's last answer."""
+        """Seconds since a peer's last response. Only for the leader."""
         at = self._response_time(peer)
         return None if at is None or not self.is_leader else self._clock.monotonic() - at
 
     def is_fresh(self, node_id: int) -> bool:
-        """As the leader: whether a member answered within the fallback time; itself always."""
+        """Whether a member responded within the fallback time.
+
+        Only for the leader, which is always fresh.
+        """
         if node_id == self.me:
             return True
         ago_s = self.heard_ago_s(node_id)
@@ -146,16 +154,19 @@ class RaftCore(PySyncObjKernel):
         return self._clock.monotonic() - self._leader_heard_at > seconds
 
     def has_majority(self) -> bool:
-        """As the leader: whether a majority answered within the fallback time."""
+        """Whether a majority responded to this leader within the fallback time."""
         voters = self.log.voters
         return self.is_leader and sum(map(self.is_fresh, voters.ids)) >= voters.majority
 
     def is_confirmed(self, after: int) -> bool:
-        """As the leader: whether a majority answered appends sent after append `after`."""
+        """Whether a majority responded to appends that this leader sent after append `after`."""
         return self._confirmations.by_majority(self.log.voters, self.me, after)
 
     def covers(self, index: int, term: int) -> int | None:
-        """Up to where this log matches a snapshot of that entry, if all of it is here already."""
+        """The index up to which this log covers a snapshot of that entry, or None.
+
+        Not None only if all entries of the snapshot are here already.
+        """
         if index < self.log.first_index:
             return self.log.first_index
         if index <= self.log.last_index and self.log.term_at(index) == term:
@@ -163,28 +174,28 @@ class RaftCore(PySyncObjKernel):
         return None
 
     def needs_snapshot(self, peer: int) -> bool:
-        """As the leader: whether a peer's next entry is only in the snapshot."""
+        """Whether a peer's next entry is only in this leader's snapshot."""
         next_index = self._next_index(peer)
         return self.is_leader and next_index is not None and next_index <= self.log.first_index
 
     # Input from the owner
 
     def append(self, kind: int, command: bytes) -> tuple[int, int]:
-        """As the leader, add an entry; return its index and term. `tick` sends it."""
+        """Add an entry to the leader's log and return its index and term. `tick` sends it."""
         assert self.is_leader
         index, term = self.log.last_index + 1, self.term
         self.log.add(bytes((kind,)) + command, index, term)
         return index, term
 
     def send_round(self) -> int:
-        """As the leader, append to all at once; return the last append's number before these."""
+        """Append to all peers at once and return the last append's number before these."""
         before = self._sequence
         with self._scope:
             self._send_appends()
         return before
 
     def apply_durable(self) -> bool:
-        """Apply some of the committed and durable entries; return whether there are more."""
+        """Apply some of the committed and durable entries. Return whether there are more."""
         self._apply_entries()
         return self.applied_index < min(self.commit_index, self.log.durable_index)
 
@@ -194,7 +205,7 @@ class RaftCore(PySyncObjKernel):
             self._connected.add(peer)
             self.refresh_members()
             if self.is_leader:
-                # Appends in flight on the old connection are lost; acknowledged entries are there.
+                # Appends in flight on the old connection are lost. Acknowledged entries are there.
                 match_index = self._match_index(peer)
                 if match_index:
                     self._set_next_index(peer, match_index + 1)
@@ -209,7 +220,7 @@ class RaftCore(PySyncObjKernel):
             self.refresh_members()
 
     def peer_dead(self, peer: int) -> None:
-        """Take note of the death of a peer's process: if it led, campaign without a timeout."""
+        """Take note of the death of a peer's process. If it led, campaign without a timeout."""
         with self._scope:
             if self.leader_id == peer and not self.is_leader:
                 self._forget_leader()
@@ -218,7 +229,7 @@ class RaftCore(PySyncObjKernel):
                 self.election_deadline = self._clock.monotonic() + wait_s
 
     def receive(self, peer: int, message: Message) -> None:
-        """Take a message of Raft's from a connected peer."""
+        """Handle a Raft message from a connected peer."""
         if peer not in self._connected:
             return
         with self._scope:
@@ -251,9 +262,9 @@ class RaftCore(PySyncObjKernel):
             return self._adopt_term(term)
 
     def heard_leader(self, peer: int, term: int) -> bool:
-        """Take a leader's message outside of `receive` (a snapshot chunk); False if it is stale.
+        """Handle a leader's message outside of `receive` (a snapshot chunk). False if it is stale.
 
-        Such a message compares no entries, and so moves no commit index.
+        Such a message compares no entries, and so it moves no commit index.
         """
         if term < self.term:
             return False
@@ -264,7 +275,10 @@ class RaftCore(PySyncObjKernel):
         return True
 
     def heard_follower(self, peer: int, term: int) -> bool:
-        """Take a follower's message outside of `receive`; False unless this member leads `term`."""
+        """Handle a follower's message outside of `receive`.
+
+        False if this member does not lead `term`.
+        """
         with self._scope:
             if self._adopt_term(term) or not self.is_leader or term != self.term:
                 return False
@@ -281,13 +295,13 @@ class RaftCore(PySyncObjKernel):
         self._send(peer, answer)
 
     def installed(self, index: int) -> None:
-        """Go on from a snapshot of everything up to `index`, to which the log was reset."""
+        """Continue from a snapshot of everything up to `index`, to which the log was reset."""
         assert self.applied_index <= index == max(index, self.log.first_index)
         self._set_applied_index(index)
         self._set_commit_index(max(self.commit_index, index))
 
     def transfer_to(self, peer: int) -> bool:
-        """As the leader, transfer leadership to a peer with every entry; False if it lacks some."""
+        """Transfer leadership to a peer that has every entry. False if it lacks some."""
         if not self.is_leader or self.match_index(peer) != self.log.last_index:
             return False
         if peer not in self._connected or peer not in self.log.voters.ids:
@@ -303,8 +317,8 @@ class RaftCore(PySyncObjKernel):
 
     def _on_request_vote(self, peer: int, message: RequestVote) -> None:
         if message.term < self.term:
-            # A candidate without a chance should know the reason; Raft's answers to votes carry
-            # terms too.
+            # A candidate that cannot win should know the reason. Raft's responses to votes carry
+            # terms also.
             self._send(
                 peer,
                 AppendAnswer(term=self.term, next_index=0, success=False, reset=False, sequence=0),
@@ -357,12 +371,12 @@ class RaftCore(PySyncObjKernel):
             next_index = self._guards.next_index(before, next_index)
             self._set_next_index(peer, next_index)
         is_behind = next_index <= self.log.last_index
-        # A snapshot is sent at the pace of its own answers, and probed with each heartbeat.
+        # A snapshot is sent at the pace of its responses, and probed with each heartbeat.
         if (reset or is_behind) and not self.needs_snapshot(peer):
             self._replicate(peer)
 
     def _adopt_term(self, term: int) -> bool:
-        """Follow in a higher term (Raft's rule for all servers); return whether it is one."""
+        """Follow in a higher term (Raft's rule for all servers). Return whether it is higher."""
         if term <= self.term:
             return False
         self._follow_in(term)
@@ -457,18 +471,17 @@ class RaftCore(PySyncObjKernel):
         return self._timing.election_timeout_s(before, others, self._randomness.uniform(0.0, 1.0))
 
     def _place_after(self, leader: int | None) -> tuple[int, int]:
-        """How many voters go before this member where `leader` is to be replaced, and of how many
-        voters it is one."""
+        """The place of this member among the voters that may replace `leader`, and their number."""
         others = self.log.voters.ids - {leader}
         return sum(voter < self.me for voter in others), len(others)
 
     def _entries(
         self, start: int, count: int | None = None, _bytes_max: int | None = None
     ) -> list[LogEntry]:
-        """Entries from `start` on; none if `start` is before the log.
+        """The entries from `start` on, or none if `start` is before the log.
 
-        SyncObj reads a single entry only to commit it, counting the leader itself: an entry not
-        durable here does not count.
+        SyncObj reads a single entry only to commit it, and counts the leader itself. An entry that
+        is not durable here does not count.
         """
         position = start - self.log.first_index
         if position < 0 or (count == 1 and start > self.log.durable_index):
@@ -476,7 +489,7 @@ class RaftCore(PySyncObjKernel):
         return self.log[position:] if count is None else self.log[position : position + count]
 
     def _apply_entries(self) -> bool:
-        """Apply entries committed and durable here; return whether there is news for peers."""
+        """Apply entries committed and durable here. Return whether there is news for peers."""
         log = self.log
         applied = self.applied_index
         end = min(self.commit_index, log.durable_index, applied + APPLIES_PER_TICK_MAX)
@@ -486,7 +499,7 @@ class RaftCore(PySyncObjKernel):
                 break
             command, _, term = log.entry(index)
             applied_bytes += len(command)
-            # Moved first: callbacks about the entry must find the entry applied.
+            # The index moves first, since callbacks about the entry must find the entry applied.
             self._set_applied_index(index)
             self._apply(index, term, command)
         return (log.last_index, self.commit_index) != self._announced

@@ -1,4 +1,4 @@
-"""The types of the quorum's interface: outcomes, status, the state machine, settings."""
+"""Types of the quorum's interface, such as outcomes, status, state machine and settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from raftlog.raft.rules import Timing
 from raftlog.record.errors import ErrorEntry
 
 JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024
-"""The journal, if snapshots fail for lack of room; above it, proposals are refused."""
+"""Bytes of the journal, if snapshots fail for lack of room. Above it, proposals are refused."""
 DISK_RESERVE_BYTES: Final = 1024 * 1024
-"""With less room than this, a leader refuses proposals: every entry must find room."""
+"""Free bytes below which a leader refuses proposals, since every entry must find room."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -22,7 +22,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Applied(Generic[R]):
-    """The command is durable and was applied at `index`; `result` is what `apply` returned."""
+    """The command is durable and was applied at `index`. `result` is the result of `apply`."""
 
     index: int
     result: R
@@ -70,18 +70,18 @@ class QuorumStatus:
 
     role: Role
     leader_id: int | None
-    """The leader of its term; None while unknown."""
+    """The leader of its term, or None while unknown."""
     is_active: bool
-    """Whether its node acts as the controller: see `RaftMember.is_active`."""
+    """Whether its node acts as the controller, see `RaftMember.is_active`."""
     term: int
     last_index: int
     commit_index: int
-    """Newest index known here to be committed; never below `applied_index`."""
+    """Newest index known here to be committed. Never below `applied_index`."""
     applied_index: int
     snapshot_index: int
     journal_bytes: int
     elections: int
-    """Elections begun by this member since it was opened."""
+    """Elections started by this member since it was opened."""
     syncs: SyncTimes
     failure: str | None
 
@@ -95,12 +95,12 @@ class PeerStatus:
     """Its listener, `host:port`, by its own hello."""
     is_voter: bool
     match_index: int | None
-    """Newest index known to be durable there; only a leader knows it of its peers."""
+    """Newest index known to be durable there. Only a leader knows it of its peers."""
     last_heard_s: float
-    """Seconds since the arrival of its last message, whenever sent."""
+    """Seconds since its last message arrived, whenever the message was sent."""
     confirmed_age_s: float
-    """Upper bound on how long the peer may have followed another leader than this member: seconds
-    since the newest answered append left. inf without an answer."""
+    """Upper bound in seconds on how long the peer may have followed another leader. It counts from
+    when the newest append left that got a response. inf without a response."""
 
 
 class ConnectionEvent(Enum):
@@ -108,20 +108,20 @@ class ConnectionEvent(Enum):
 
     UP = auto()
     DOWN = auto()
-    """Ended; the cause is not known (yet)."""
+    """Ended for a cause that is not known (yet)."""
     REFUSED = auto()
-    """Ended, and the address refuses connections: the process is dead. May follow DOWN."""
+    """Ended, and the address refuses connections, so the process is dead. May follow DOWN."""
 
 
 class StateMachine(Protocol[R_co]):
     """Applies the commands. Called from the event loop, never concurrently, unless noted."""
 
     def apply(self, index: int, command: bytes) -> R_co:
-        """Apply a committed command. Must be deterministic; an exception ends the quorum."""
+        """Apply a committed command. Must be deterministic, since an exception ends the quorum."""
         ...
 
     def snapshot(self) -> Callable[[], Iterator[bytes]]:
-        """Capture the present state, in a few milliseconds; later commands must not change it.
+        """Capture the present state, in a few milliseconds. Later commands must not change it.
 
         The returned function encodes the state in pieces of up to 1 MiB, on any thread, and must
         not keep the interpreter from other threads for more than about 2 ms at a time.
@@ -131,8 +131,8 @@ class StateMachine(Protocol[R_co]):
     def restore(self, index: int, pieces: Iterable[bytes]) -> Callable[[], None]:
         """Decode the state of a snapshot of all commands up to `index`.
 
-        Called on any thread, while nothing is applied. The returned function is called on the event
-        loop, and is quick: it takes the new state and notifies listeners.
+        The method is called on any thread, while nothing is applied. The returned function is
+        called on the event loop and is quick. It adopts the new state and notifies listeners.
         """
         ...
 
@@ -143,10 +143,10 @@ class MemberIdentity:
 
     node_id: int
     directory_id: str
-    """Identity of the data directory: another one under the same node id is another node."""
+    """Identity of the data directory. Another directory under the same node id is another node."""
     software_version: str
     bootstrap_id: str | None = None
-    """Digest of the voters that its settings list for a new cluster; None without such a list."""
+    """Digest of the configured voters of a new cluster, or None without such a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class MemberSettings:
     timing: Timing = field(default_factory=Timing)
     command_bytes_max: int = COMMAND_BYTES_MAX
     uncommitted_entries_max: int = 10_000
-    """Entries in a leader's log beyond the commit index; more are refused."""
+    """Entries in a leader's log beyond the commit index. More are refused."""
     proposal_s: float = 10.0
     """Time limit of a proposal."""
     snapshot_entries: int = 10_000

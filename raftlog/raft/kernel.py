@@ -1,16 +1,17 @@
-"""Adapter for pysyncobj: the only module with its import or its private names.
+"""Adapter for pysyncobj, and the only module with its import or its private names.
 
-Raft's kernel is pysyncobj's `SyncObj`: terms and votes, elections, the commit index, comparing and
-adding entries, stepping down without a majority. `PySyncObjKernel` adds typed state and typed
-messages, and replaces its unsafe parts by methods of the subclass (`RaftCore`). Methods are
-replaced on the instance, state is reached by mangled names. Only one version makes this safe, so
-the version is pinned, and every name relied on is checked at import or in every new kernel.
+Raft's kernel is pysyncobj's `SyncObj`. It keeps terms and votes, holds elections, advances the
+commit index, compares and adds entries, and steps down without a majority. `PySyncObjKernel` adds
+typed state and typed messages, and replaces the unsafe parts by methods of the subclass
+(`RaftCore`). Methods are replaced on the instance, and state is reached by mangled names. Only one
+version makes this safe, so the version is pinned, and every name relied on is checked at import or
+in every new kernel.
 
-The module `pysyncobj.syncobj` is loaded a second time under a name of our own, and only that copy
-is changed: other users of pysyncobj in the process have the original. Its functions take clock and
-randomness from the globals of their module; here these come from the kernel that is entered
+The module `pysyncobj.syncobj` is loaded a second time under a private name, and only that copy is
+changed. Other users of pysyncobj in the process have the original. The copy's functions take clock
+and randomness from the globals of their module. Here these come from the kernel that is entered
 (`Scoped`). One event loop runs all kernels of a process, and no call into a kernel awaits, so at
-most one is entered at a time.
+most one kernel is entered at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ METHODS_RELIED_ON: Final = (
     "_onTick",
     "doTick",
 )
-"""Checked at import."""
+"""Names checked at import."""
 ATTRIBUTES_RELIED_ON: Final = (
     "_SyncObj__connectedNodes",
     "_SyncObj__lastResponseTime",
@@ -78,13 +79,13 @@ ATTRIBUTES_RELIED_ON: Final = (
     "_SyncObj__votedForNodeId",
     "_SyncObj__votesCount",
 )
-"""Checked in every new kernel."""
+"""Names checked in every new kernel."""
 _FOLLOWER: Final = 0
-"""pysyncobj's number of that role."""
+"""pysyncobj's number of the follower's role."""
 
 
 class Scoped(AbstractContextManager[None]):
-    """Gives one kernel's clock and randomness to the module, for the time of a `with`."""
+    """Gives one kernel's clock and randomness to the module during a `with`."""
 
     __slots__ = ("clock", "randomness")
 
@@ -138,16 +139,16 @@ class _NoPickle:
 
 
 class _NoPoller:
-    """Replaces its socket poller: raftlog has a transport of its own."""
+    """Replaces its socket poller, since raftlog has its own transport."""
 
     def subscribe(self, *_arguments: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     unsubscribe = poll = subscribe
 
 
 class _Outlet:
-    """Replaces its transport: messages of SyncObj go to `send`, by peer."""
+    """Replaces its transport. Messages of SyncObj go to `send`, by peer."""
 
     ready = True
 
@@ -155,14 +156,14 @@ class _Outlet:
         self._send = send
 
     def _ignore(self, *_arguments: Any) -> None:
-        """The kernel calls SyncObj's handlers itself."""
+        """Do nothing, since the kernel calls SyncObj's handlers itself."""
 
     setOnNodeConnectedCallback = setOnNodeDisconnectedCallback = _ignore  # noqa: N815
     setOnReadonlyNodeConnectedCallback = setOnReadonlyNodeDisconnectedCallback = _ignore  # noqa: N815
     setOnMessageReceivedCallback = setOnUtilityMessageCallback = _ignore  # noqa: N815
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
-        """Called by SyncObj for votes and answers to appends; the core sends all else."""
+        """Send SyncObj's votes and responses to appends. The core sends all other messages."""
         self._send(node.id, message)
         return True
 
@@ -203,11 +204,11 @@ def _load() -> ModuleType:
 
 _MODULE = _load()
 SyncObj: Any = _MODULE.SyncObj
-"""Typed as Any: the library has no types, and mypy would believe its guesses."""
+"""Typed as Any, since the library has no types and mypy would believe its guesses."""
 
 
 def _configuration(timing: Timing, log: RaftLog) -> Any:
-    """SyncObj's configuration: no thread, no fork, no dump, no socket."""
+    """SyncObj's configuration without thread, fork, dump and socket."""
     return _MODULE.SyncObjConf(
         autoTick=False,
         raftMinTimeout=timing.election_min_s,
@@ -268,8 +269,8 @@ class PySyncObjKernel(ABC):
         so._SyncObj__raftCommitIndex = applied_index
         self._so = so
         self._nodes: dict[int, Node] = {}
-        """Nodes of voters and connected peers: SyncObj's tables have an entry for each of these."""
-        # SyncObj changes these tables, and never replaces them.
+        """Nodes of voters and connected peers. SyncObj's tables have an entry for each of these."""
+        # SyncObj changes these tables and never replaces them.
         self._next_indexes: dict[Node, int] = so._SyncObj__raftNextIndex
         self._match_indexes: dict[Node, int] = so._SyncObj__raftMatchIndex
         self._response_times: dict[Node, float] = so._SyncObj__lastResponseTime
@@ -306,7 +307,7 @@ class PySyncObjKernel(ABC):
 
     @property
     def leader_id(self) -> int | None:
-        """The leader of this member's term; None while unknown."""
+        """The leader of this member's term, or None while unknown."""
         leader = self._so._SyncObj__raftLeader
         return None if leader is None else int(leader.id)
 
@@ -321,14 +322,14 @@ class PySyncObjKernel(ABC):
 
     @property
     def _is_transfer_target(self) -> bool:
-        """Whether the leader hands its leadership over to this member: no pre-vote is needed."""
+        """Whether the leader transfers its leadership to this member, without a pre-vote."""
         return bool(self._so._SyncObj__transferInProgress)
 
     @property
     def _other_voters(self) -> set[int]:
         return {node.id for node in self._so._SyncObj__otherNodes}
 
-    # Progress of peers, by node id; None for a node that is neither a voter nor connected
+    # Progress of peers, by node id. None for a node that is neither a voter nor connected.
 
     def _next_index(self, peer: int) -> int | None:
         return self._next_indexes.get(self._nodes.get(peer))
@@ -346,7 +347,7 @@ class PySyncObjKernel(ABC):
         self._response_times[self._nodes[peer]] = at
 
     def _set_peers(self, voters: frozenset[int], connected: set[int]) -> None:
-        """Take the voters and the connected peers; keep the progress of those known before."""
+        """Set the voters and the connected peers. Peers known before keep their progress."""
         so = self._so
         nodes = {peer: self._nodes.get(peer) or Node(peer) for peer in voters | connected}
         self._nodes = nodes
@@ -369,7 +370,7 @@ class PySyncObjKernel(ABC):
     # Input
 
     def tick(self) -> None:
-        """Let time pass: elections, commitment, applying, heartbeats."""
+        """Run elections, commitment, applying and heartbeats that are due."""
         with self._scope:
             self._so.doTick(0)
 
@@ -405,7 +406,7 @@ class PySyncObjKernel(ABC):
         )
 
     def _deliver_heartbeat(self, peer: int, term: int, commit_index: int = 0) -> None:
-        """A leader's sign of life, without entries to compare: `commit_index` must commit none."""
+        """Handle a leader's heartbeat without entries to compare. `commit_index` commits none."""
         message = {"type": "append_entries", "term": term, "commit_index": commit_index}
         self._deliver(peer, message)
 
@@ -441,7 +442,7 @@ class PySyncObjKernel(ABC):
         self._so._SyncObj__raftLeader = None
 
     def _set_heartbeat_at(self, at: float) -> None:
-        """As the leader: when SyncObj calls `_send_appends` next, if there is no news before."""
+        """Set when SyncObj calls `_send_appends` next on the leader, if there is no news before."""
         self._so._SyncObj__newAppendEntriesTime = at
 
     # Output
@@ -476,7 +477,7 @@ class PySyncObjKernel(ABC):
 
     @abstractmethod
     def _may_campaign(self) -> bool:
-        """Whether to begin an election; called once `election_deadline` has passed."""
+        """Whether to start an election. Called once `election_deadline` has passed."""
 
     @abstractmethod
     def _election_timeout_s(self) -> float:
@@ -490,11 +491,11 @@ class PySyncObjKernel(ABC):
 
     @abstractmethod
     def _send_appends(self) -> None:
-        """As the leader: append to all peers, or send heartbeats."""
+        """Append to all peers of this leader, or send heartbeats."""
 
     @abstractmethod
     def _apply_entries(self) -> bool:
-        """Apply committed entries; return whether peers must be informed at once."""
+        """Apply committed entries. Return whether peers must be informed at once."""
 
 
 def _nothing(*_arguments: Any) -> None:

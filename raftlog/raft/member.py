@@ -1,12 +1,12 @@
-"""A member of the quorum: the core, its log on the disk, its connections, pending requests.
+"""A member of the quorum, with its core, log, connections and pending requests.
 
 Everything happens in turns of one event loop. A message, a proposal or a tick changes the core and
-the log in memory (`_pump`); the writer makes that durable; messages that rest on it then leave
-(`Outbox.release`), and entries that are committed and durable are applied. No await lies between
-reading the core's state and acting on it.
+the log in memory (`_pump`). The writer makes the change durable. Then messages that rest on it
+leave (`Outbox.release`), and entries that are committed and durable are applied. No await lies
+between reading the core's state and acting on it.
 
-Any exception in here, or in the state machine, and any failure of the disk but a full one, ends the
-member for good: its further actions could not be trusted (`_fail`).
+Any exception in this module or in the state machine ends the member for good (`_fail`), since its
+further actions could not be trusted. So does any failure of the disk except a full disk.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ from raftlog.world.network import Network, RejectedError
 
 CALLBACKS_MAX: Final = 64
 RESIGN_INTERVAL_S: Final = 10.0
-"""Between two resignations of a leader without room on its disk: other voters may have none."""
+"""Seconds between two resignations of a leader without room on its disk. Other voters may have
+none."""
 
 logger = logging.getLogger(__name__)
 
 
 class RaftMember(Generic[R]):
-    """One member of the quorum, voter or observer. Made by `open`; takes part from `start` on."""
+    """One member of the quorum, voter or observer. Made by `open`. Takes part from `start` on."""
 
     def __init__(
         self,
@@ -182,12 +183,12 @@ class RaftMember(Generic[R]):
     ) -> RaftMember[R]:
         """Recover the log and snapshot in `directory`, and `state_machine` from these.
 
-        `initial` are the voters if the directory is empty: the same on all nodes that begin a
-        cluster together, and the cluster's own for a node that joins. A log with this node as the
-        only voter is applied at once; any other, as far as its snapshot goes, and on from there
-        when a leader sends its commit index.
-        Raises LogError(STORAGE_FAILED) if durable data is damaged or missing, DiskError, and the
-        state machine's own errors at a snapshot or command that it cannot read.
+        `initial` are the voters if the directory is empty. They are the same on all nodes that
+        start a cluster together, and the cluster's voters for a node that joins. A log with this
+        node as the only voter is applied at once. Any other log is applied as far as its snapshot
+        goes, and further when a leader sends its commit index. Raises LogError(STORAGE_FAILED) if
+        durable data is damaged or missing, DiskError, and the state machine's errors at a snapshot
+        or command that it cannot read.
         """
         store = QuorumStore(disk, directory)
         try:
@@ -238,12 +239,12 @@ class RaftMember(Generic[R]):
 
     @property
     def applied_index(self) -> int:
-        """Index of the newest applied entry; 0 without any."""
+        """Index of the newest applied entry. 0 without any."""
         return self._core.applied_index
 
     @property
     def leader_id(self) -> int | None:
-        """The leader known to this member; None while unknown. May be out of date."""
+        """The leader known to this member, or None while unknown. May be out of date."""
         return None if self._failure is not None else self._core.leader_id
 
     @property
@@ -255,9 +256,9 @@ class RaftMember(Generic[R]):
     def is_active(self) -> bool:
         """Whether this member leads, has every committed entry, and is not isolated.
 
-        That is: it has applied an entry of its own term, and heard a majority within the fallback
-        timeout. Only then does its node act as the controller; another member may, all the same,
-        have become active already, so commands name the epochs that they were decided on.
+        It has applied an entry of its current term, and heard from a majority within the fallback
+        timeout. Only then does its node act as the controller. Another member may nevertheless have
+        become active already, so commands name the epochs that they were decided on.
         """
         if self._failure is not None or self._closing:
             return False
@@ -275,11 +276,11 @@ class RaftMember(Generic[R]):
 
     @property
     def rejected_by(self) -> dict[str, RejectedError]:
-        """Nodes that reject this one's connections, by address, with their reasons."""
+        """Nodes that reject this node's connections, by address, with their reasons."""
         return self._peers.rejections
 
     def peers(self) -> dict[int, PeerStatus]:
-        """Members connected to this one, by node id; never itself."""
+        """Members connected to this member, by node id. Never this member itself."""
         return peer_statuses(self._core, self._peers, self._keep_alive)
 
     def status(self) -> QuorumStatus:
@@ -298,7 +299,7 @@ class RaftMember(Generic[R]):
     async def propose(self, command: bytes) -> Outcome[R]:
         """Append a command to the log and wait until it is applied here.
 
-        Cancelling the wait does not withdraw the command: its outcome is then unknown.
+        If the wait is cancelled, the command is not withdrawn and its outcome is unknown.
         """
         if len(command) > self._settings.command_bytes_max:
             return Refused(
@@ -315,33 +316,34 @@ class RaftMember(Generic[R]):
     async def read_barrier(self) -> int:
         """Wait until every change acknowledged before this call is applied here.
 
-        Writes nothing, and needs no room on any disk: a round of heartbeats, shared by all callers.
-        Returns the applied index. Raises LogError if no leader confirms it in time.
+        The barrier writes nothing and needs no room on any disk. All callers share a round of
+        heartbeats. Returns the applied index. Raises LogError if no leader confirms it in time.
         """
         raise_unless_applied(await self._router.barrier())
         return self._core.applied_index
 
     async def add_voter(self, node_id: int) -> None:
-        """Give a connected observer a vote; returns once that is committed.
+        """Give a connected observer a vote. Returns once the change is committed.
 
-        Any member forwards it to the leader. Raises LogError: ILLEGAL_STATE (it has a vote, is not
-        connected, does not catch up, or another change is under way), NO_CONTROLLER (there is no
-        leader; nothing was done), RETRIABLE (outcome unknown: read the voters).
+        Any member forwards the request to the leader. Raises LogError with ILLEGAL_STATE (the node
+        has a vote, is not connected, does not catch up, or another change is under way),
+        NO_CONTROLLER (there is no leader, and nothing was done), or RETRIABLE (outcome unknown,
+        read the voters).
         """
         await self._router.change(
             RequestKind.ADD_VOTER, node_id, lambda: node_id in self.voters.ids
         )
 
     async def remove_voter(self, node_id: int) -> None:
-        """Take a voter's vote; it goes on as an observer. Raises as `add_voter` does."""
+        """Remove a voter's vote. The node stays as an observer. Raises as `add_voter` does."""
         await self._router.change(
             RequestKind.REMOVE_VOTER, node_id, lambda: node_id not in self.voters.ids
         )
 
     async def transfer_leadership(self, node_id: int | None) -> None:
-        """Transfer leadership to a voter; None: to the one with the newest log.
+        """Transfer leadership to a voter. None stands for the voter with the newest log.
 
-        Returns once it leads; at once if it does so already. Raises as `add_voter` does.
+        Returns once the voter leads, or at once if it already leads. Raises as `add_voter` does.
         """
         before = self.leader_id
 
@@ -354,8 +356,8 @@ class RaftMember(Generic[R]):
     def send(self, node_id: int, message: bytes) -> bool:
         """Send a control message (at most 1 MiB) to a connected member. Never blocks.
 
-        False if it is not connected. True promises nothing: the message is lost with its
-        connection.
+        Returns False if the member is not connected. True promises nothing, since the message is
+        lost with its connection.
         """
         assert len(message) <= CONTROL_BYTES_MAX
         if self._failure is not None:
@@ -425,7 +427,7 @@ class RaftMember(Generic[R]):
     # Callbacks of the connections
 
     def hello(self) -> QuorumHello:
-        """What this member says of itself."""
+        """This member's facts for the hello."""
         return QuorumHello(
             node_id=self._identity.node_id,
             directory_id=self._identity.directory_id,
@@ -437,7 +439,7 @@ class RaftMember(Generic[R]):
         )
 
     def ping(self, node_id: int) -> None:
-        """A sign of life to a peer is due."""
+        """Send a sign of life to a peer."""
         self._guarded(lambda: self.send_message(node_id, self._keep_alive.ping()))
 
     def peer_up(self, node_id: int) -> None:
@@ -448,7 +450,7 @@ class RaftMember(Generic[R]):
         self._notify_connection(node_id, ConnectionEvent.UP)
 
     def peer_down(self, node_id: int, *, refused: bool) -> None:
-        """Take note that a connection has ended; `refused`: and the process is gone."""
+        """Take note that a connection has ended. With `refused`, the process is gone."""
         self._outbox.disconnected(node_id)
         self._keep_alive.lost(node_id)
         self._snapshots.stop_sending_to(node_id)
@@ -479,7 +481,8 @@ class RaftMember(Generic[R]):
     def _handle(self, node_id: int, message: Message) -> None:
         is_installing = self._snapshots.is_installing
         if message.term > self.term and not is_installing and not isinstance(message, PreVote):
-            # Before the sender counts as heard: a deposed leader must not count it for itself.
+            # The sender does not count as heard yet, because a deposed leader must not count it for
+            # itself.
             self._core.hear_term(message.term)
         self._keep_alive.heard(node_id)
         match message:
@@ -517,7 +520,7 @@ class RaftMember(Generic[R]):
             self._keep_alive.run()
             may_resign = self._clock.monotonic() >= self._resign_at
             if self._core.is_leader and may_resign and self.lacks_room:
-                # This leader refuses every change; another voter may have room.
+                # This leader refuses every change. Another voter may have room.
                 self._resign_at = self._clock.monotonic() + RESIGN_INTERVAL_S
                 self._tasks.spawn(self.resign_leadership(), "quorum-resign")
 
@@ -564,7 +567,7 @@ class RaftMember(Generic[R]):
             return
         before, self._role = self._role, role
         if role[:2] != before[:2]:
-            logger.info("term %d: the leader is %s", role[1], role[0] or "unknown")
+            logger.info("term %d, the leader is %s", role[1], role[0] or "unknown")
             self._router.leader_changed()
         self._router.retry_parked()
         for callback in self._on_role:
@@ -591,7 +594,7 @@ class RaftMember(Generic[R]):
     # Ends
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a piece of work; any exception ends this member."""
+        """Run a piece of work. Any exception ends this member."""
         if self._failure is not None:
             return
         try:

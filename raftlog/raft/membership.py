@@ -1,13 +1,14 @@
-"""Changes of voters and of the leader, carried out by the leader.
+"""Changes of voters and of the leader, executed by the leader.
 
-Raft's change of a single server (Ongaro 2014, sections 4.1 and 4.2, with the correction of 2015):
-one voter at a time; only by a leader with a committed entry of its own term; only once the change
-before is committed. Every member goes by the newest set in its log as soon as the set is appended
-(`RaftLog`), and goes back if the set's entry is replaced.
+The changes follow Raft's change of a single server (Ongaro 2014, sections 4.1 and 4.2, with the
+correction of 2015). Voters change one at a time. Only a leader with a committed entry of its
+current term changes them, and only once the previous change is committed. Every member follows the
+newest set in its log as soon as the set is appended (`RaftLog`), and reverts if the set's entry is
+replaced.
 
-Added here, for operators' sake: a newcomer must have caught up, and a change without enough live
-members to commit is refused instead of begun. A leader is never removed while leading: it transfers
-leadership first, so that no leader counts votes for a set without itself.
+Two rules are added for operators. A newcomer must have caught up, and a change without enough live
+members to commit is refused instead of started. A leader is never removed while leading. It
+transfers leadership first, so that no leader counts votes for a set without itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogEr
 from raftlog.world import Clock
 
 LAG_ENTRIES_MAX: Final = 1_000
-"""A newcomer with a lag of no more entries has caught up: it gets these in a moment."""
+"""Entries that a caught-up newcomer may lag. It gets these in a moment."""
 CATCH_UP_S: Final = 10.0
 TRANSFER_S: Final = 2.0
 POLL_S: Final = 0.02
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VoterChanges:
-    """Carries out changes, on the leader."""
+    """Executes changes, on the leader."""
 
     core: RaftCore
     clock: Clock
@@ -47,8 +48,10 @@ class VoterChanges:
     """Have new entries sent."""
 
     async def add(self, node_id: int) -> tuple[int, int]:
-        """Append the set with one voter more; return its entry's index and term. Raises
-        LogError."""
+        """Append the set with a further voter and return its entry's index and term.
+
+        Raises LogError.
+        """
         self._check_may_change()
         self.core.log.voters.add(self._voter(node_id))
         await self._wait_caught_up(node_id)
@@ -86,15 +89,18 @@ class VoterChanges:
                     RETRIABLE,
                     f"Node {target or node_id or '?'} did not take over in {TRANSFER_S} s.",
                 )
-            # Sent again only after an election's time: the first election may be under way.
+            # The request is sent again only after an election's time, since the first election may
+            # be under way.
             if target is not None and now - asked_at >= TRANSFER_S / 4 and core.transfer_to(target):
                 asked_at = now
                 self.pump()
             await self.clock.sleep(POLL_S)
 
     async def resign_leadership(self) -> None:
-        """Transfer leadership, if this member leads; give up soon, as nothing depends on the
-        result."""
+        """Transfer leadership, if this member leads.
+
+        Give up soon, as nothing depends on the result.
+        """
         core = self.core
         if not core.is_leader or core.log.voters.ids == {core.me}:
             return
@@ -108,7 +114,7 @@ class VoterChanges:
         """Append the same voters with the addresses and directories of their present hellos.
 
         The votes stay the same, so this needs no care beyond one change at a time. Peers find a
-        moved voter by its new address, and learn the directories of a new cluster's voters.
+        moved voter by its new address, and get the directories of a new cluster's voters.
         """
         core, voters = self.core, self.core.log.voters
         if not core.is_active or core.log.voters_index > core.commit_index:
@@ -125,8 +131,7 @@ class VoterChanges:
             return voter
 
     def _successor(self, node_id: int | None) -> int | None:
-        """The voter to transfer leadership to: the requested one, or the one with the newest
-        log."""
+        """The voter to transfer leadership to, either as requested or with the newest log."""
         core = self.core
         if node_id is not None:
             if node_id not in core.log.voters.ids:
@@ -178,7 +183,7 @@ class VoterChanges:
             )
 
     def _check_majority_answers(self, voters: VoterSet) -> None:
-        """Refuse a set without a majority of fresh voters: the change could never be committed."""
+        """Refuse a set without a majority of fresh voters. It could never be committed."""
         core = self.core
         alive = sum(core.is_fresh(node_id) for node_id in voters.ids)
         if alive < voters.majority:

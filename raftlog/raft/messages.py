@@ -1,13 +1,13 @@
 """Messages between members of a quorum, and their bytes. Pure.
 
-Every message is one MessagePack array: a number for its kind, then its fields. `term` is always the
-sender's current term. No bytes from the network are ever unpickled, and no message carries a type,
-name or path to look up.
+Every message is one MessagePack array, a number for its kind and then its fields. `term` is always
+the sender's current term. No bytes from the network are ever unpickled, and no message carries a
+type, name or path to look up.
 
-The kinds are Raft's (Ongaro, "Consensus: Bridging Theory and Practice", 2014: figure 3.1, section
-3.10 for TimeoutNow, 9.6 for PreVote), with pysyncobj's additions: an answer to an append has the
-index to go on from, whether the leader must go back there (`reset`), and the number of that append
-(`sequence`).
+The kinds are Raft's (Ongaro, "Consensus, Bridging Theory and Practice", 2014, figure 3.1, section
+3.10 for TimeoutNow, 9.6 for PreVote), with pysyncobj's additions. A response to an append has the
+index to continue from, whether the leader must go back there (`reset`), and the number of that
+append (`sequence`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Meta
 
 COMMAND_BYTES_MAX = 1024 * 1024
-"""Of one command: 10,000 partitions of ten replicas fit."""
+"""Bytes of one command, so that 10,000 partitions of ten replicas fit."""
 ENTRIES_PER_APPEND_MAX = 4096
 APPEND_BYTES_MAX = 256 * 1024
-"""Entries' commands in one append, unless a single one is longer."""
+"""Bytes of entries' commands in one append, unless a single command is longer."""
 CHUNK_BYTES_MAX = 512 * 1024
 CONTROL_BYTES_MAX = 1024 * 1024
 
@@ -46,7 +46,7 @@ class Vote(_Message, frozen=True, tag=2):
 
 
 class PreVote(_Message, frozen=True, tag=3):
-    """A request for a pre-vote: would the receiver vote for the sender in an election?
+    """A request for a pre-vote, that is, whether the receiver would vote for the sender.
 
     Changes nothing at either end.
     """
@@ -63,9 +63,9 @@ class PreVoteGranted(_Message, frozen=True, tag=4):
 
 
 class Append(_Message, frozen=True, tag=5):
-    """Entries after `previous`, which must match; without any, a heartbeat.
+    """Entries after `previous`, which must match. Without entries it is a heartbeat.
 
-    An entry is its term and its command; indexes follow from `previous_index`.
+    An entry is its term and its command. Indexes follow from `previous_index`.
     """
 
     previous_index: Number
@@ -79,10 +79,10 @@ class Append(_Message, frozen=True, tag=5):
 
 
 class AppendAnswer(_Message, frozen=True, tag=6):
-    """The answer to an append, or to a snapshot that turned out to be covered.
+    """The response to an append, or to a snapshot that turned out to be covered.
 
-    `success`: everything below `next_index` matches the leader's log and is durable here. `reset`:
-    go back to `next_index`.
+    With `success`, everything below `next_index` matches the leader's log and is durable here. With
+    `reset`, the leader goes back to `next_index`.
     """
 
     next_index: Number
@@ -92,13 +92,13 @@ class AppendAnswer(_Message, frozen=True, tag=6):
 
 
 class TimeoutNow(_Message, frozen=True, tag=7):
-    """Begin an election at once: the leader transfers its leadership to the receiver."""
+    """Start an election at once. The leader transfers its leadership to the receiver."""
 
 
 class SnapshotChunk(_Message, frozen=True, tag=8):
     """A part of the snapshot file of entry (`index`, `last_term`), from byte `position` on.
 
-    Without data it is the leader's heartbeat, and the receiver answers with its position.
+    Without data it is the leader's heartbeat, and the receiver responds with its position.
     """
 
     index: Number
@@ -109,7 +109,7 @@ class SnapshotChunk(_Message, frozen=True, tag=8):
 
 
 class SnapshotAnswer(_Message, frozen=True, tag=9):
-    """The receiver's position: bytes of that snapshot file received so far."""
+    """The receiver's position in bytes of that snapshot file received so far."""
 
     index: Number
     last_term: Number
@@ -127,8 +127,8 @@ class RequestKind(IntEnum):
 
 
 READ: Final = b"read"
-"""A barrier's argument: the caller needs the confirmed commit index, no entry. Releases without it
-put the barrier into the log, and answer with its entry."""
+"""A barrier's argument if the caller needs the confirmed commit index and no entry. Releases
+without it put the barrier into the log, and respond with its entry."""
 
 
 def is_read(kind: RequestKind, argument: bytes) -> bool:
@@ -139,7 +139,7 @@ def is_read(kind: RequestKind, argument: bytes) -> bool:
 class Forward(_Message, frozen=True, tag=10):
     """A request for the leader.
 
-    `argument` is the command, or a node id in decimal digits, or, of a barrier, `READ`; empty, if
+    `argument` is the command, a node id in decimal digits, or for a barrier `READ`. It is empty if
     the barrier must go through the log.
     """
 
@@ -149,12 +149,12 @@ class Forward(_Message, frozen=True, tag=10):
 
 
 class Forwarded(_Message, frozen=True, tag=11):
-    """The leader's answer to a request.
+    """The leader's response to a request.
 
-    `error_code` 0: it is the log's entry (`index`, `entry_term`), which may still be replaced.
-    Without an `entry_term`, which every entry has: all up to `index` is committed, and a read must
-    apply up to there. Else it was refused and will never be carried out; the code is of the error
-    table.
+    With `error_code` 0, the request is the log's entry (`index`, `entry_term`), which may still be
+    replaced. Without an `entry_term`, which every entry has, everything up to `index` is committed,
+    and a read must apply up to there. With another code, which is from the error table, the request
+    was refused and will never be executed.
     """
 
     request_id: Number
@@ -171,9 +171,9 @@ class Control(_Message, frozen=True, tag=12):
 
 
 class Ping(_Message, frozen=True, tag=13):
-    """A sign of life, with the sender's newest voter set and its index in the log.
+    """A sign of life, with the sender's newest voter set and that set's log index.
 
-    A member without a leader learns from it the addresses to call.
+    A member without a leader finds in it the addresses to call.
     """
 
     voters_index: Number
@@ -201,7 +201,7 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class MessageError(Exception):
-    """The bytes are no message of this version: the peer is broken or newer."""
+    """The bytes are no message of this version. The peer is broken or newer."""
 
 
 def encode_message(message: Message) -> bytes:

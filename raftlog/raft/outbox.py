@@ -1,16 +1,17 @@
 """Messages held back until their part of the log is durable. Pure.
 
-Every message rests on the sender's log as of that moment: a vote on the term and vote written
-before it, an answer on the entries it acknowledges, an append on the leader's own copy. So it
-leaves only once the log is durable up to there, in order, and on the connection on which it was
-sent: on the next one the peer may be another process, or have a newer log.
+Every message rests on the sender's log as of that moment. A vote rests on the term and vote written
+before it, a response on the entries it acknowledges, and an append on the leader's copy of the log.
+So a message leaves only once the log is durable up to there, in order, and on the connection on
+which it was
+sent, because on the next connection the peer may be another process, or have a newer log.
 
-One kind may go ahead: an append (Ongaro 2014, section 10.2.1). Its entries are under way while the
-leader's own disk writes the same entries, because a leader counts itself only for entries durable
-there (`RaftCore._entries`), whatever its followers have. An append still rests on the
-durability of the leader's term: else, after a crash, another entry could come to have its index and
-term. And a leader whose disk is stuck must fall silent, or its heartbeats would keep other voters
-from leading: then appends wait, too.
+An append may go ahead (Ongaro 2014, section 10.2.1). Its entries are under way while the leader's
+disk writes the same entries, because a leader counts itself only for entries durable there
+(`RaftCore._entries`), whatever its followers have. An append still rests on the durability of the
+leader's term. Otherwise, after a crash, another entry could get its index and term. A leader whose
+disk is stuck must also fall silent, or its heartbeats would keep other voters from leading. In that
+case appends wait as well.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from raftlog.raft.log.log import RaftLog
 from raftlog.raft.messages import Append, Message
 
 HELD_MAX: Final = 100_000
-"""Messages. More are held only while the disk is full for very long; further ones are lost, as on a
-broken connection."""
+"""Messages held per member. More are held only while the disk is full for very long. Further
+messages are lost, as on a broken connection."""
 
 
 class Outbox:
@@ -44,7 +45,7 @@ class Outbox:
         self._connection_count = 0
 
     def connected(self, peer: int) -> None:
-        """Take note of a new connection: messages held for an earlier one are dropped."""
+        """Take note of a new connection. Messages held for an earlier connection are dropped."""
         self._connection_count += 1
         self._connections[peer] = self._connection_count
 
@@ -53,7 +54,7 @@ class Outbox:
         self._connections.pop(peer, None)
 
     def send(self, peer: int, message: Message) -> None:
-        """Send a message to a peer, now or later; drop it without a connection to the peer."""
+        """Send a message to a peer now or later. Drop it without a connection to the peer."""
         connection = self._connections.get(peer)
         if connection is None:
             return
@@ -80,6 +81,6 @@ class Outbox:
                 self._transmit(peer, message)
 
     def clear(self) -> None:
-        """Drop all messages: this member sends no more."""
+        """Drop all messages, as this member sends no more."""
         self._held.clear()
         self._connections.clear()

@@ -1,19 +1,19 @@
 """The safety rules of messages, elections and leases, each in one place. Pure.
 
-`Guards`: pysyncobj trusts its peers' messages, and some of these cannot be trusted: late answers,
-commit indexes beyond the entries compared, repeated votes. Each method here stops one such defect
-(tests/simulation/quorum/DEFECTS.md names its test, which fails without it).
+`Guards`: pysyncobj trusts its peers' messages, and some of these cannot be trusted, such as late
+responses, commit indexes beyond the entries compared, and repeated votes. Each method here stops
+one such defect (tests/simulation/quorum/DEFECTS.md names its test, which fails without it).
 
 `PreVoteRounds`: a member that was cut off must not depose a working leader when it comes back, nor
 burn terms while it is away (Ongaro 2014, section 9.6). So before it raises its term it requests
-pre-votes in rounds, and goes on only if a majority, itself included, would vote for it.
+pre-votes in rounds, and continues only if a majority, itself included, would vote for it.
 
-`Confirmations`: an answer proves its sender's state when it was *sent*, and that time is not known
-here: a message may have been under way for long, in a stopped process's buffers for one. But an
-answer is sent after its append. So a leader's lease counts from when the newest append left that
-the voter has answered, not from when the answer came (Ongaro 2014, section 6.4.1, does the same
-with its rounds of heartbeats). The number of that append proves the same without a clock: reads
-wait for it (proposals/read_index.py).
+`Confirmations`: a response proves its sender's state when it was *sent*, and that time is not known
+here. A message may have been under way for long, for example in a stopped process's buffers. But a
+response is sent after its append. So a leader's lease counts from when the newest append left that
+the voter has responded to, not from when the response came (Ongaro 2014, section 6.4.1, does the
+same with its rounds of heartbeats). The number of that append proves the same without a clock, so
+reads wait for it (proposals/read_index.py).
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class Timing:
     """Election and heartbeat times. A message takes far less than `heartbeat_s`."""
 
     election_min_s: float = 0.3
-    """After at least this long without a leader's message, a voter requests an election."""
+    """Seconds without a leader's message after which a voter requests an election, at least."""
     election_max_s: float = 0.6
     heartbeat_s: float = 0.08
-    """From a leader to each other member, if there is nothing else to send."""
+    """Seconds between a leader's messages to each other member, without other traffic."""
     fallback_s: float = 0.6
-    """A leader without answers of a majority for this long steps down."""
+    """Seconds without responses of a majority after which a leader steps down."""
     tick_s: float = 0.05
     """Interval of ticks, which only let time pass. Messages are handled at once."""
 
     def election_timeout_s(self, before: int, others: int, chance: float) -> float:
         """Time without a message of a leader after which a voter requests an election.
 
-        Possible successors of a leader, `others` in number, each have a part of the range between
-        the two election times, in the order of their ids (`before`: those of lower ones), and draw
-        (`chance`: 0 to 1) from the first half of it: two that begin together split the votes, and
-        lose a whole election time.
+        The possible successors of a leader, `others` in number, each have a part of the range
+        between the two election times, in the order of their ids (`before` is the number of lower
+        ids). Each draws (`chance` from 0 to 1) from the first half of its part. Two voters that
+        start together split the votes, and lose a whole election time.
         """
         step_s = (self.election_max_s - self.election_min_s) / max(others, 1)
         return self.election_min_s + step_s * (before + chance / 2)
@@ -58,10 +58,10 @@ AFTER_DEATH_STEPS_MAX: Final = 3
 
 
 def after_death_s(before: int) -> float:
-    """How long a voter waits before its campaign once its leader's process is known to be gone.
+    """Seconds that a voter waits before its campaign after its leader's process has died.
 
-    All voters learn of it at the same moment, so each gives those of lower ids (`before` in number)
-    a start. An election takes some milliseconds; deadlines are checked once in a tick.
+    All voters see the death at the same moment, so each gives the voters of lower ids (`before` in
+    number) a start. An election takes some milliseconds. Deadlines are checked once in a tick.
     """
     return min(before, AFTER_DEATH_STEPS_MAX) * AFTER_DEATH_STEP_S
 
@@ -76,8 +76,8 @@ class Guards:
     def answer_counts(self, answer: AppendAnswer, term: int) -> bool:
         """Whether an answer belongs to this term's appends.
 
-        An answer from an earlier term acknowledges entries which may have been replaced since: with
-        it, entries on no majority would be committed.
+        A response from an earlier term acknowledges entries which may have been replaced since.
+        With it, entries on no majority would be committed.
         """
         return answer.term == term
 
@@ -114,7 +114,7 @@ class Guards:
         return True
 
     def next_index(self, before: int, after: int) -> int:
-        """The index to send from after a success: never a lower one, as appends are pipelined."""
+        """The index to send from after a success. Never a lower index, as appends are pipelined."""
         return max(before, after)
 
     def hint(self, next_index: int, log: RaftLog, commit_index: int) -> int:
@@ -130,7 +130,7 @@ class Guards:
         return max(next_index, commit_index + 1)
 
     def forget(self, peer: int) -> None:
-        """Forget a peer after its connection's end: no append on it is answered any more."""
+        """Forget a peer after its connection's end. No append on it gets a response any more."""
         self._reset_at.pop(peer, None)
 
 
@@ -139,7 +139,7 @@ class PreVoteRounds:
     """The pre-vote rounds of one member."""
 
     round_s: float
-    """How long a round waits for answers before the next one."""
+    """Seconds that a round waits for responses before the next round."""
     _round: int = 0
     _begun_at: float = -math.inf
     _granted: set[int] = field(default_factory=set)
@@ -149,14 +149,14 @@ class PreVoteRounds:
         return now - self._begun_at < self.round_s
 
     def begin(self, now: float) -> int:
-        """Begin a round; return its number, to be sent along."""
+        """Start a round. Return its number, to be sent along."""
         self._round += 1
         self._begun_at = now
         self._granted.clear()
         return self._round
 
     def granted(self, peer: int, round_number: int) -> None:
-        """A peer would vote for this member; answers to earlier rounds say nothing any more."""
+        """Count a peer that would vote for this member. Responses to earlier rounds are ignored."""
         if round_number == self._round:
             self._granted.add(peer)
 
@@ -165,9 +165,9 @@ class PreVoteRounds:
         return len(self._granted & others) + 1 > (len(others) + 1) / 2
 
     def end(self) -> None:
-        """End the round: the election begins, or there is no reason for one.
+        """End the round, as the election starts or there is no reason for an election.
 
-        Answers that are still under way must not open the next election without a round of its own.
+        Responses that are still under way must not open the next election without a new round.
         """
         self._round += 1
         self._begun_at = -math.inf
@@ -190,19 +190,19 @@ def would_vote(
 
 
 APPENDS_MAX: Final = 4096
-"""Appends without an answer yet; the oldest are dropped first. A dropped one can only make a voter
-look longer unheard than it is."""
+"""Appends without a response yet. The oldest are dropped first. A dropped append can only make a
+voter look longer unheard than it is."""
 
 
 class Confirmations:
-    """Answered appends of a leader, and when each had left."""
+    """Appends of a leader that got responses, and when each had left."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, float]] = {}
-        """By sequence number, ascending: the voter, and when the append was sent."""
+        """The voter, and when the append was sent, by sequence number, ascending."""
         self._confirmed_at: dict[int, float] = {}
         self._newest: dict[int, int] = {}
-        """The highest number of an append answered by the peer."""
+        """The highest number of an append that the peer has responded to."""
 
     def sent(self, peer: int, sequence: int, now: float) -> None:
         """Take note of an append about to leave. `sequence` ascends over all peers."""
@@ -211,7 +211,7 @@ class Confirmations:
             del self._sent[next(iter(self._sent))]
 
     def answered(self, peer: int, sequence: int) -> None:
-        """Take note of the answer to an append, in no higher term than this member's."""
+        """Take note of the response to an append, in no higher term than this member's."""
         receiver, sent_at = self._sent.get(sequence, (None, 0.0))
         if receiver != peer:
             return
@@ -220,17 +220,17 @@ class Confirmations:
         self._newest[peer] = max(sequence, self._newest.get(peer, 0))
 
     def forget(self, peer: int) -> None:
-        """Forget unanswered appends of an ended connection: no answer will come."""
+        """Forget unanswered appends of an ended connection, as no response will come."""
         self._sent = {key: value for key, value in self._sent.items() if value[0] != peer}
 
     def age_s(self, peer: int, now: float) -> float:
-        """Upper bound on how long the peer may have followed another leader; inf when unknown."""
+        """Upper bound on how long the peer may have followed another leader. inf when unknown."""
         return now - self._confirmed_at.get(peer, -math.inf)
 
     def by_majority(self, voters: VoterSet, me: int, after: int) -> bool:
         """Whether a majority, this member counted if a voter, knows of no later leader.
 
-        A voter counts once it has answered an append of a higher number than `after`.
+        A voter counts once it has responded to an append of a higher number than `after`.
         """
         known = sum(peer == me or self._newest.get(peer, 0) > after for peer in voters.ids)
         return known >= voters.majority

@@ -34,7 +34,7 @@ def member_status(
     syncs: SyncTimes,
     failure: str | None,
 ) -> QuorumStatus:
-    """The present state of a member; `leader_id` and `is_active` as the member answers them."""
+    """The present state of a member. The member provides `leader_id` and `is_active`."""
     snapshot = store.snapshot
     return QuorumStatus(
         role=_role(core),

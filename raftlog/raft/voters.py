@@ -1,7 +1,7 @@
 """The set of voters, its changes, and its form in the log. Pure.
 
-A set changes by one voter at a time only: then any majority of the old set and any of the new have
-a voter in common (Ongaro, "Consensus: Bridging Theory and Practice", 2014, section 4.1).
+A set changes by one voter at a time only. Then any majority of the old set and any of the new have
+a voter in common (Ongaro, "Consensus, Bridging Theory and Practice", 2014, section 4.1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import msgspec
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, LogError
 
 VOTERS_MAX: Final = 9
-"""Nine voters survive four dead ones; every further one only slows each commit."""
+"""Voters in a set. Nine voters survive four dead voters, and a further voter only slows each
+commit."""
 NODE_ID_MAX: Final = 2**31 - 1
 HOST_LENGTH_MAX: Final = 255
 
@@ -27,8 +28,8 @@ _ENTRY = re.compile(
 class Voter(msgspec.Struct, frozen=True):
     """One voter, and its listener for peers.
 
-    `directory_id` is the identity of its data directory; None until it is known, as for the voters
-    that a cluster was begun with.
+    `directory_id` is the identity of its data directory. It is None until it is known, as for the
+    voters that a cluster was started with.
     """
 
     node_id: Annotated[int, msgspec.Meta(ge=1, le=NODE_ID_MAX)]
@@ -44,7 +45,7 @@ class Voter(msgspec.Struct, frozen=True):
 
 
 class VoterSet(msgspec.Struct, frozen=True):
-    """The voters, ascending by node id, each once; at most VOTERS_MAX.
+    """The voters, ascending by node id, each once. At most VOTERS_MAX.
 
     Empty only as `NO_VOTERS`, for a node that has not joined yet. A set in the log never is.
     """
@@ -81,7 +82,7 @@ class VoterSet(msgspec.Struct, frozen=True):
         return None
 
     def add(self, voter: Voter) -> VoterSet:
-        """The set with one voter more. Raises LogError(ILLEGAL_STATE)."""
+        """Return the set with the voter added. Raises LogError(ILLEGAL_STATE)."""
         if self.find(voter.node_id) is not None:
             raise LogError(ILLEGAL_STATE, f"Node {voter.node_id} is a voter already.")
         if len(self.voters) >= VOTERS_MAX:
@@ -92,7 +93,7 @@ class VoterSet(msgspec.Struct, frozen=True):
         return VoterSet(tuple(sorted((*self.voters, voter), key=lambda each: each.node_id)))
 
     def remove(self, node_id: int) -> VoterSet:
-        """The set with one voter less. Raises LogError(ILLEGAL_STATE)."""
+        """Return the set with the voter removed. Raises LogError(ILLEGAL_STATE)."""
         if self.find(node_id) is None:
             raise LogError(ILLEGAL_STATE, f"Node {node_id} is not a voter.")
         if len(self.voters) == 1:
@@ -106,7 +107,7 @@ NO_VOTERS: Final = VoterSet(())
 
 
 def few_voters_warning(voters: VoterSet, nodes: int) -> str | None:
-    """A warning if a cluster of so many nodes depends on one or two voters; None if not.
+    """Return a warning if so many nodes depend on one or two voters, or None.
 
     Three votes are the fewest with which a cluster survives the loss of any node.
     """
@@ -121,7 +122,7 @@ def few_voters_warning(voters: VoterSet, nodes: int) -> str | None:
 
 
 def encode_voters(voters: VoterSet) -> bytes:
-    """Encode the set for the log: JSON."""
+    """Encode the set for the log as JSON."""
     return msgspec.json.encode(voters)
 
 
@@ -168,6 +169,6 @@ def parse_voters(text: str) -> VoterSet:
 
 
 def bootstrap_id(voters: VoterSet) -> str:
-    """A digest of ids and addresses: the same on all nodes with the same list."""
+    """A digest of ids and addresses, the same on all nodes with the same list."""
     lines = "".join(f"{voter.node_id}@{voter.address.lower()}\n" for voter in voters.voters)
     return hashlib.sha256(lines.encode()).hexdigest()[:32]

@@ -1,10 +1,10 @@
-"""Workloads over any cluster: `raftlog bench` and the benchmarks of the repository run them.
+"""Workloads over any cluster, run by `raftlog bench` and the repository's benchmarks.
 
-Purpose: load a cluster through the shipped client, and measure from outside: throughput, latency
-in open loop, rebalances, commits, transactions.
+Purpose: load a cluster through the shipped client, and measure throughput, latency in open loop,
+rebalances, commits and transactions from outside.
 
-Rules: a workload takes addresses and topics, and returns figures; it prints nothing. Latency at a
+Rules: a workload takes addresses and topics, and returns figures. It prints nothing. Latency at a
 rate counts from the due time of a record. Samples are exact and bounded in number.
 
-Must not know: how nodes are started, and their insides; goals, reports.
+Must not know: how nodes are started, and their insides, goals and reports.
 """

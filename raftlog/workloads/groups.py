@@ -1,4 +1,4 @@
-"""Consumer groups under load: time to rebalance, gaps of delivery, rate of commits."""
+"""Consumer groups under load, with time to rebalance, gaps of delivery and rate of commits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from raftlog.workloads.load import Progress, no_progress
 
 SETTLE_TIMEOUT_S: Final = 60.0
 LOAD_PERIOD_S: Final = 0.05
-"""Each partition gets a record so often while the group is measured."""
+"""Seconds between two records of a partition while the group is measured."""
 CALM_S: Final = 0.3
-"""Before each change."""
+"""Seconds of calm before each change."""
 POLL_MS: Final = 500
 WARM_UP_COMMITS: Final = 5
 
@@ -28,9 +28,9 @@ class Rebalances:
     joins: list[float] = field(default_factory=list)
     leaves: list[float] = field(default_factory=list)
     kept_gaps: list[float] = field(default_factory=list)
-    """By change: the longest time without a record in a partition that kept its owner."""
+    """Longest time without a record in a partition that kept its owner, by change."""
     calm_gaps: list[float] = field(default_factory=list)
-    """The same right before each change: the share of the load's period and of the machine."""
+    """Longest time right before each change, as the share of the load and the machine."""
 
 
 @dataclass(slots=True)
@@ -59,17 +59,17 @@ class Member(RebalanceListener):
         self._reading: asyncio.Task[None] | None = None
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Count them as owned."""
+        """Count the partitions as owned."""
         self.owned.update(assigned)
         self._group.changed.set()
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Count them as given up."""
+        """Count the partitions as given up."""
         self.owned.difference_update(revoked)
         self._group.changed.set()
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        """Count them as given up."""
+        """Count the partitions as given up."""
         self.on_partitions_revoked(lost)
 
     async def join(self) -> None:
@@ -92,7 +92,7 @@ class Member(RebalanceListener):
             self._reading.result()
 
     async def close(self) -> None:
-        """Leave, if a member, and close the connections."""
+        """Leave the group, if a member, and close the connections."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -105,7 +105,7 @@ class Member(RebalanceListener):
 
 
 class MeasuredGroup:
-    """A group of members in this process; an async context manager.
+    """A group of members in this process. Use as an async context manager.
 
     With `with_load`, a producer gives each partition a record every LOAD_PERIOD_S.
     """
@@ -149,20 +149,20 @@ class MeasuredGroup:
                 raise error
 
     async def add(self) -> Member:
-        """A connected client that has not joined yet."""
+        """Connect a client that has not joined yet."""
         member = self.new_member()
         await member.consumer.start()
         self.members.append(member)
         return member
 
     def new_member(self) -> Member:
-        """A member that is not connected."""
+        """Make a member that is not connected."""
         return Member(self)
 
     async def settled(self, others: int = 0) -> float:
-        """Wait until all partitions have one owner each, in equal shares; return when.
+        """Wait until all partitions have one owner each, in equal shares. Return when.
 
-        `others`: members in other processes. Raises TimeoutError.
+        `others` is the number of members in other processes. Raises TimeoutError.
         """
         async with asyncio.timeout(SETTLE_TIMEOUT_S):
             while not self.is_settled(others):
@@ -186,11 +186,11 @@ class MeasuredGroup:
         self._last_s[partition] = now
 
     def forget_gaps(self) -> None:
-        """Begin a new measurement of the gaps; one under way counts from its beginning."""
+        """Start a new measurement of the gaps. A gap under way counts from its beginning."""
         self._gap_s = [0.0] * self._partitions
 
     def gaps(self, partitions: Collection[int]) -> float:
-        """The longest gap in these partitions, those under way included; 0 without any."""
+        """The longest gap in these partitions, with gaps under way. 0 without any."""
         now = time.perf_counter()
         return max(
             (max(self._gap_s[number], now - self._last_s[number]) for number in partitions),
@@ -204,7 +204,7 @@ class MeasuredGroup:
     def is_settled(self, others: int = 0) -> bool:
         """Whether all partitions have one owner each, in equal shares.
 
-        With `others` in other processes: whether each member here has its share.
+        With `others` in other processes, check whether each member here has its share.
         """
         active = [member.owned for member in self.members if member.owned]
         owned = sum(map(len, active))
@@ -320,7 +320,7 @@ async def commits(
     try:
         for number, consumer in enumerate(consumers):
             await consumer.start()
-            # Nothing is assigned: the consumers fetch nothing beside.
+            # Nothing is assigned, so the consumers fetch nothing beside.
             for _ in range(WARM_UP_COMMITS):
                 await consumer.commit({TopicPartition(topic, number % partitions): 0})
         started = time.perf_counter()

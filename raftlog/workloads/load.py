@@ -1,4 +1,4 @@
-"""Throughput of one Python process: produce and consume, in the ways that programs do."""
+"""Throughput of one Python process that produces and consumes as programs do."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ POLL_MS: Final = 5_000
 
 @dataclass(slots=True)
 class Produced:
-    """What a load of records took."""
+    """Duration and latencies of a load of records."""
 
     seconds: float
     publish: list[float] = field(default_factory=list)
-    """Seconds of the probes: records sent alone beside the load, every PROBE_PERIOD_S at most."""
+    """Seconds of the probes. A probe is a record sent alone beside the load, at most every
+    PROBE_PERIOD_S."""
     errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What was read, from the second answer on: the first one starts the clock.
+    """Records read from the second response on, as the first response starts the clock.
 
-    With one answer only, all of it, from the beginning.
+    With only one response, all of it counts from the beginning.
     """
 
     records: int
@@ -52,7 +53,7 @@ class Consumed:
 
 
 def payload(size_bytes: int) -> bytes:
-    """A value that looks like data: not constant, and different for each size."""
+    """A value that looks like data, not constant and different for each size."""
     pattern = b"".join(b"%07d|" % number for number in range(size_bytes // 8 + 1))
     return pattern[:size_bytes]
 
@@ -62,11 +63,11 @@ async def send_many(
 ) -> float:
     """Seconds until all of `count` values given to `send_many` are acknowledged.
 
-    `keyed`: each with a key of its own, of 16 of the bytes.
+    With `keyed`, each record has its key, of 16 of the bytes.
     """
     value = payload(size_bytes)
     rest = value[KEY_BYTES:]
-    # Keys are made before: their making costs as much as their sending.
+    # Keys are made before, since their making costs as much as their sending.
     pairs = [(key, rest) for key in _keys(count)] if keyed else ()
     async with Producer(bootstrap_servers=servers) as producer:
         await producer.send_many(topic, [value])
@@ -161,9 +162,9 @@ async def produce(
     idempotent: bool = True,
     progress: Progress = no_progress,
 ) -> Produced:
-    """Write `count` records at full speed by `send_many`, with probes of the latency beside.
+    """Write `count` records at full speed by `send_many`, with probes of the latency.
 
-    Raises SendManyError: a record of the load was not written; failed probes are counted.
+    Raises SendManyError if a record of the load was not written. Failed probes are counted.
     """
     value = payload(record_bytes)
     found = Produced(0.0)
@@ -207,9 +208,10 @@ async def consume(
     group: str | None = None,
     progress: Progress = no_progress,
 ) -> Consumed:
-    """Read a topic from its beginning to its present end, by `getmany`, looking at every value.
+    """Read a topic from its beginning to its present end by `getmany`.
 
-    By hand, or as the only member of a new group, with automatic commits.
+    Every value is looked at. Partitions are assigned, or the consumer is the only member of a new
+    group, with automatic commits.
     """
     places = [TopicPartition(topic, number) for number in range(partitions)]
     records = size_bytes = 0
@@ -232,7 +234,7 @@ async def consume(
                 records += len(found)
                 for record in found:
                     size_bytes += len(record.value or b"")
-                # The last offset may be a marker: the position counts.
+                # The last offset may be a marker, so the position counts.
                 if await consumer.position(place) >= ends[place]:
                     unread.discard(place)
             if not fetched:

@@ -1,12 +1,12 @@
-"""Latency at a fixed rate, open loop: from the time when a record was due, not when it left.
+"""Latency at a fixed rate in open loop, counted from a record's due time.
 
-A closed loop waits for the slow answer before it sends the next request, and so does not measure
-the requests that would have waited behind the slow one (coordinated omission). Here the schedule
-never waits.
+A closed loop waits for the slow response before it sends the next request, and so does not measure
+the requests that would have waited behind the slow request (coordinated omission). Here the
+schedule never waits.
 
-The driver spins for the last two milliseconds before a send is due: event loop timers are a
-millisecond coarse, which is the order of the measured latencies. It does not where the nodes need
-its core.
+The driver spins for the last two milliseconds before a send is due, since event loop timers are a
+millisecond coarse, which is the order of the measured latencies. It does not spin where the nodes
+need its core.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DRAIN_TIMEOUT_S: Final = 10.0
 WARM_UP_S: Final = 1.0
 SPIN_S: Final = 0.002
 NUMBER_BYTES: Final = 20
-"""At the start of each value: its number."""
+"""Bytes of the number at the start of each value."""
 SAMPLES_MAX: Final = 5_000_000
-"""Records of one run: their due times and latencies are kept."""
+"""Records of one run. Their due times and latencies are kept."""
 PROGRESS_EVERY: Final = 100
 """Records between two reports of the progress."""
 
@@ -44,7 +44,7 @@ class Samples:
 
 
 async def until(due: float, spin_s: float) -> None:
-    """Return when `time.perf_counter()` reaches `due`, letting the loop work meanwhile."""
+    """Return when `time.perf_counter()` reaches `due`, and let the loop work until then."""
     ahead = due - time.perf_counter()
     if ahead > spin_s:
         await asyncio.sleep(ahead - spin_s)
@@ -68,11 +68,11 @@ async def open_loop(
     linger_ms: float = 0,
     progress: Progress = no_progress,
 ) -> Samples:
-    """Send `rate` records a second on schedule; `consume`: while a consumer reads.
+    """Send `rate` records a second on schedule. With `consume`, a consumer also reads.
 
     The consumer reads the topic `arrive_in` instead if another program copies the records there.
-    Raises ValueError: more than SAMPLES_MAX records, or records too small for their number;
-    TimeoutError: records are missing DRAIN_TIMEOUT_S after the last one left.
+    Raises ValueError for more than SAMPLES_MAX records, or records too small for their number.
+    Raises TimeoutError if records are missing DRAIN_TIMEOUT_S after the last record left.
     """
     samples = Samples()
     count = int(rate * (seconds + warm_up_s))

@@ -1,4 +1,4 @@
-"""Transactions: latency and rate of small ones, throughput in long ones."""
+"""Latency and rate of small transactions, and throughput in long transactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Transactions:
 
     seconds: float
     latencies: list[float]
-    """Seconds of each, from its begin to the answer to its commit."""
+    """Seconds of each, from its start to the response to its commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ async def exactly_once(
 ) -> Throughput:
     """Copy all values of `source` to `target`, with the group's offsets in the transactions.
 
-    The whole loop of read, process and write: from the first records on, up to the present end.
-    `source` has every offset: it was written without transactions, and is not compacted.
+    The loop reads, processes and writes from the first records up to the present end. `source` has
+    every offset, since it was written without transactions and is not compacted.
     """
     places = [TopicPartition(source, number) for number in range(partitions)]
     written = done = 0

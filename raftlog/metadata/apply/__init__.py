@@ -1,1 +1,1 @@
-"""Applying a command to the image: the only code that changes metadata."""
+"""Applies commands to the image, and is the only code that changes metadata."""

@@ -1,10 +1,10 @@
-"""Applying a command to the image: the only code that changes metadata.
+"""Applies commands to the image, and is the only code that changes metadata.
 
-Two rules hold here and in the `apply_*` modules, one for each kind of command. First every check,
-then every change: a refused command leaves the image unchanged. And a check may use only facts
-fixed by the command's version: the image, and its invariants. Rules that may differ between
-releases (bounds, legal configs, defaults) are checked by the controller before the proposal;
-otherwise nodes of two releases would come to different images.
+Two rules hold here and in the modules for each kind of command. First every check, then every
+change, so a refused command leaves the image unchanged. A check may use only facts fixed by the
+command's version, which are the image and its invariants. Rules that may differ between releases
+(bounds, legal configs, defaults) are checked by the controller before the proposal. Otherwise nodes
+of two releases would come to different images.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _Change: TypeAlias = tuple[ApplyValue, MetadataDelta]
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """The result of the command at `index`: the same on every node.
+    """The result of the command at `index`, the same on every node.
 
     `value` is the topic, broker or partition after the change (before a deletion), the outcome of
     each partition change, all cluster settings, the allocated producer ids, or the cluster's id.
@@ -133,7 +133,7 @@ class ApplyResult:
 def apply(image: MetadataImage, index: int, command: Command) -> ApplyResult:
     """Apply the command at `index` of the log, in place.
 
-    Indexes grow but may leave gaps: the log also holds entries without a command.
+    Indexes grow but may leave gaps, since the log also holds entries without a command.
     """
     assert index > image.applied_index, f"index {index} after {image.applied_index}"
     try:

@@ -1,6 +1,6 @@
-"""Commands about the cluster as a whole, applied.
+"""Applies commands about the cluster as a whole.
 
-Commands about brokers, applied.
+It also applies commands about brokers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClusterSettings:
 
 
 def create_cluster(image: MetadataImage, command: ClusterCreated) -> str:
-    """The first id given is the cluster's for good."""
+    """Keep the first id given as the cluster's id for good."""
     if image.cluster_id is None:
         image.cluster_id = command.cluster_id
         image.created_ms = command.created_ms
@@ -56,7 +56,7 @@ def create_cluster(image: MetadataImage, command: ClusterCreated) -> str:
 def alter_cluster_settings(
     image: MetadataImage, command: AlterClusterSettings
 ) -> tuple[ClusterSettings, MetadataDelta]:
-    """Names and values are not looked at, but for min.insync.replicas: see `without_elr`."""
+    """Set values without checks, except for min.insync.replicas, see `without_elr`."""
     before = image.cluster_settings
     after = {
         name: value
@@ -87,7 +87,7 @@ BROKERS_MAX: Final = 1_000
 """Brokers of a cluster. Part of command version 1, because the bound decides results."""
 PRODUCER_ID_MAX: Final = 2**63 - 1
 TOPICS_NAMED_MAX: Final = 5
-"""In the words of a refusal."""
+"""Topics named in the words of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ProducerIdBlock:
 def register_broker(
     image: MetadataImage, index: int, command: RegisterBroker
 ) -> tuple[BrokerImage, MetadataDelta]:
-    """A new incarnation, fenced; a repeat of the present one changes its Kafka address at most."""
+    """Register a new incarnation, fenced. A repeat changes at most the Kafka address."""
     known = image.brokers.get(command.broker_id)
     if known is not None and known.directory_id != command.directory_id:
         raise RefusedError(
@@ -121,7 +121,8 @@ def register_broker(
         raise RefusedError(ILLEGAL_STATE, f"There are {BROKERS_MAX} brokers already.")
     broker = BrokerImage(
         broker_id=command.broker_id,
-        # The index grows, and no two commands share one: no epoch of an incarnation can come twice.
+        # The index grows, and no two commands share an index, so no epoch of an incarnation can
+        # come twice.
         broker_epoch=BrokerEpoch(index),
         directory_id=command.directory_id,
         incarnation=command.incarnation,
@@ -144,7 +145,7 @@ def register_broker(
 def unregister_broker(
     image: MetadataImage, command: UnregisterBroker
 ) -> tuple[BrokerImage, MetadataDelta]:
-    """Refused while the broker is alive or holds replicas."""
+    """Forget the broker. Refused while the broker is alive or holds replicas."""
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     if not broker.fenced:
         raise RefusedError(ILLEGAL_STATE, f"Broker {broker.broker_id} is alive: stop it first.")
@@ -158,7 +159,10 @@ def unregister_broker(
 def replace_directory(
     image: MetadataImage, command: ReplaceDirectory
 ) -> tuple[BrokerImage, MetadataDelta]:
-    """Refused while the broker is alive. Touches no partition: see the command."""
+    """Change the directory. Refused while the broker is alive.
+
+    Touches no partition, see the command.
+    """
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     if not broker.fenced:
         raise RefusedError(ILLEGAL_STATE, f"Broker {broker.broker_id} is alive: stop it first.")
@@ -166,7 +170,7 @@ def replace_directory(
 
 
 def fence_broker(image: MetadataImage, command: FenceBroker) -> tuple[BrokerImage, MetadataDelta]:
-    """Changes no partition: the controller decides about the broker's partitions."""
+    """Fence the broker. The controller decides about the broker's partitions."""
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     return _put_broker(image, broker, replace(broker, fenced=True))
 
@@ -174,7 +178,7 @@ def fence_broker(image: MetadataImage, command: FenceBroker) -> tuple[BrokerImag
 def unfence_broker(
     image: MetadataImage, command: UnfenceBroker
 ) -> tuple[BrokerImage, MetadataDelta]:
-    """Touches no partition, either."""
+    """Unfence the broker. Touches no partition either."""
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     return _put_broker(image, broker, replace(broker, fenced=False))
 
@@ -182,13 +186,13 @@ def unfence_broker(
 def set_controlled_shutdown(
     image: MetadataImage, command: SetControlledShutdown
 ) -> tuple[BrokerImage, MetadataDelta]:
-    """Lasts until the broker's next start."""
+    """Mark the broker as stopping until its next start."""
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     return _put_broker(image, broker, replace(broker, controlled_shutdown=True))
 
 
 def alter_broker(image: MetadataImage, command: AlterBroker) -> tuple[BrokerImage, MetadataDelta]:
-    """Lasts until the next alteration, or the broker's unregistration."""
+    """Set operator requests, until the next alteration or the broker's unregistration."""
     broker = image.brokers.get(command.broker_id)
     if broker is None:
         raise RefusedError(ILLEGAL_STATE, f"There is no broker {command.broker_id}.", Reason.GONE)
@@ -201,7 +205,7 @@ def alter_broker(image: MetadataImage, command: AlterBroker) -> tuple[BrokerImag
 
 
 def allocate_producer_ids(image: MetadataImage, command: AllocateProducerIds) -> ProducerIdBlock:
-    """The next block, for the present incarnation of a broker."""
+    """Allocate the next block to the present incarnation of a broker."""
     broker_of(image, command.broker_id, command.broker_epoch)
     if image.next_producer_id + command.count > PRODUCER_ID_MAX:
         raise RefusedError(ILLEGAL_STATE, "All producer ids have been given away.")
@@ -222,7 +226,7 @@ def _kafka_address(command: RegisterBroker) -> tuple[str | None, int | None]:
 
 
 def _partitions_held(image: MetadataImage, broker_id: BrokerId) -> dict[str, int]:
-    """Topic → how many of its partitions have a replica on the broker; by name."""
+    """Count the partitions with a replica on the broker, by topic name."""
     held = {
         name: sum(broker_id in row.replicas for row in topic.partitions)
         for name, topic in sorted(image.topics_by_name.items())

@@ -1,4 +1,4 @@
-"""Applying the commands about in-sync sets and leaders."""
+"""Applies the commands about in-sync sets and leaders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, Partitio
 
 @dataclass(frozen=True, slots=True)
 class StaleChange:
-    """A skipped change: a precondition no longer holds."""
+    """A skipped change, because a precondition no longer holds."""
 
     topic_id: TopicId
     partition: PartitionId
@@ -71,7 +71,7 @@ def alter_isr(image: MetadataImage, command: AlterIsr) -> tuple[PartitionImage, 
         raise RefusedError(ILLEGAL_STATE, "A leader is always in sync.", Reason.INVALID)
     for broker_id, broker_epoch in command.isr:
         broker = image.brokers[broker_id]
-        # A stopping member may stay until it leaves, but must not come back meanwhile.
+        # A stopping member may stay until it leaves, but must not come back until its next start.
         joins = broker_id not in row.isr
         if (
             broker.fenced
@@ -106,7 +106,7 @@ def alter_isr(image: MetadataImage, command: AlterIsr) -> tuple[PartitionImage, 
 def change_partitions(
     image: MetadataImage, command: ChangePartitions
 ) -> tuple[PartitionsChanged, MetadataDelta]:
-    """Each change stands alone, and sees the earlier ones of the command."""
+    """Apply each change separately. It sees the earlier changes of the command."""
     applied: list[tuple[TopicId, PartitionId]] = []
     stale: list[StaleChange] = []
     # Make a topic's row once for all its changes: it may have 10,000 partitions.
@@ -176,17 +176,19 @@ def _changed_row(
     elr = next_elr(
         row, replicas=replicas, isr=isr, min_isr=min_isr, not_eligible=change.not_eligible
     )
-    # Even if not marked unclean: the other members held records unknown to the new ones.
+    # The change is unclean even if not marked so, as the other members held records unknown to the
+    # new members.
     is_unclean = not {*row.isr, *row.elr}.issuperset(isr)
     if is_unclean:
         # They are no equals of the new members any more.
         elr = ()
     # Acknowledgements from before a member's loss must not count any more, nor may a proposal based
-    # on one be applied: both are of an older leader epoch then. And within one epoch, a leader
-    # relies on being the only one to let members in: their acknowledgements still hold.
+    # on them be applied. Both are then of an older leader epoch. Within one epoch, only the leader
+    # lets members in, and it relies on that, so their acknowledgements still hold.
     has_entered = not set(isr) <= set(row.isr)
-    # A broker deletes a removed replica, maybe late. With a new replica of the partition meanwhile,
-    # the broker must not count as holding the records acknowledged by the deleted replica.
+    # A broker deletes a removed replica, maybe late. If it gets a new replica of the partition
+    # before that, the broker must not count as holding the records acknowledged by the deleted
+    # replica.
     has_left = not set(row.replicas) <= set(replicas)
     is_new_epoch = leader != row.leader or has_entered or has_left or bool(change.not_eligible)
     leader_epoch = LeaderEpoch(row.leader_epoch + is_new_epoch)
@@ -218,8 +220,8 @@ def _check_replicas(
         if broker_id not in image.brokers:
             raise RefusedError(ILLEGAL_STATE, f"There is no broker {broker_id}.", Reason.GONE)
     if {*row.isr, *row.elr}.isdisjoint(replicas) and not {*row.replicas} <= {*replicas}:
-        # A broker with committed records must not be forgotten before others have them, too; and
-        # while the holders are unknown, no replica may be forgotten.
+        # A broker with committed records must not be forgotten before other brokers also have them.
+        # While the holders are unknown, no replica may be forgotten.
         raise RefusedError(
             ILLEGAL_STATE, "No replica would be left that has all records.", Reason.INVALID
         )
@@ -231,7 +233,7 @@ def _part(
     replicas: tuple[BrokerId, ...],
     what: str,
 ) -> tuple[BrokerId, ...]:
-    """The requested members, or else the present ones that are still replicas."""
+    """The requested members, or the present members that are still replicas."""
     if wanted is None:
         return in_order(replicas, present) if present else present
     _check_distinct_part(wanted, replicas, what)

@@ -1,9 +1,10 @@
-"""Rules shared by the `apply_*` modules: refusals, look-ups, arithmetic of in-sync sets.
+"""Rules shared by the modules here, for refusals, look-ups and in-sync arithmetic.
 
-The arithmetic is part of command version 1: every node must come to the same result. Safety of the
-ELR (KIP-966) rests on one rule, kept by partition leaders: no record is committed while the ISR has
-fewer than `min(min.insync.replicas, replicas)` members, nor beside an ELR. So each member of the
-ISR at the moment of falling below has all committed records until the ISR is large enough again.
+The arithmetic is part of command version 1, since every node must come to the same result. Safety
+of the ELR (KIP-966) rests on a rule that partition leaders keep. No record is committed while the
+ISR has fewer than `min(min.insync.replicas, replicas)` members, nor beside an ELR. So each member
+of the ISR at the moment of falling below has all committed records until the ISR is large enough
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 
 
 class Reason(StrEnum):
-    """The next step of a program that proposed the command; users have entry and message."""
+    """The next step of a program that proposed the command. Users have entry and message."""
 
     GONE = "gone"
     """The topic, partition or broker does not exist (any more)."""
@@ -28,11 +29,11 @@ class Reason(StrEnum):
     STALE_LEADER_EPOCH = "stale_leader_epoch"
     """The proposer does not lead the partition, or no longer in the named leader epoch."""
     STALE_PARTITION_EPOCH = "stale_partition_epoch"
-    """The partition has changed meanwhile: look again."""
+    """The partition has changed since the decision, so read it again."""
     BROKER_FENCED = "broker_fenced"
     """The proposer, or the leader to be, is fenced or about to stop."""
     INELIGIBLE_MEMBER = "ineligible_member"
-    """A member of the ISR to be is fenced, has been started again, or is about to stop."""
+    """A member of the ISR to be is fenced, restarted, or about to stop."""
     LAST_REPLICA = "last_replica"
     """No living member would be left that has all committed records."""
     INVALID = "invalid"
@@ -50,7 +51,7 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """Leaves a transition before its first change; never leaves `apply`."""
+    """Leaves a transition before its first change. Never leaves `apply`."""
 
     def __init__(self, entry: ErrorEntry, message: str, reason: Reason = Reason.OTHER) -> None:
         super().__init__(message)
@@ -76,7 +77,7 @@ def partition_of(topic: TopicImage, partition: PartitionId) -> PartitionImage:
 
 
 def broker_of(image: MetadataImage, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> BrokerImage:
-    """The broker, if this is its present incarnation; else RefusedError."""
+    """The broker, if this is its present incarnation. Raises RefusedError otherwise."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise RefusedError(ILLEGAL_STATE, f"There is no broker {broker_id}.", Reason.GONE)
@@ -94,7 +95,7 @@ MIN_ISR_DIGITS_MAX = 10
 
 
 def in_order(replicas: tuple[BrokerId, ...], members: Collection[BrokerId]) -> tuple[BrokerId, ...]:
-    """The replicas among `members`, in order; the same tuple if all are, to save memory."""
+    """The replicas among `members`, in order. The same tuple if all are, to save memory."""
     chosen = tuple(broker_id for broker_id in replicas if broker_id in members)
     return replicas if len(chosen) == len(replicas) else chosen
 
@@ -102,10 +103,10 @@ def in_order(replicas: tuple[BrokerId, ...], members: Collection[BrokerId]) -> t
 def min_isr_in_force(
     configs: Mapping[str, str], cluster_settings: Mapping[str, str], default: int
 ) -> int:
-    """min.insync.replicas of a topic: its own, else the cluster's, else `default`.
+    """min.insync.replicas of a topic, set by the topic, the cluster, or `default`.
 
     `default` comes with the command, because releases may differ. A value other than a number
-    counts as 1, the safest for the ELR: the fewest members stay eligible.
+    counts as 1, the safest value for the ELR, since the fewest members stay eligible.
     """
     value = configs.get(MIN_ISR, cluster_settings.get(MIN_ISR))
     if value is None:
@@ -123,10 +124,11 @@ def next_elr(
     min_isr: int,
     not_eligible: Collection[BrokerId] = (),
 ) -> tuple[BrokerId, ...]:
-    """The ELR once the ISR becomes `isr`: empty while enough are in sync, else the earlier members.
+    """The ELR once the ISR becomes `isr`.
 
-    The last member to leave, which leaves an empty ISR, is eligible in any case: the ISR is then
-    below every minimum.
+    It is empty while enough are in sync. Otherwise it has the earlier members. The last member to
+    leave, which leaves an empty ISR, is eligible in any case, because the ISR is then below every
+    minimum.
     """
     if len(isr) >= min_isr:
         return ()
@@ -139,7 +141,7 @@ def has_living_member(
 ) -> bool:
     """Whether a member with all committed records lives, and may lead now or later.
 
-    A fenced member may yet report records lost in a power cut; an eligible one that is about to
+    A fenced member may yet report records lost in a power cut. An eligible member that is about to
     stop is not going to lead.
     """
     brokers = image.brokers
@@ -158,11 +160,12 @@ def check_records_kept(
 ) -> None:
     """Refuse to remove the last living member of ISR and ELR.
 
-    `retired` members are named by the change, `lost` ones have lost records and may go in any case.
-    The one rule for all removals (repair, fencing, shutdown, reassignment, election): two members
-    that leave at once, each counting on the other, must not both be right. Here and not in the
-    plans, because only commands in the log have an order. An ELR that is void because enough
-    members are in sync is no removal: members enter the ISR only alive. Raises RefusedError.
+    `retired` members are named by the change. `lost` members have lost records and may go in any
+    case. This rule covers all removals (repair, fencing, shutdown, reassignment, election), since
+    two members that leave at once, each counting on the other, must not both be right. It is here
+    and not in the plans, because only commands in the log have an order. An ELR that is void
+    because enough members are in sync is no removal, as members enter the ISR only alive. Raises
+    RefusedError.
     """
     leaving = {
         *(member for member in before.isr if member not in {*after.isr, *after.elr}),

@@ -1,4 +1,4 @@
-"""Commands about topics, applied."""
+"""Applies commands about topics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOPIC_ID_DIGITS: Final = 32
 
 
 def create_topic(image: MetadataImage, command: CreateTopic) -> tuple[TopicImage, MetadataDelta]:
-    """Each partition is led by its first replica that may lead."""
+    """Create a topic. Each partition is led by its first replica that may lead."""
     known = image.topics_by_id.get(command.topic_id)
     if known is not None and known.name == command.name:
         return known, NO_CHANGE
@@ -58,7 +58,7 @@ def create_topic(image: MetadataImage, command: CreateTopic) -> tuple[TopicImage
 
 
 def delete_topic(image: MetadataImage, command: DeleteTopic) -> tuple[TopicImage, MetadataDelta]:
-    """Leaves the id among the deleted ones."""
+    """Delete a topic. Its id stays among the deleted ids."""
     topic = topic_of(image, command.topic_id)
     del image.topics_by_id[topic.topic_id]
     del image.topics_by_name[topic.name]
@@ -71,7 +71,7 @@ def delete_topic(image: MetadataImage, command: DeleteTopic) -> tuple[TopicImage
 def add_partitions(
     image: MetadataImage, command: AddPartitions
 ) -> tuple[TopicImage, MetadataDelta]:
-    """Refused if the topic's number of partitions has changed since the decision."""
+    """Add partitions. Refused if the topic's number of partitions has changed since."""
     before = topic_of(image, command.topic_id)
     present = len(before.partitions)
     if command.partition_count != present:
@@ -90,7 +90,7 @@ def add_partitions(
 def alter_configs(
     image: MetadataImage, command: AlterTopicConfigs
 ) -> tuple[TopicImage, MetadataDelta]:
-    """Names and values are not looked at, but for min.insync.replicas: see `without_elr`."""
+    """Set values without checks, except for min.insync.replicas, see `without_elr`."""
     before = topic_of(image, command.topic_id)
     configs = {
         name: value
@@ -111,7 +111,7 @@ def without_elr(topic: TopicImage) -> tuple[TopicImage, tuple[PartitionId, ...]]
     """The topic after a change of its min.insync.replicas, and the partitions that differ.
 
     With a lower minimum the ISR may at once commit records missing in the ELR, so no member stays
-    eligible where there is an ISR. Without an ISR no record is committed: the election decides.
+    eligible where there is an ISR. Without an ISR no record is committed, and the election decides.
     """
     numbers = tuple(row.partition for row in topic.partitions if row.elr and row.isr)
     if not numbers:
@@ -124,7 +124,7 @@ def without_elr(topic: TopicImage) -> tuple[TopicImage, tuple[PartitionId, ...]]
 
 
 def put_topic(image: MetadataImage, topic: TopicImage) -> None:
-    """Put the topic's row in place of the one before."""
+    """Put the topic's row in place of its previous row."""
     image.topics_by_id[topic.topic_id] = topic
     image.topics_by_name[topic.name] = topic
 
@@ -154,10 +154,10 @@ def _check_assignments(
 def _new_partitions(
     image: MetadataImage, first: int, assignments: Assignments
 ) -> tuple[PartitionImage, ...]:
-    # One tuple stands for all equal assignments, and for the ISR, too: half of the memory at
-    # 100,000 partitions. New partitions have no records to catch up with, so each available replica
-    # is in sync; the others join later like any follower. A broker in maintenance leads only
-    # without another choice.
+    # One tuple stands for all equal assignments and also for the ISR, which is half of the memory
+    # at 100,000 partitions. New partitions have no records to catch up with, so each available
+    # replica is in sync. The others join later like any follower. A broker in maintenance leads
+    # only without another choice.
     shared: dict[tuple[BrokerId, ...], tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]] = {
         replicas: (
             replicas,

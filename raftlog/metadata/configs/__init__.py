@@ -1,1 +1,1 @@
-"""Configs of topics and brokers: names, types, bounds and meanings."""
+"""Names, types, bounds and meanings of topic and broker configs."""

@@ -3,10 +3,10 @@
 They are cluster settings like the topic configs that are set for the whole cluster, in the same
 table of the image and by the same command, so every node applies a change at the same index of the
 metadata log, without a restart. Validation happens before the proposal. A reader takes the default
-for a value that is no number, and the nearest bound for one that is out of bounds: a bad value must
-not break the arithmetic of leases.
+for a value that is no number, and the nearest bound for a value out of bounds, because a bad value
+must not break the arithmetic of leases.
 
-`LEASE_BOUND` is not the operator's: the active controller keeps it (controller/sessions.py).
+`LEASE_BOUND` is not the operator's. The active controller keeps it (controller/sessions.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 TRANSACTION_PREPARED: Final = "transaction.prepared.timeout.ms"
 TRANSACTIONAL_ID_RETENTION: Final = "transactional.id.expiration.ms"
 LEASE_BOUND: Final = "controller.lease.bound.ms"
-"""The longest session timeout that a lease may still rest on; absent: the default timeout."""
+"""Setting of the longest session timeout, in ms, that a lease may still rest on. Without it, the
+default timeout is meant."""
 
 NO_REBALANCE: Final = -1
 """Value of `REBALANCE_DELAY` that leaves leaders where they are."""
@@ -69,7 +70,8 @@ _ENTRIES = (
         str(4 << 20),
         "Bytes of free disk space that appends leave to checkpoints, indexes and the metadata log; "
         "with less room a node rejects writes with DISK_FULL.",
-        # Above the room below which the quorum rejects proposals (1 MiB): records must not take it.
+        # The bound is above the room below which the quorum rejects proposals (1 MiB), since
+        # records must not take it.
         lower=2 << 20,
         upper=1 << 40,
     ),
@@ -96,8 +98,8 @@ _ENTRIES = (
         ConfigType.LONG,
         "2000",
         "Milliseconds for which a follower may lack records before it leaves the in-sync set.",
-        # Above the heartbeat interval: a node with a hanging disk learns of its successor before
-        # the successor can commit without the node (controller/DESIGN.md).
+        # The bound is above the heartbeat interval. A node with a hanging disk finds out about its
+        # successor before the successor can commit without the node (controller/DESIGN.md).
         lower=1000,
         upper=10 * 60 * 1000,
     ),
@@ -106,7 +108,7 @@ _ENTRIES = (
         ConfigType.INT,
         "300000",
         "Milliseconds without a request after which a REST consumer instance ends.",
-        # A read asks its coordinator again every second.
+        # A read contacts its coordinator again every second.
         lower=5000,
         upper=_DAY_MS,
     ),
@@ -175,7 +177,7 @@ _ENTRIES = (
     ConfigEntry(
         GROUP_SESSION_MIN,
         ConfigType.INT,
-        # Leases of replicated services: three attempts of a heartbeat, of 0.1 s each, fit in.
+        # Leases of replicated services fit three attempts of a heartbeat, of 0.1 s each.
         "500",
         "Shortest session timeout in milliseconds that a member of a group may name.",
         lower=500,
@@ -221,7 +223,7 @@ SESSION_TIMEOUT_S_DEFAULT: Final = int(BROKER_CONFIG_TABLE[SESSION_TIMEOUT].defa
 
 
 def session_timeout_s(settings: Mapping[str, str]) -> float:
-    """Seconds of silence after which the operator wants a broker to be fenced."""
+    """Seconds of silence after which a broker is to be fenced."""
     return _number(settings, SESSION_TIMEOUT) / 1000
 
 
@@ -238,7 +240,7 @@ def lease_bound_change(timeout_s: float) -> tuple[dict[str, str], tuple[str, ...
 
 
 def rebalance_delay_s(settings: Mapping[str, str]) -> float | None:
-    """Seconds for which a preferred leader must have been back; None: it gets nothing back."""
+    """Seconds that a preferred leader must have been back. None if it gets nothing back."""
     delay_ms = _number(settings, REBALANCE_DELAY)
     return None if delay_ms == NO_REBALANCE else delay_ms / 1000
 
@@ -249,7 +251,7 @@ def replica_lag_max_s(settings: Mapping[str, str]) -> float:
 
 
 def scrub_bytes_per_s(settings: Mapping[str, str]) -> int:
-    """Bytes per second that the scrubber may read; 0: none."""
+    """Bytes per second that the scrubber may read. 0 for none."""
     return _number(settings, SCRUB_RATE)
 
 
@@ -259,7 +261,7 @@ def disk_reserve_bytes(settings: Mapping[str, str]) -> int:
 
 
 def coordinator_number(settings: Mapping[str, str], name: str) -> int:
-    """A setting of groups or transactions, in its own unit."""
+    """A setting of groups or transactions, in the setting's unit."""
     return _number(settings, name)
 
 
@@ -272,7 +274,7 @@ def find_broker_config(name: str) -> ConfigEntry:
 
 
 def validate_cluster_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """All values, normalised: broker configs, and topic configs for the whole cluster.
+    """Normalise broker configs, and topic configs for the whole cluster.
 
     Raises LogError(INVALID_CONFIG) for an unknown name or a value out of bounds.
     """
@@ -282,7 +284,7 @@ def validate_cluster_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_cluster_setting(name: str) -> ConfigEntry:
-    """The row of a broker config or topic config. Raises LogError(INVALID_CONFIG) without one."""
+    """The row of a broker or topic config. Raises LogError(INVALID_CONFIG) without such a row."""
     entry = BROKER_CONFIG_TABLE.get(name) or CONFIG_TABLE.get(name)
     if name in INERT_CONFIG_TABLE:
         raise inert_config(name)
@@ -299,7 +301,7 @@ def operator_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def describe_broker_configs(settings: Mapping[str, str]) -> list[ConfigDescription]:
-    """Every broker config with its value and the source of that."""
+    """Every broker config with its value and the value's source."""
     places = ((ConfigSource.CLUSTER, settings),)
     return [described(entry, places, default=entry.default) for entry in _ENTRIES]
 

@@ -1,9 +1,9 @@
-"""Kafka's topic configs: all names of Kafka 4.3, and the rows of those without effect here.
+"""Kafka's topic configs, with all names of Kafka 4.3 and the rows without effect here.
 
 Connect, Streams and Kafka's tools create topics with configs of Kafka, and fail if a name is not
-known. So a topic takes and keeps each of them, after a check of the value's type; a describe
-returns it, with a note. Nothing reads the rows of this table for a decision. Those with effect are
-in `configs`, with their own rules.
+known. So a topic accepts and keeps each of them, after a check of the value's type. A describe
+returns it, with a note. Nothing reads the rows of this table for a decision. Configs with effect
+are in `configs`, with their rules.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ KAFKA_TOPIC_CONFIGS: Final = frozenset(
 throttled replicas)."""
 
 REPLICAS_CHARACTERS_MAX: Final = 16 * 1024
-"""Longest list of throttled replicas: about 2,000 of them. The command of a change holds it."""
+"""Characters of the longest list of throttled replicas, about 2,000 replicas. The command of a
+change holds it."""
 
 _HOUR_MS: Final = 60 * 60 * 1000
 _REPLICA: Final = WordForm(re.compile(r"\*|[0-9]{1,10}:[0-9]{1,10}"), "partition:broker, or '*'")

@@ -1,12 +1,12 @@
-"""Topic configs: the one table of names, types, bounds and meanings.
+"""Topic configs, in the one table of names, types, bounds and meanings.
 
 Names, types and defaults are Kafka's where Kafka has them. Values are strings everywhere (requests,
-commands, image) and become typed in one place: `TopicConfig.from_configs`. The deciding node
-validates a value; applying and reading never do: this release must not refuse values written by
-another. So readers ignore unknown names, and accept a known value outside its bounds; a value that
-cannot be parsed is an error, because a guessed retention would delete data.
+commands, image) and become typed in one place, `TopicConfig.from_configs`. The deciding node
+validates a value. Applying and reading never do, since this release must not refuse values written
+by another. So readers ignore unknown names, and accept a known value outside its bounds. A value
+that cannot be parsed is an error, because a guessed retention would delete data.
 
-Kafka's other topic configs are taken and kept without effect: see `kafka_configs`.
+Kafka's other topic configs are accepted and kept without effect, see `configs/kafka.py`.
 
 Precedence: set on the topic, else for the cluster (`AlterClusterSettings`), else for the node
 (command line), else the default.
@@ -62,7 +62,7 @@ class ConfigDescription:
     value: str
     source: ConfigSource
     synonyms: tuple[tuple[ConfigSource, str], ...]
-    """Every place with a value, and the value there; the first is in force."""
+    """Every place with a value, and the value there. The first is in force."""
 
     @property
     def is_default(self) -> bool:
@@ -208,7 +208,7 @@ CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in
 TOPIC_CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = dict(
     sorted({**CONFIG_TABLE, **INERT_CONFIG_TABLE}.items())
 )
-"""All configs that a topic takes: those with effect, and the other ones of Kafka."""
+"""All configs that a topic accepts, with effect or not."""
 
 
 def find_entry(name: str) -> ConfigEntry:
@@ -220,7 +220,7 @@ def find_entry(name: str) -> ConfigEntry:
 
 
 def unknown_config(kind: str, name: str, known: Iterable[str]) -> LogError:
-    """The error for a name that is not `known`, with the likeliest one."""
+    """The error for a name that is not `known`, with the likeliest known name."""
     close = get_close_matches(name[:QUOTED_CHARACTERS_MAX], known, 1)
     advice = f" Did you mean {close[0]}?" if close else ""
     return LogError(INVALID_CONFIG, f"There is no {kind} {quoted(name)}.{advice}")
@@ -237,7 +237,7 @@ def validate_all(configs: Mapping[str, str]) -> dict[str, str]:
 
 
 def validate_defaults(configs: Mapping[str, str]) -> dict[str, str]:
-    """The node's topic configs, normalised: those with effect. Raises LogError(INVALID_CONFIG)."""
+    """Normalise the node's topic configs, all with effect. Raises LogError(INVALID_CONFIG)."""
     for name in configs:
         if name in INERT_CONFIG_TABLE:
             raise inert_config(name)
@@ -247,7 +247,7 @@ def validate_defaults(configs: Mapping[str, str]) -> dict[str, str]:
 def inert_config(name: str) -> LogError:
     """The error for a config without effect as a default of many topics.
 
-    Kafka's tools set them on topics; an operator's default must not be silently without effect.
+    Kafka's tools set them on topics. An operator's default must not be silently without effect.
     """
     return LogError(
         INVALID_CONFIG,
@@ -262,9 +262,10 @@ def min_isr_default(replication_factor: int) -> int:
 
 
 def throttled_rate(cluster: Mapping[str, str]) -> int:
-    """Bytes per second for replicas added by a reassignment, by the cluster's settings; 0: any.
+    """Bytes per second for replicas added by a reassignment. 0 for no limit.
 
-    A value without a number counts as none: no records are at stake.
+    The cluster's settings decide. A value without a number counts as no limit, since no records are
+    at stake.
     """
     value = cluster.get(THROTTLED_RATE, "0")
     return max(0, int(value)) if INTEGER.fullmatch(value) else 0
@@ -273,7 +274,7 @@ def throttled_rate(cluster: Mapping[str, str]) -> int:
 def is_unclean_election_enabled(configs: Mapping[str, str], cluster: Mapping[str, str]) -> bool:
     """Whether the topic, or the cluster for the topic, allows unclean elections.
 
-    Any value but `true` counts as no: losing records takes a clear yes.
+    Any value except `true` counts as no, because losing records takes a clear yes.
     """
     value = configs.get(UNCLEAN_ELECTION, cluster.get(UNCLEAN_ELECTION, "false"))
     return value.lower() == "true"
@@ -307,7 +308,7 @@ def described(
     *,
     default: str,
 ) -> ConfigDescription:
-    """A config with values in some of these places; the first value is in force."""
+    """A config with values in some of these places. The first value is in force."""
     synonyms = (
         *((source, values[entry.name]) for source, values in places if entry.name in values),
         (ConfigSource.DEFAULT, default),
@@ -346,9 +347,9 @@ class TopicConfig:
         replication_factor: int,
         cluster: Mapping[str, str] = _NONE,
     ) -> TopicConfig:
-        """The configs in force for a topic with its own `configs`, on a node with `defaults`.
+        """The configs in force for a topic with set `configs`, on a node with `defaults`.
 
-        `cluster` are the cluster's settings: below the topic's own, above the node's. Raises
+        `cluster` are the cluster's settings, below the topic's and above the node's. Raises
         LogError(INVALID_CONFIG) if a value is not of its config's type.
         """
         text = {

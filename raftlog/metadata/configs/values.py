@@ -1,6 +1,6 @@
-"""One config: a row of a table of configs, and the check of a value against the row.
+"""A config is a row of a table, and values are checked against the row.
 
-Values are strings; the deciding node normalises a value before the proposal. Pure.
+Values are strings. The deciding node normalises a value before the proposal. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from raftlog.record.errors import INVALID_CONFIG, LogError, quoted
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
 VALUE_CHARACTERS_MAX: Final = 256
-"""A longer value is rejected unread; no legal one comes near. Lists of replicas have their own."""
+"""Characters of a value. A longer value is rejected unread, and no legal value comes near. Lists of
+replicas have another bound."""
 NO_EFFECT: Final = "raftlog keeps this config of Kafka's, and does not act on it."
 
 INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
@@ -43,12 +44,12 @@ class WordForm:
 
     pattern: re.Pattern[str]
     description: str
-    """For the error: what a word looks like."""
+    """Form of a word, for the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One row of the table. `lower` and `upper` are inclusive; `choices` are all legal words.
+    """One row of the table. `lower` and `upper` are inclusive. `choices` are all legal words.
 
     A list with a `word_form`, in place of choices, may be empty.
     """
@@ -66,7 +67,7 @@ class ConfigEntry:
 
     @property
     def note(self) -> str:
-        """What a reader of the value must know besides; empty for a config with effect."""
+        """A note for the reader of a value. Empty for a config with effect."""
         return "" if self.has_effect else NO_EFFECT
 
     @property
@@ -131,21 +132,21 @@ _NORMALISERS: Final[Mapping[ConfigType, Callable[[ConfigEntry, str], str]]] = {
 
 
 def parse_int(entry: ConfigEntry, value: str) -> int:
-    """The number. Raises LogError(INVALID_CONFIG) for anything else; bounds do not matter."""
+    """Parse the number. Raises LogError(INVALID_CONFIG) for anything else. Bounds do not matter."""
     if INTEGER.fullmatch(value) is None:
         raise _invalid(entry, value)
     return int(value)
 
 
 def parse_float(entry: ConfigEntry, value: str) -> float:
-    """The finite number. Raises LogError(INVALID_CONFIG) for anything else."""
+    """Parse a finite number. Raises LogError(INVALID_CONFIG) for anything else."""
     if _NUMBER.fullmatch(value) is None or not math.isfinite(number := float(value)):
         raise _invalid(entry, value)
     return number
 
 
 def parse_bool(entry: ConfigEntry, value: str) -> bool:
-    """The truth of `true` or `false`, in any case. Raises LogError(INVALID_CONFIG)."""
+    """Parse `true` or `false`, in any case. Raises LogError(INVALID_CONFIG)."""
     word = value.lower()
     if word not in {"true", "false"}:
         raise _invalid(entry, value)

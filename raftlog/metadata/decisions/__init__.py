@@ -1,1 +1,1 @@
-"""Decisions of the active controller: from the image to commands."""
+"""Decisions of the active controller, from the image to commands."""

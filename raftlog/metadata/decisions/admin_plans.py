@@ -1,11 +1,11 @@
-"""Decisions on requests: from a request and the image to the command.
+"""Decisions on requests, from a request and the image to the command.
 
-Pure: the caller proposes the returned command. Rules that may differ between releases (bounds,
-defaults, legal configs, placement) are applied here, once, by the deciding node; applying the
-command then depends on the image alone.
+The decisions are pure, and the caller proposes the returned command. Rules that may differ between
+releases (bounds, defaults, legal configs, placement) are applied here, once, by the deciding node.
+Applying the command then depends only on the image.
 
-Other commands may come between decision and application: the command names its preconditions (topic
-id, number of partitions, broker epoch), and is refused if one no longer holds.
+Other commands may come between decision and application. The command names its preconditions (topic
+id, number of partitions, broker epoch), and is refused if a precondition no longer holds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raftlog.record.types import BrokerId, TopicId
 
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_CLUSTER_MAX: Final = 100_000
-"""Bounds the image: about 25 MB with three replicas each."""
+"""Partitions of a cluster. They bound the image to about 25 MB with three replicas each."""
 REPLICATION_FACTOR_DEFAULT: Final = 3
 
 T = TypeVar("T")
@@ -68,12 +68,12 @@ def plan_topic(
     unwritable: Set[BrokerId] = frozenset(),
     assignments: Assignments | None = None,
 ) -> Generator[None, None, CreateTopic]:
-    """Create a topic, in small steps; by default with 3 replicas, or one per broker if fewer.
+    """Create a topic in small steps. By default it has up to 3 replicas.
 
-    With `assignments`, the brokers of each partition, both counts are theirs. `unwritable` are
-    brokers without a writable disk: see `place`. Raises LogError: INVALID_TOPIC, TOPIC_EXISTS,
-    INVALID_PARTITIONS, INVALID_CONFIG, NOT_ENOUGH_REPLICAS (too few brokers are available at the
-    moment).
+    Without enough brokers, the default is one replica per broker. With `assignments`, the brokers
+    of each partition, both counts are theirs. `unwritable` are brokers without a writable disk, see
+    `place`. Raises LogError with INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG or
+    NOT_ENOUGH_REPLICAS (too few brokers are available at the moment).
     """
     check_topic_name(name)
     if name in image.topics_by_name:
@@ -85,8 +85,8 @@ def plan_topic(
             topic_id=topic_id, name=name, configs=validate_all(configs), assignments=assignments
         )
     if replication_factor is None:
-        # Absent brokers count: the time of creation must not make a topic less safe. Brokers on
-        # their way out do not count: the creation would have to wait until they have left.
+        # Absent brokers count, since the time of creation must not make a topic less safe. Brokers
+        # on their way out do not count, since the creation would have to wait until they have left.
         staying = sum(not broker.decommissioning for broker in image.brokers.values())
         replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, staying))
     _check_count(image, partitions, added=partitions)
@@ -108,10 +108,11 @@ def plan_partitions(
     unwritable: Set[BrokerId] = frozenset(),
     assignments: Assignments | None = None,
 ) -> Generator[None, None, AddPartitions]:
-    """Raise a topic's partitions to `partitions`, in small steps; `unwritable`: see `place`.
+    """Raise a topic's partitions to `partitions`, in small steps.
 
-    `assignments` are the brokers of each new partition. Raises LogError: UNKNOWN_TOPIC,
-    INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
+    `unwritable` are brokers without a writable disk, see `place`. `assignments` are the brokers of
+    each new partition. Raises LogError with UNKNOWN_TOPIC, INVALID_PARTITIONS or
+    NOT_ENOUGH_REPLICAS.
     """
     topic = image.topic(name)
     present = len(topic.partitions)
@@ -142,7 +143,7 @@ def plan_configs(
 ) -> AlterTopicConfigs:
     """Set and unset configs of a topic, all or none.
 
-    A removed name need not be in the table: an older release may have set the name. Raises
+    A removed name need not be in the table, because an older release may have set the name. Raises
     LogError(UNKNOWN_TOPIC or INVALID_CONFIG).
     """
     topic = image.topic(name)

@@ -1,8 +1,8 @@
-"""Emptying a broker for good: its replicas move to others, and it gets no new ones. Pure.
+"""Empties a broker for good. Its replicas move to others, and it gets none. Pure.
 
-The request is in the metadata (`BrokerImage.decommissioning`), so every active controller goes on
-with the work: `plan_evacuation` finds the remaining replicas. A bounded number of partitions moves
-at a time, because each move copies all records; as some end, others begin.
+The request is in the metadata (`BrokerImage.decommissioning`), so every active controller continues
+the work. `plan_evacuation` finds the remaining replicas. A bounded number of partitions moves at a
+time, because each move copies all records. As some moves end, others start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ assert MOVES_AT_ONCE_MAX <= PARTITION_CHANGES_MAX
 
 @dataclass(frozen=True, slots=True)
 class EvacuationProgress:
-    """Progress of a decommission; `left` are the partitions still held by the broker.
+    """Progress of a decommission. `left` are the partitions still held by the broker.
 
     `moving` of them are on their way. With none left the broker may be stopped and removed.
     """
@@ -43,10 +43,10 @@ class EvacuationProgress:
 
 
 def plan_decommission(image: MetadataImage, broker_id: BrokerId) -> AlterBroker:
-    """Begin to empty the broker. A repeat is harmless.
+    """Start to empty the broker. A repeat is harmless.
 
-    Raises LogError: NOT_FOUND; ILLEGAL_STATE if too few brokers would stay for one of the broker's
-    topics.
+    Raises LogError with NOT_FOUND, or ILLEGAL_STATE if too few brokers would stay for one of the
+    broker's topics.
     """
     _require_broker(image, broker_id)
     staying = sum(
@@ -75,7 +75,7 @@ def plan_decommission(image: MetadataImage, broker_id: BrokerId) -> AlterBroker:
 def plan_recommission(
     image: MetadataImage, broker_id: BrokerId
 ) -> Iterator[AlterBroker | ChangePartitions]:
-    """Cancel a decommission: the broker keeps its remaining replicas, as far as possible.
+    """Cancel a decommission. The broker keeps its remaining replicas, as far as possible.
 
     Moved replicas stay at their new place. Raises LogError(NOT_FOUND), at once.
     """
@@ -159,8 +159,7 @@ def alter_broker(
     maintenance: bool | None = None,
     decommissioning: bool | None = None,
 ) -> AlterBroker:
-    """The command. Raises LogError: NOT_FOUND; ILLEGAL_STATE while an older node lacks the
-    command."""
+    """Make the command. Raises LogError with NOT_FOUND, or ILLEGAL_STATE for an older node."""
     _require_broker(image, broker_id)
     command = AlterBroker(
         broker_id=broker_id, maintenance=maintenance, decommissioning=decommissioning

@@ -1,23 +1,24 @@
-"""Elections of partition leaders: pure decisions of the active controller and of operators.
+"""Elections of partition leaders, pure decisions of the active controller and operators.
 
-A leader comes from the ISR, with all committed records on each member; else from the ELR, with
-all of them, too (KIP-966). Any other replica may have lost acknowledged records: its election
-takes the topic's config, or an operator. A fenced or stopping broker is never elected.
+A leader comes from the ISR, where each member has all committed records. Otherwise it comes from
+the ELR, whose members also have all of them (KIP-966). Any other replica may have lost acknowledged
+records. Its election takes the topic's config, or an operator. A fenced or stopping broker is never
+elected.
 
-Such an unclean election takes the longest log, which loses the fewest records: the greatest leader
-epoch of a last record, then the greatest log end offset, as Raft compares logs. The ends are not in
-the image. The decider gets them from the brokers, for the partitions of `undecided_elections`;
-without them, nothing but a single candidate is elected.
+Such an unclean election picks the longest log, which loses the fewest records. That is the greatest
+leader epoch of a last record, then the greatest log end offset, as Raft compares logs. The ends are
+not in the image. The decider gets them from the brokers, for the partitions of
+`undecided_elections`. Without the ends, nothing but a single candidate is elected.
 
 Among the candidates of a clean election, brokers with a writable disk come first (known to the
-controller, no part of the image), then brokers out of maintenance: the others lead only without
-another choice. Then comes the preferred replica (the first one), because the placement has spread
-those over the brokers, then the broker that leads the fewest partitions, then the lowest id:
-arbitrary, but the same for every decider. Among equally long logs the order is the same, but the
-preferred replica has no precedence.
+controller, no part of the image), then brokers out of maintenance. The others lead only without
+another choice. Next is the preferred replica (the first replica), because the placement has spread
+preferred replicas over the brokers, then the broker that leads the fewest partitions, then the
+lowest id. That order is arbitrary, but the same for every decider. Among equally long logs the
+order is the same, but the preferred replica has no precedence.
 
-Plans are iterators, because one may touch every partition there is. Each step examines the image of
-the moment, and yields one command of bounded size; stopping half-way is safe.
+Plans are iterators, because a plan may touch every partition there is. Each step examines the image
+of the moment, and yields one command of bounded size. Stopping half-way is safe.
 """
 
 from __future__ import annotations
@@ -51,20 +52,20 @@ event loop, 20 µs for a partition that gets another leader."""
 
 PartitionKey: TypeAlias = tuple[TopicId, PartitionId]
 Chooser: TypeAlias = Callable[[TopicImage, PartitionImage], PartitionChange | None]
-"""The change of one partition; None for no change."""
+"""The change of one partition, or None for no change."""
 
 
 class LogEnd(NamedTuple):
     """The end of a replica's log. The greater of two is the longer history."""
 
     last_epoch: LeaderEpoch
-    """Leader epoch of the last record; NO_EPOCH without any."""
+    """Leader epoch of the last record. NO_EPOCH without any."""
     end_offset: Offset
     """Offset of the next record."""
 
 
 NO_LOG_END: Final = LogEnd(NO_EPOCH, Offset(-1))
-"""Before the end of any log: of a replica without a usable log, or without an answer."""
+"""The end of a replica without a usable log or a response. It precedes any log's end."""
 LogEnds: TypeAlias = Mapping[BrokerId, LogEnd]
 """The ends of one partition's replicas, as far as their brokers have answered."""
 NO_LOG_ENDS: Final[Mapping[PartitionKey, LogEnds]] = MappingProxyType({})
@@ -90,14 +91,14 @@ def elect_leader(
     unwritable: Set[BrokerId] = frozenset(),
     ends: LogEnds | None = None,
 ) -> Election | None:
-    """Choose a leader among the partition's replicas; None without a candidate.
+    """Choose a leader among the partition's replicas. None without a candidate.
 
     Also None if an `unclean` election has several candidates and the `ends` of their logs are
-    None: not known yet.
+    None, that is, not known yet.
 
-    `available` are the brokers that may be elected at all, `led` the number of partitions led by
-    each, `isr` the ISR to choose from, if about to differ from the present one. `deprioritized`
-    brokers are elected only without another choice, and `unwritable` ones after those.
+    `available` are the brokers that may be elected at all. `led` is the number of partitions led by
+    each. `isr` is the ISR to choose from, if about to differ from the present ISR. `deprioritized`
+    brokers are elected only without another choice, and `unwritable` brokers after those.
     """
 
     def first(candidates: Iterable[BrokerId]) -> BrokerId | None:
@@ -117,8 +118,8 @@ def elect_leader(
     leader = first(members)
     if leader is not None:
         return Election(leader, members)
-    # A leader elected from outside the ISR begins an ISR of its own: the members of the present one
-    # cannot be reached, and do not follow it.
+    # A leader elected from outside the ISR starts a new ISR. The members of the present ISR cannot
+    # be reached, and do not follow it.
     leader = first(row.elr)
     if leader is not None:
         return Election(leader, (leader,))
@@ -135,7 +136,7 @@ def elect_leader(
 
 
 class Elections:
-    """Elections one after the other: each counts the leaders elected before."""
+    """Elections in sequence, where each counts the leaders elected before."""
 
     def __init__(
         self,
@@ -148,8 +149,8 @@ class Elections:
     ) -> None:
         """`including` and `excluding` are brokers about to be available, or not.
 
-        `unwritable` brokers, without a writable disk, are elected last of all. `ends` are the
-        logs' ends that brokers have answered with, for unclean elections.
+        `unwritable` brokers, without a writable disk, are elected last of all. `ends` are the logs'
+        ends that brokers have returned, for unclean elections.
         """
         self._image = image
         self._available = (available_brokers(image) | including) - excluding
@@ -166,11 +167,11 @@ class Elections:
         isr: tuple[BrokerId, ...] | None = None,
         unclean: bool | None = None,
     ) -> Election | None:
-        """As `elect_leader`. `unclean`: None for the topic's config."""
+        """Elect as `elect_leader` does. With `unclean` None, the topic's config decides."""
         if unclean is None:
             unclean = is_unclean_election_enabled(topic.configs, self._image.cluster_settings)
         if self._led is None:
-            # Not before the first use: counting examines every partition there is.
+            # Counting examines every partition there is, so it waits for the first use.
             topics = self._image.topics_by_id.values()
             self._led = Counter(row.leader for each in topics for row in each.partitions)
         election = elect_leader(
@@ -189,7 +190,7 @@ class Elections:
         return election
 
     def has_living_member(self, *, isr: Collection[BrokerId], elr: Collection[BrokerId]) -> bool:
-        """As `apply_rules.has_living_member`."""
+        """Check as `rules.has_living_member` does."""
         return has_living_member(self._image, isr=isr, elr=elr)
 
     def is_available(self, broker_id: BrokerId) -> bool:
@@ -254,7 +255,7 @@ def in_batches(
     changes: list[PartitionChange] = []
     for topic_id in list(image.topics_by_id):
         number = 0
-        # The topic may change, or go, while a command is being carried out.
+        # The topic may change, or go, while a command is being executed.
         while (topic := image.topics_by_id.get(topic_id)) and number < len(topic.partitions):
             for row in topic.partitions[number:]:
                 number += 1
@@ -274,7 +275,8 @@ def _in_batches_of(
     image: MetadataImage, choose: Chooser, keys: Collection[PartitionKey]
 ) -> Iterator[ChangePartitions]:
     changes: list[PartitionChange] = []
-    # Each once: the second change of a partition in one command would be stale.
+    # Each partition comes once, since the second change of a partition in one command would be
+    # stale.
     for topic_id, number in dict.fromkeys(keys):
         topic = image.topics_by_id.get(topic_id)
         if topic is None or not 0 <= number < len(topic.partitions):
@@ -297,9 +299,9 @@ def plan_elections(
     unwritable: Set[BrokerId] = frozenset(),
     ends: Mapping[PartitionKey, LogEnds] = NO_LOG_ENDS,
 ) -> Iterator[ChangePartitions]:
-    """Elect a leader for every partition without one, if possible; `keys`: for these only.
+    """Elect a leader, if possible, for each leaderless partition, or only for `keys`.
 
-    `including` are brokers about to be available; `unwritable`, `ends`: see Elections.
+    `including` are brokers about to be available. For `unwritable` and `ends` see Elections.
     """
     elections = Elections(image, including=including, unwritable=unwritable, ends=ends)
 
@@ -318,10 +320,10 @@ def undecided_elections(
     *,
     excluding: Set[BrokerId] = frozenset(),
 ) -> Iterator[PartitionKey]:
-    """The partitions whose next leader depends on the ends of logs: of `keys`, or of all.
+    """The partitions of `keys`, or all, whose next leader depends on the ends of logs.
 
-    They have no leader, or one that is `excluding`; their config allows an unclean election, no
-    clean one is possible, and several replicas live.
+    They have no leader, or an `excluding` leader. Their config allows an unclean election, no clean
+    election is possible, and several replicas live.
     """
     available = available_brokers(image) - excluding
     leaderless = {NO_LEADER_ID, *excluding}
@@ -355,7 +357,7 @@ def plan_relief(
     keys: Collection[PartitionKey] | None = None,
     unwritable: Set[BrokerId] = frozenset(),
 ) -> Iterator[ChangePartitions]:
-    """Move leaderships from brokers in maintenance, and from `unwritable` ones, to others in sync.
+    """Move leaderships from brokers in maintenance or `unwritable` brokers to others in sync.
 
     Without another choice the leadership stays. From a disk without writes it also moves to a
     broker in maintenance, rather than reject all writes.
@@ -383,10 +385,10 @@ def plan_preferred_leaders(
     excluding: Set[BrokerId] = frozenset(),
     keys: Collection[PartitionKey] | None = None,
 ) -> Iterator[ChangePartitions]:
-    """Return leaderships to preferred replicas that are in sync and available; `keys`: these only.
+    """Return leaderships to preferred replicas that are in sync and available.
 
-    Except to brokers in maintenance and to `excluding`: brokers that came back only recently, or
-    without a writable disk.
+    `keys` limits the partitions. Brokers in maintenance and `excluding` brokers get none. The
+    latter came back only recently, or have no writable disk.
     """
     available = available_brokers(image) - brokers_in_maintenance(image) - excluding
 
@@ -412,12 +414,13 @@ def plan_leader_transfer(
     broker_id: BrokerId | None,
     unwritable: Set[BrokerId] = frozenset(),
 ) -> ChangePartitions | None:
-    """Move the leadership to that broker, or to the best other one; None if it leads already.
+    """Move the leadership to that broker, or to the best other broker.
 
-    Never to an `unwritable` broker, without a writable disk: it would be relieved at once. No
-    committed record is lost: only members of the ISR can take over. Raises LogError: UNKNOWN_TOPIC,
-    UNKNOWN_PARTITION; NO_LEADER without a present leader; NOT_FOUND for a broker without a replica;
-    ILLEGAL_STATE if the broker cannot lead now, or no other can.
+    Returns None if the broker leads already. An `unwritable` broker, without a writable disk, never
+    gets the leadership, since it would be relieved at once. No committed record is lost, since only
+    members of the ISR can take over. Raises LogError with UNKNOWN_TOPIC, UNKNOWN_PARTITION,
+    NO_LEADER without a present leader, NOT_FOUND for a broker without a replica, or ILLEGAL_STATE
+    if the broker cannot lead now, or no other can.
     """
     topic = image.topic(name)
     row = topic.partition(partition)
@@ -451,10 +454,10 @@ def plan_leader_transfer(
 def plan_handover(
     image: MetadataImage, key: PartitionKey, row: PartitionImage, successor: BrokerId
 ) -> ChangePartitions | None:
-    """The leader of `row`, which cannot reach its followers, hands over to a member of ISR or ELR.
+    """Transfer leadership from a leader cut off from its followers to the ISR or ELR.
 
-    None if the partition has changed since. From the ELR, the new leader begins an ISR of its own:
-    the others enter as they catch up.
+    `row` names the leader. None if the partition has changed since. From the ELR, the new leader
+    starts a new ISR, and the others enter as they catch up.
     """
     topic = image.topics_by_id.get(key[0])
     if topic is None or topic.partitions[key[1]] != row:
@@ -472,11 +475,10 @@ def plan_unclean_election(
     broker_id: BrokerId | None = None,
     ends: LogEnds | None = None,
 ) -> ChangePartitions:
-    """Elect the living replica with the longest log in a leaderless partition, or the named one.
+    """Elect the living replica with the longest log, or the named replica, without a leader.
 
     `ends` are the ends of the logs, if no broker is named. An operator accepts the loss of records.
-    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION,
-    NOT_FOUND, ILLEGAL_STATE.
+    Raises LogError with UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND or ILLEGAL_STATE.
     """
     topic = image.topic(name)
     row = topic.partition(partition)
@@ -490,7 +492,7 @@ def plan_unclean_election(
         raise LogError(ILLEGAL_STATE, f"{where} is led by broker {row.leader}.")
     if broker_id is not None and broker_id in available_brokers(image):
         is_clean = broker_id in row.isr or broker_id in row.elr
-        # The leader begins an ISR of its own, unless it is a member of the present one.
+        # The leader starts a new ISR, unless it is a member of the present ISR.
         isr = row.isr if broker_id in row.isr else (broker_id,)
         election: Election | None = Election(broker_id, isr, is_clean=is_clean)
     else:

@@ -1,20 +1,20 @@
-"""Brokers that come, go and stop: the commits of the active controller, in this order.
+"""Commits of the active controller for brokers that come, go and stop, in this order.
 
-Each plan yields commands to be proposed one after the other, while the controller is active; after
-a refusal of the first one, the rest must not follow. Plans are made step by step, see `elections`.
-A controller that dies between two commands leaves work behind. The next one plans the fencing of
-every silent broker again, fenced or not (`controller.sessions`), and holds all elections that are
-due (`controller.partition_work`). All plans are empty without remaining work.
+Each plan yields commands to be proposed in sequence, while the controller is active. After a
+refusal of the first command, the rest must not follow. Plans are made step by step, see
+`elections`. A controller that dies between two commands leaves work behind. The next controller
+plans the fencing of every silent broker again, fenced or not (`controller.sessions`), and holds all
+elections that are due (`controller.partition_work`). All plans are empty without remaining work.
 
 In all of them, `unwritable` brokers (their disks take no writes) are elected last.
 
-Failed replicas: a pure decision of each broker about its own. A replica that was damaged or wiped,
-or has lost unflushed bytes, may lack acknowledged records. The replica must leave ISR and ELR by a
-committed change *before* its files are touched; otherwise it could be elected without committed
-records. From then on it counts as new: its leader lets it into the ISR after it has caught up,
-never the broker itself.
+A broker decides about its failed replicas by itself. A replica that was damaged or wiped, or has
+lost unflushed bytes, may lack acknowledged records. The replica must leave ISR and ELR by a
+committed change *before* its files are touched. Otherwise it could be elected without committed
+records. From then on it counts as new. Its leader, never the broker itself, lets it into the ISR
+after it has caught up.
 
-The change begins a new leader epoch, also where the broker is in neither set: its leader may be
+The change starts a new leader epoch, also where the broker is in neither set. Its leader may be
 about to propose it for the ISR, based on acknowledgements from before. The proposal is stale then,
 and acknowledgements of an older leader epoch do not count.
 """
@@ -63,7 +63,7 @@ from raftlog.record.types import BrokerId
 def brokers_without_kafka_addresses(
     image: MetadataImage, registering: BrokerId
 ) -> tuple[BrokerId, ...]:
-    """Registered brokers, but for the one that registers, whose release knows no Kafka address."""
+    """Other brokers than the registering broker, of releases that know no Kafka address."""
     return tuple(
         broker_id
         for broker_id in sorted(image.brokers)
@@ -75,8 +75,8 @@ def brokers_without_kafka_addresses(
 def registration_command(image: MetadataImage, wanted: RegisterBroker) -> RegisterBroker:
     """The registration in a version that all other registered brokers know.
 
-    While one of them runs an older release, the Kafka address is left out. `image` must hold every
-    registration made before: pass a read barrier first.
+    While a broker runs an older release, the Kafka address is left out. `image` must hold every
+    registration made before, so pass a read barrier first.
     """
     if wanted.kafka_host is None:
         return wanted
@@ -88,14 +88,14 @@ def registration_command(image: MetadataImage, wanted: RegisterBroker) -> Regist
 def plan_fencing(
     image: MetadataImage, broker_id: BrokerId, *, unwritable: Set[BrokerId] = frozenset()
 ) -> Iterator[Command]:
-    """Fence a broker, move its leaderships, remove it from every ISR. Empty for an unknown broker.
+    """Fence a broker, move its leaderships, and remove it from every ISR.
 
-    Also for a fenced one (restarted, or left half done by a dead controller): then only the
-    remaining work.
+    Empty for an unknown broker. For a fenced broker (restarted, or left half done by a dead
+    controller) only the remaining work is planned.
 
-    A member alone in an ISR leaves, too (KIP-966): it goes to the ELR, whose members have all
+    A member alone in an ISR also leaves (KIP-966). It goes to the ELR, where each member has all
     committed records, and is elected from there on its return. But where others would be left, and
-    none of them leads or could, the ISR stays whole: each of them may yet report records lost in a
+    none of them leads or could, the ISR stays whole. Each of them may yet report records lost in a
     power cut, and a member that had left would not be eligible then, in spite of having all
     records. The first to return leads, and removes the others.
     """
@@ -103,7 +103,7 @@ def plan_fencing(
     if broker is None:
         return
     if not broker.fenced:
-        # First of all: from now on no leader can admit the broker to an ISR.
+        # Fencing is first, so that from now on no leader can admit the broker to an ISR.
         yield FenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
     yield from _plan_leaving(image, {broker_id}, unwritable)
 
@@ -126,8 +126,9 @@ def plan_controlled_shutdown(
 ) -> Iterator[Command]:
     """Move leaderships from a stopping broker where others can take over.
 
-    It stays the leader where no other is in sync: it can serve until its stop. Elsewhere it leaves
-    the ISR, so that its end delays no write, unless all others are gone (see `plan_fencing`).
+    The broker stays the leader where no other is in sync, as it can serve until its stop. Elsewhere
+    it leaves the ISR, so that its end delays no write, unless all others are gone (see
+    `plan_fencing`).
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
@@ -154,10 +155,10 @@ def plan_controlled_shutdown(
 def plan_unregistration(
     image: MetadataImage, broker_id: BrokerId, *, has_vote: bool
 ) -> UnregisterBroker:
-    """Forget a broker; `has_vote`: in the metadata quorum, which is not in the image.
+    """Forget a broker. `has_vote` is whether it votes in the metadata quorum.
 
-    Raises LogError: NOT_FOUND, or ILLEGAL_STATE if the broker lives or votes. Applying the command
-    decides whether it holds replicas.
+    The quorum's votes are not in the image. Raises LogError with NOT_FOUND, or ILLEGAL_STATE if the
+    broker lives or votes. Applying the command decides whether it holds replicas.
     """
     broker = _stopped_broker(image, broker_id, has_vote=has_vote)
     return UnregisterBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
@@ -166,10 +167,10 @@ def plan_unregistration(
 def plan_replacement(
     image: MetadataImage, broker_id: BrokerId, directory_id: str, *, has_vote: bool
 ) -> ReplaceDirectory | None:
-    """Give the place of a broker, whose data directory is lost, to an empty directory.
+    """Replace a broker's lost data directory by an empty directory.
 
-    None if the directory has the place already. Raises LogError: NOT_FOUND; ILLEGAL_STATE if the
-    broker lives or votes, or while a node of an older release is in the cluster.
+    None if the directory has the place already. Raises LogError with NOT_FOUND, or ILLEGAL_STATE if
+    the broker lives or votes, or while a node of an older release is in the cluster.
     """
     known = image.brokers.get(broker_id)
     if known is not None and known.directory_id == directory_id:
@@ -191,7 +192,8 @@ def _stopped_broker(image: MetadataImage, broker_id: BrokerId, *, has_vote: bool
             f"Broker {broker_id} is alive: stop it first, and wait until it is fenced.",
         )
     if has_vote:
-        # Its vote names its data directory: without a registration it could still not be replaced.
+        # Its vote names its data directory, so without a registration it could still not be
+        # replaced.
         raise LogError(
             ILLEGAL_STATE,
             f"Node {broker_id} still has a vote: take that first "
@@ -235,8 +237,8 @@ def _plan_leaving(
     def leave_if_led(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         return leave(topic, row) if row.leader in leaving else None
 
-    # A partition without a leader serves no client, so these come first. Those changed by the first
-    # round need no change in the second, even if not applied yet.
+    # A partition without a leader serves no client, so these partitions are first. Partitions
+    # changed by the first round need no change in the second, even if not applied yet.
     moved: set[tuple[str, int]] = set()
     for command in in_batches(image, leave_if_led):
         moved.update((change.topic_id, change.partition) for change in command.changes)
@@ -274,12 +276,12 @@ def plan_replica_failures(
 ) -> Iterator[ChangePartitions]:
     """Remove the broker from ISR and ELR of these partitions, and elect other leaders.
 
-    `lost`: the replicas lack records, so the broker leaves even as the last member; then no replica
-    can lead until an operator accepts the loss. Otherwise the replicas are to be replaced, and the
-    apply refuses to remove the last living member, unless the config allows an unclean election;
-    `ends` has the logs of the others, for that (`undecided_elections`). One change for each of its
-    partitions, whatever their state: plan only the stale ones again. The files of a replica must
-    stay untouched before its change is applied.
+    With `lost`, the replicas lack records, so the broker leaves even as the last member. Then no
+    replica can lead until an operator accepts the loss. Otherwise the replicas are to be replaced,
+    and the apply refuses to remove the last living member, unless the config allows an unclean
+    election. For that, `ends` has the logs of the others (`undecided_elections`). Each of its
+    partitions gets one change, whatever its state, so plan only the stale changes again. The files
+    of a replica must stay untouched before its change is applied.
     """
     elections = Elections(image, excluding={broker_id}, ends=ends)
 
@@ -304,10 +306,10 @@ def plan_replica_failures(
 def may_retire_replica(image: MetadataImage, key: PartitionKey, broker_id: BrokerId) -> bool:
     """Whether the broker's replica may leave ISR and ELR to be replaced.
 
-    Only while another living member has all committed records, or if the topic allows the unclean
-    election of another living replica: a restart may bring the last log back, and an operator can
-    still elect another replica while its broker is down. The apply decides; this spares the
-    proposal.
+    True only while another living member has all committed records, or if the topic allows the
+    unclean election of another living replica. A restart may bring the last log back, and an
+    operator can still elect another replica while its broker is down. The apply decides, and this
+    spares the proposal.
     """
     topic = image.topics_by_id[key[0]]
     row = topic.partitions[key[1]]

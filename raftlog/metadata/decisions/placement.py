@@ -1,6 +1,6 @@
-"""Placement of replicas: spread over racks, and evenly over brokers. Pure.
+"""Places replicas spread over racks, and evenly over brokers. Pure.
 
-For new partitions and for moving replicas. No present replica moves for the sake of balance.
+It serves new partitions and moving replicas. No present replica moves for the sake of balance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftlog.record.errors import INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS, LogEr
 from raftlog.record.types import BrokerId
 
 CHOICES_PER_STEP: Final = 10_000
-"""Brokers compared in one step: about ten milliseconds."""
+"""Brokers compared in one step, about ten milliseconds."""
 
 
 def place(
@@ -26,17 +26,19 @@ def place(
     *,
     unwritable: Set[BrokerId] = frozenset(),
 ) -> Generator[None, None, Assignments]:
-    """Brokers for each of `partitions` new partitions, the preferred leader first, in small steps.
+    """Brokers for each of `partitions` new partitions, in small steps.
 
-    The leader is the broker that leads the fewest partitions, then holds the fewest replicas, then
-    has the lowest id; one in maintenance only without another choice, and an `unwritable` one,
-    whose disk takes no writes, after those. Each follower is, in this order: available; in a rack
-    with the fewest replicas of the partition; not `unwritable`; the broker that follows this leader
-    least often, so that a dead leader's load spreads over all others; the broker with the fewest
-    replicas; the lowest id. Decommissioned brokers are left out. Fenced and stopping ones join when
-    they are back: a topic created while a node is away must neither have fewer replicas nor wait,
-    as long as enough brokers are there to accept writes. Raises LogError: INVALID_PARTITIONS if
-    there are too few brokers, NOT_ENOUGH_REPLICAS if too few of them are available at the moment.
+    The preferred leader is first. It is the broker that leads the fewest partitions, then holds the
+    fewest replicas, then has the lowest id. A broker in maintenance leads only without another
+    choice, and an `unwritable` broker, whose disk takes no writes, after those. The criteria of
+    each follower are, in this order, a broker that is available, a rack with the fewest replicas of
+    the partition, a broker that is not `unwritable`, the broker that follows this leader least
+    often, so that a dead leader's load spreads over all others, the broker with the fewest
+    replicas, and the lowest id. Decommissioned brokers are left out. Fenced and stopping brokers
+    join when they are back, since a topic created while a node is away must neither have fewer
+    replicas nor wait, as long as enough brokers are there to accept writes. Raises LogError with
+    INVALID_PARTITIONS if there are too few brokers, NOT_ENOUGH_REPLICAS if too few of them are
+    available at the moment.
     """
     known = [image.brokers[broker_id] for broker_id in sorted(image.brokers)]
     staying = [broker for broker in known if not broker.decommissioning]
@@ -89,10 +91,10 @@ def place(
 
 
 class Replacements:
-    """Replacement brokers for moving replicas, one after the other."""
+    """Replacement brokers for moving replicas, in sequence."""
 
     def __init__(self, image: MetadataImage, unwritable: Set[BrokerId] = frozenset()) -> None:
-        """`unwritable` are brokers without a writable disk: chosen last."""
+        """Count the present load. Brokers without a writable disk (`unwritable`) are last."""
         self._image = image
         self._unwritable = unwritable
         self._load = _Load(image)
@@ -100,12 +102,13 @@ class Replacements:
     def replace(
         self, replicas: tuple[BrokerId, ...], leaving: Collection[BrokerId]
     ) -> tuple[BrokerId, ...] | None:
-        """The replicas with others in place of `leaving`; None if there are too few brokers.
+        """The replicas with others in place of `leaving`. None if there are too few brokers.
 
-        By the rules of `place`, but a writable disk goes before racks, since all records are copied
-        now: then a rack with the fewest of the rest; in the first place the broker that leads
-        least, elsewhere the one that follows the first least; then the one with the fewest
-        replicas.
+        The rules of `place` apply, but a writable disk is before racks, since all records are
+        copied
+        now. Next is a rack with the fewest of the rest. In the first place it is the broker that
+        leads least, elsewhere the broker that follows the first least. Last is the broker with the
+        fewest replicas.
         """
         chosen = list(replicas)
         for position, broker_id in enumerate(replicas):
@@ -152,13 +155,13 @@ def _best(available: list[BrokerImage], unwritable: Set[BrokerId]) -> list[Broke
 
 
 class _Load:
-    """Counts of leaders, replicas and followers; placed replicas count as present."""
+    """Counts of leaders, replicas and followers. Placed replicas count as present."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._led: Counter[BrokerId] = Counter()
         self._held: Counter[BrokerId] = Counter()
         self._followed: Counter[tuple[BrokerId, BrokerId]] = Counter()
-        # Few combinations stand for many partitions: counting those first makes this fast enough
+        # Few combinations stand for many partitions. Counting those first makes this fast enough
         # for the event loop.
         combinations = Counter(
             (row.leader, row.replicas)
@@ -180,10 +183,10 @@ class _Load:
         return self._led[broker.broker_id], self._held[broker.broker_id]
 
     def of(self, leader: BrokerId, follower: BrokerId) -> tuple[int, int]:
-        """Partitions in which the one follows the other as preferred leader, then replicas held."""
+        """Partitions of `leader` in which `follower` follows it, then replicas held."""
         return self._followed[leader, follower], self._held[follower]
 
 
 def _rack(broker: BrokerImage) -> tuple[str, str | BrokerId]:
-    """A broker without a rack stands alone, and shares none with a rack of any name."""
+    """The rack of a broker. Without a rack it shares none with a rack of any name."""
     return ("broker", broker.broker_id) if broker.rack is None else ("rack", broker.rack)

@@ -1,7 +1,8 @@
-"""Moving replicas to other brokers (KIP-455): pure decisions of the active controller.
+"""Moves replicas to other brokers (KIP-455) by pure decisions of the active controller.
 
-New replicas are added first; the old ones leave once all of the new set are in sync, in one change.
-Until then the partition has both, and a reassignment can be cancelled, or given another target.
+New replicas are added first. The old replicas leave once all of the new set are in sync, in one
+change. Until then the partition has both, and a reassignment can be cancelled, or given another
+target.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Move(NamedTuple):
 
 
 def plan_reassignments(image: MetadataImage, moves: Sequence[Move]) -> Iterator[ChangePartitions]:
-    """Carry out all of these moves, each partition at most once among them.
+    """Execute all of these moves, each partition at most once among them.
 
-    All are checked before the first command; those already under way are left out. Raises LogError,
-    at once: as `plan_reassignment`, or INVALID_PARTITIONS for a repeated partition.
+    All are checked before the first command, and those already under way are left out. Raises
+    LogError at once, as `plan_reassignment` does, or INVALID_PARTITIONS for a repeated partition.
     """
     if len({(move.topic, move.partition) for move in moves}) != len(moves):
         raise LogError(INVALID_PARTITIONS, "A partition can be reassigned only once at a time.")
@@ -61,8 +62,8 @@ def plan_reassignment(
 ) -> ChangePartitions:
     """Have the partition held by `replicas`, the preferred leader first.
 
-    While another reassignment is under way, this one takes its place.
-    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_PARTITIONS.
+    While another reassignment is under way, this reassignment takes its place. Raises LogError with
+    UNKNOWN_TOPIC, UNKNOWN_PARTITION or INVALID_PARTITIONS.
     """
     topic = image.topic(name)
     row = topic.partition(partition)
@@ -78,7 +79,7 @@ def target_of(row: PartitionImage) -> tuple[BrokerId, ...]:
 def reassigned(
     topic: TopicImage, row: PartitionImage, replicas: tuple[BrokerId, ...]
 ) -> PartitionChange:
-    """Begin a reassignment to `replicas`, in place of the one under way."""
+    """Start a reassignment to `replicas`, in place of a reassignment under way."""
     removing = tuple(broker_id for broker_id in row.replicas if broker_id not in replicas)
     adding = tuple(
         broker_id
@@ -109,10 +110,10 @@ def _check_target(
 
 
 def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> ChangePartitions:
-    """Drop the replicas being added, and keep the leaving ones.
+    """Drop the replicas being added, and keep the leaving replicas.
 
-    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, or ILLEGAL_STATE without a reassignment, or
-    if none of the former replicas has all records, or could lead.
+    Raises LogError with UNKNOWN_TOPIC, UNKNOWN_PARTITION, or ILLEGAL_STATE without a reassignment,
+    or if none of the former replicas has all records, or could lead.
     """
     topic = image.topic(name)
     row = topic.partition(partition)
@@ -129,7 +130,7 @@ def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> Cha
 def plan_completions(
     image: MetadataImage, keys: Collection[PartitionKey] | None = None
 ) -> Iterator[ChangePartitions]:
-    """End every reassignment with all new replicas in sync and alive; of `keys`, or of all."""
+    """End every reassignment of `keys`, or all, with new replicas in sync and alive."""
     elections = Elections(image)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
@@ -147,8 +148,7 @@ def plan_completions(
 def without_replicas(
     elections: Elections, topic: TopicImage, row: PartitionImage, *, without: tuple[BrokerId, ...]
 ) -> PartitionChange | None:
-    """The end of the reassignment, without the replicas of `without`; None without an eligible
-    leader."""
+    """End the reassignment without the replicas of `without`. None without an eligible leader."""
     replicas = tuple(broker_id for broker_id in row.replicas if broker_id not in without)
     isr = tuple(broker_id for broker_id in row.isr if broker_id not in without)
     elr = tuple(broker_id for broker_id in row.elr if broker_id not in without)
@@ -167,6 +167,6 @@ def without_replicas(
         replicas=replicas,
         adding=(),
         removing=(),
-        # Of the two, the smaller: too low a minimum is safe.
+        # The smaller of the two counts, since too low a minimum is safe.
         min_isr_default=min_isr_default(min(len(replicas), topic.replication_factor)),
     )

@@ -1,1 +1,1 @@
-"""The log of a member: in memory, in the journal, and on disk."""
+"""The log of a member in memory, in the journal, and on disk."""

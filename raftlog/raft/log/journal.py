@@ -1,6 +1,6 @@
-"""The journal's bytes: the format of records, and recovery after a crash. Pure.
+"""The journal's bytes, with the format of records and recovery after a crash. Pure.
 
-A journal is one file of records, big-endian:
+A journal is one file of records, big-endian::
 
     magic     4  b"RLJ2"
     crc       4  CRC-32C of everything after it
@@ -15,19 +15,19 @@ A journal is one file of records, big-endian:
     payload      ENTRY: the command; VOTE: the node id voted for, 8 bytes, or nothing;
                  HEADER: JSON of the member's term and vote and of the voters at the base
 
-An entry at or below the newest one replaces the present one and all after it (Raft's rule for
-conflicts): the log is the rest after the last record. A vote stands until the next one, or until an
-entry of a later term: a member with that entry has left the earlier term.
+An entry at or below the newest entry replaces the present entry at its index and all after it
+(Raft's rule for conflicts). The log is the rest after the last record. A vote stands until the next
+vote, or until an entry of a later term, because a member with that entry has left the earlier term.
 
 The file as a whole is only ever put in place by an atomic, durable replacement, at each start and
-each trim; its header's `synced` covers the whole replacement. After that it grows by entries and
-votes, and by a mark after each sync: no write waits for the mark, but it, too, is a witness for the
-bytes synced before it.
+each trim. The `synced` of its header covers the whole replacement. After that the file grows by
+entries and votes, and by a mark after each sync. No write waits for the mark, but the mark is also
+a witness for the bytes synced before it.
 
-Recovery reads records up to the first bad one. If a record anywhere behind it, or the header, is
-witness that those bytes were durable once, then this is damage, not a crash: entries that were
+Recovery reads records up to the first bad record. If a record anywhere behind it, or the header, is
+witness that those bytes were durable once, then this is damage, not a crash. Entries that were
 acknowledged, or votes that were given, may be lost, so the node must not start (`damaged`).
-Otherwise no peer or client knows of the rest: it is the torn tail of the last write, and is left
+Otherwise no peer or client knows of the rest, which is the torn tail of the last write and is left
 out.
 """
 
@@ -50,7 +50,7 @@ PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 """A longer length is not believed. Commands are bounded far below it."""
 FIRST_INDEX: Final = 1
 FIRST_TERM: Final = 0
-"""Of the entry that every log begins after; it is never written or applied."""
+"""Term of the entry that every log begins after. That entry is never written or applied."""
 
 _PREFIX = struct.Struct(">4sI")
 _FIELDS = struct.Struct(">IBQQQQ")
@@ -75,7 +75,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VoteRecord:
-    """A promise: no message in a term before `term`, and no vote in it but for `vote`."""
+    """Promises no message before `term`, and no vote in `term` except for `vote`."""
 
     term: int
     vote: int | None
@@ -87,7 +87,7 @@ PendingRecord: TypeAlias = LogEntry | VoteRecord
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """A journal's content: the entries after the base, in order, none missing; and the vote.
+    """The vote, and the entries after the base, in order and without a gap.
 
     `voters_at_base` are in force from the base on, until an entry changes the set.
     """
@@ -101,7 +101,7 @@ class JournalContent:
 
     @property
     def last_index(self) -> int:
-        """Index of the newest entry; the base's without any."""
+        """Index of the newest entry, or of the base without any entry."""
         return self.base_index + len(self.entries)
 
     def term_at(self, index: int) -> int:
@@ -196,7 +196,8 @@ def recover(content: bytes) -> Recovered:
     """
     header = _parse(content, 0)
     if header is None or header.kind != Kind.HEADER:
-        # The file got its name only after its header was durable: a crash cannot have done this.
+        # The file got its name only after its header was durable, so a crash cannot have caused
+        # this.
         raise damaged("has no valid header, or one of another format")
     replay = _Replay(header)
     position = header.end
@@ -239,7 +240,7 @@ class _Replay:
             raise damaged(f"has term {self._term}, before that of its base, {self._base_term}")
 
     def take(self, record: _Record, position: int) -> None:
-        """Take the next record, undamaged: a misfit is never cut as a torn tail."""
+        """Add the next record, undamaged. A misfit is never cut as a torn tail."""
         last_index = self._base_index + len(self._entries)
         match record.kind:
             case Kind.ENTRY:
@@ -297,7 +298,7 @@ class _Replay:
 
 
 def _highest_synced(content: bytes, start: int) -> int:
-    """The highest `synced` of any record that begins after `start`; 0 without any."""
+    """The highest `synced` of any record that begins after `start`. 0 without any."""
     highest = 0
     position = content.find(MAGIC, start + 1)
     while position != -1:
@@ -317,7 +318,7 @@ def _encode(
 
 
 def _parse(content: bytes, position: int) -> _Record | None:
-    """The record at `position`, if a whole and undamaged one is there."""
+    """The record at `position`, or None unless a whole and undamaged record is there."""
     if len(content) - position < RECORD_OVERHEAD:
         return None
     magic, crc = _PREFIX.unpack_from(content, position)

@@ -1,8 +1,8 @@
-"""Writes the log to the disk: one write at a time, and one sync for each batch.
+"""Writes the log to the disk in turns, with one sync per batch.
 
-Records added to the log during a write wait for the next one, so that under load one sync serves
-many. A full disk loses nothing: the write is repeated until there is room, and meanwhile no message
-that rests on it leaves the node. Any other failure of the disk is final.
+Records added to the log during a write wait for the next write, so that under load one sync serves
+many records. A full disk loses nothing. The write is repeated until there is room, and until then
+no message that rests on it leaves the node. Any other failure of the disk is final.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class JournalWriter:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether one write has taken longer than STUCK_S, or finds no room."""
+        """Whether a write has taken longer than STUCK_S, or finds no room."""
         since = self._busy_since
         return self.is_full or (since is not None and self._clock.monotonic() - since > STUCK_S)
 
@@ -95,7 +95,7 @@ class JournalWriter:
         log, store = self._log, self._store
         may_trim = log.lsn == log.durable_lsn or self._trim_waits >= TRIM_WAITS_MAX
         if log.rewrite_due or (self._trim_due and may_trim):
-            # Without room for it, the pending records go first again.
+            # The pending records go first again, without room for the trim.
             self._trim_waits = 0
             content, lsn = log.content()
             done = await self._try(lambda: store.rewrite(content))
@@ -115,11 +115,11 @@ class JournalWriter:
             await self._disk.run(work)
         except DiskFullError:
             if not self.is_full:
-                logger.error("disk full: the metadata journal waits for free space")
+                logger.error("disk full, the metadata journal waits for free space")
             self.is_full = True
             return False
         if self.is_full:
-            logger.info("disk no longer full: the metadata journal is written again")
+            logger.info("disk no longer full, the metadata journal is written again")
         self.is_full = False
         self._busy_since = None
         took_s = self._clock.monotonic() - started

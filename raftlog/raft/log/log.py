@@ -1,14 +1,14 @@
 # ruff: noqa: N802 - pysyncobj's names, which it calls
-"""The log, term and vote of one member, in memory: pysyncobj's journal. Pure.
+"""The log, term and vote of one member, in memory. Pure.
 
-It replaces pysyncobj's own journal, and is the truth at once; the disk follows. Each change adds a
-pending record, and each record has a number, the lsn. Each message rests on the log as of some lsn,
-and leaves the node when that one is durable.
+It replaces pysyncobj's journal. The copy in memory is current at once, and the disk follows. Each
+change adds a pending record, and each record has a number, the lsn. Each message rests on the log
+as of some lsn, and leaves the node when that record is durable.
 
 Entries in conflict with a leader's are replaced (Raft's rule, figure 2 of the paper,
-"AppendEntries"), which this log decides by itself in `add`: the same index and term is the same
-entry, and is kept with all entries after it, so that a delayed repeat of an old append removes no
-entry acknowledged since.
+"AppendEntries"). This log decides about them in `add`. An entry with the same index and term is the
+same entry, and is kept with all entries after it, so that a delayed repeat of an old append removes
+no entry acknowledged since.
 
 The newest voter set in the log is in force as soon as it is added, and goes when its entry goes
 (Ongaro 2014, section 4.1).
@@ -46,12 +46,13 @@ def voters_command(voters: VoterSet) -> bytes:
 
 
 class RaftLog:
-    """The entries from the base to the newest one. The base itself is only in the snapshot.
+    """The entries from the base to the newest entry. The base itself is only in the snapshot.
 
-    Touches no disk. One store job runs at a time: take_pending or content, then the store's write
-    or rewrite in a thread, then `written`. After a full disk the same records are taken again.
+    The log touches no disk. One store job runs at a time: `take_pending` or `content`, then the
+    store's write or rewrite in a thread, then `written`. After a full disk the same records are
+    taken again.
 
-    `lsn` counts the records so far; up to `durable_lsn` all are durable. Entries up to
+    `lsn` counts the records so far. All records up to `durable_lsn` are durable. Entries up to
     `durable_index` are durable as they stand in the log now.
     """
 
@@ -60,7 +61,7 @@ class RaftLog:
         self.lsn = 0
         self.durable_lsn = 0
         self.term_lsn = 0
-        """The record of the present term: durable before any message of the term leaves."""
+        """The record of the present term. It is durable before any message of the term leaves."""
         self.durable_index = journal.last_index
         self.on_voters_changed: Callable[[], None] | None = None
         self._base = journal.base_index
@@ -80,9 +81,9 @@ class RaftLog:
     # pysyncobj's interface of a journal
 
     def add(self, command: bytes, index: int, term: int) -> None:
-        """Put an entry in the log: a known one, a replacement, or the newest.
+        """Put an entry in the log as a known entry, a replacement, or the newest.
 
-        Below the base the snapshot covers it, with committed entries only. Raises
+        The snapshot covers entries below the base, with committed entries only. Raises
         LogError(STORAGE_FAILED) for a voter set of a newer release.
         """
         log = self._log
@@ -124,7 +125,7 @@ class RaftLog:
         return len(self._log)
 
     def setCurrentTerm(self, term: int, vote: int | None) -> None:
-        """Enter a term, or vote in the present one. Neither is ever taken back."""
+        """Enter a term, or vote in the present term. Neither is ever taken back."""
         if (term, vote) == (self._term, self._vote):
             return
         assert term >= self._term, f"term {term} after {self._term}"
@@ -143,18 +144,18 @@ class RaftLog:
         return self._vote
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Remember the commit index: entries up to there are never replaced.
+        """Remember the commit index. Entries up to this index are never replaced.
 
-        Not written; after a start, a leader sends it.
+        The index is not written. After a start, a leader sends it.
         """
         self._commit_index = max(self._commit_index, index)
 
     def getRaftCommitIndex(self) -> int:
-        """The commit index for pysyncobj's start; a leader sends the newer one."""
+        """The commit index for pysyncobj's start. A leader sends the newer index."""
         return FIRST_INDEX
 
     def deleteEntriesFrom(self, _number: int) -> None:
-        """Nothing: `add` replaces entries in conflict with a leader's, and no others."""
+        """Do nothing, since `add` replaces entries in conflict with a leader's, and no others."""
 
     def deleteEntriesTo(self, _number: int) -> None:
         """Never: `trim` does this."""
@@ -165,10 +166,10 @@ class RaftLog:
         raise AssertionError("pysyncobj clears the log")
 
     def onOneSecondTimer(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def _destroy(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     # Content
 
@@ -202,7 +203,7 @@ class RaftLog:
     ) -> list[tuple[int, bytes]]:
         """Term and command of the entries from `index` on, in order.
 
-        At most `count_max` entries of at most `bytes_max` in all, or a single longer one.
+        Returns at most `count_max` entries of at most `bytes_max` in all, or a single longer entry.
         """
         assert index > self._base, f"entry {index} is only in the snapshot"
         start = index - self._base
@@ -222,7 +223,7 @@ class RaftLog:
 
     @property
     def voters_index(self) -> int:
-        """Index of the newest voter set's entry; at least the base's."""
+        """Index of the newest voter set's entry, at least the base's."""
         return self._voter_sets[-1][0]
 
     def voters_at(self, index: int) -> VoterSet:
@@ -241,7 +242,7 @@ class RaftLog:
         """The pending records, for the store's write, and the lsn they reach.
 
         The log keeps the records until `written`, so after a full disk the next call returns the
-        same ones.
+        same records.
         """
         assert not self.rewrite_due, "a gap in the journal"
         return self._pending.copy(), self.lsn
@@ -259,14 +260,14 @@ class RaftLog:
         return content, self.lsn
 
     def written(self, lsn: int) -> None:
-        """Take note of durable records, up to `lsn`: written or covered by a rewrite."""
+        """Take note of durable records up to `lsn`, written or covered by a rewrite."""
         assert self.durable_lsn <= lsn <= self.lsn
         done = self._pending[: lsn - self.durable_lsn]
         del self._pending[: lsn - self.durable_lsn]
         self.durable_lsn = lsn
         for record in reversed(done):
-            # Entries still in the log were added in order: the last of these has all before it. A
-            # replaced entry is a different object, and proves nothing.
+            # Entries still in the log were added in order, so the last of these has all before it.
+            # A replaced entry is a different object, and proves nothing.
             if not isinstance(record, VoteRecord) and self._has(record):
                 self.durable_index = max(self.durable_index, record[1])
                 break
@@ -277,10 +278,11 @@ class RaftLog:
         self._set_base(index, self.term_at(index), self.voters_at(index))
 
     def reset(self, index: int, term: int, voters: VoterSet) -> None:
-        """Go on from another node's snapshot, in place durably: `index` is the base.
+        """Continue from another node's snapshot, in place durably, with `index` as the base.
 
-        Entries after an entry of that index and term stay; else none do. Counts as a record: the
-        journal must be rewritten, and messages from now on wait for the rewrite.
+        Entries after an entry of that index and term stay. Without such an entry, none stay. The
+        reset counts as a record. The journal must be rewritten, and messages from now on wait for
+        the rewrite.
         """
         assert index >= self._base
         voters_before = self.voters

@@ -1,8 +1,9 @@
 """The journal and the snapshot on the disk. Calls block unless noted.
 
-Two jobs may run at once, on two threads: one on the journal (`write`, `rewrite`), one on a snapshot
-(`save_snapshot`, or the received one). A snapshot only ever gives way to a newer one, whichever of
-two jobs finishes first: the journal may have been trimmed by the newer one already.
+Two jobs may run at once, on two threads. One works on the journal (`write`, `rewrite`), the other
+on a snapshot (`save_snapshot`, or the received snapshot). A snapshot only ever gives way to a newer
+snapshot, whichever of two jobs finishes first, because the journal may already have been trimmed by
+the newer snapshot.
 
 Any DiskError but DiskFullError is final: only a new start knows the disk's content then.
 """
@@ -46,22 +47,24 @@ SNAPSHOT_NAME: Final = "snapshot"
 TEMPORARY_SUFFIX: Final = ".tmp"
 RECEIVED_SUFFIX: Final = ".received"
 BATCH_BYTES: Final = 1024 * 1024
-"""Copied into one buffer and written at once: few system calls, and no large copies."""
+"""Bytes copied into one buffer and written at once. Few system calls, and no large copies."""
 RECEIVED_BYTES_MAX: Final = 1024**3
-"""Of a received snapshot: no image comes near it, and a defect must not fill the disk."""
+"""Bytes of a received snapshot. No image comes near it, and a defect must not fill the disk."""
 
 logger = logging.getLogger(__name__)
 
 
 class ReceivedSnapshotError(Exception):
-    """The received bytes are not a whole, undamaged snapshot. They were dropped; request them
-    again."""
+    """The received bytes are not a whole, undamaged snapshot. They were dropped.
+
+    Request them again.
+    """
 
 
 class SnapshotReader:
-    """A snapshot to send: the file without its origin. A replaced one stays readable.
+    """A snapshot to send, which is the file without its origin. A replaced snapshot stays readable.
 
-    Not verified: the receiver does that.
+    The reader does not verify the file, since the receiver does.
     """
 
     def __init__(self, file: File, meta: SnapshotMeta) -> None:
@@ -74,7 +77,7 @@ class SnapshotReader:
         return self._file.size - ORIGIN_BYTES
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`; fewer only at the end. Raises DiskError."""
+        """Read up to `length` bytes from `position`. Fewer only at the end. Raises DiskError."""
         return self._file.read(ORIGIN_BYTES + position, length)
 
     def close(self) -> None:
@@ -83,9 +86,9 @@ class SnapshotReader:
 
 
 class SnapshotStore:
-    """The snapshot in place, one that is being saved, and one that is being received.
+    """The snapshot in place, the snapshot being saved, and the snapshot being received.
 
-    Each may be used from a thread of its own, by one caller at a time.
+    Each may be used from its thread, by one caller at a time.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -104,10 +107,10 @@ class SnapshotStore:
     # This member's own snapshot
 
     def save_snapshot(self, meta: SnapshotMeta, pieces: Iterable[bytes]) -> bool:
-        """Put a snapshot of applied entries in place of the last one, durably.
+        """Put a snapshot of applied entries durably in place of the last snapshot.
 
-        False if there is one of the same or a newer entry by now: that one stays. Raises
-        DiskFullError (nothing changed), DiskError, and the errors of `pieces`.
+        Returns False if there is a snapshot of the same or a newer entry by now, which stays.
+        Raises DiskFullError (nothing changed), DiskError, and the errors of `pieces`.
         """
         assert not meta.received
         temporary = self._snapshot + TEMPORARY_SUFFIX
@@ -117,7 +120,7 @@ class SnapshotStore:
     def read_snapshot(self) -> tuple[SnapshotMeta, Iterator[bytes]] | None:
         """The snapshot in place, if any, and its pieces as saved, each verified.
 
-        Only once the pieces are exhausted, none can be missing. Raises, at once or from the
+        No piece can be missing only once the pieces are exhausted. Raises, at once or from the
         iterator, LogError(STORAGE_FAILED) for damage, or DiskError.
         """
         opened = self._open_snapshot()
@@ -143,9 +146,9 @@ class SnapshotStore:
         return 0 if self._received is None else self._received.size - ORIGIN_BYTES
 
     def begin_received(self) -> None:
-        """Begin to receive a snapshot in parts; drop one that is unfinished.
+        """Start to receive a snapshot in parts. Drop an unfinished snapshot.
 
-        Raises DiskFullError (then nothing is begun), DiskError.
+        Raises DiskFullError (then nothing is started), DiskError.
         """
         self.cancel_received()
         self._received = self._disk.open(self._snapshot + RECEIVED_SUFFIX, create=True)
@@ -156,10 +159,10 @@ class SnapshotStore:
             raise
 
     def append_received(self, data: bytes) -> None:
-        """Append the next bytes of the sender's SnapshotReader; durable only in the end.
+        """Append the next bytes of the sender's SnapshotReader. They are durable only in the end.
 
-        Raises ReceivedSnapshotError above RECEIVED_BYTES_MAX, DiskFullError (earlier bytes stay:
-        the same bytes may come again), DiskError.
+        Raises ReceivedSnapshotError above RECEIVED_BYTES_MAX. Raises DiskFullError with earlier
+        bytes kept, so the same bytes may come again. Raises DiskError.
         """
         assert self._received is not None, "not begun"
         if self.received_bytes + len(data) > RECEIVED_BYTES_MAX:
@@ -170,8 +173,8 @@ class SnapshotStore:
     def finish_received(self) -> SnapshotMeta | None:
         """Verify the received snapshot and put it in place durably.
 
-        None: there is one of the same or a newer entry, which stays. Raises ReceivedSnapshotError,
-        DiskFullError (begin again), DiskError.
+        Returns None if there is a snapshot of the same or a newer entry, which stays. Raises
+        ReceivedSnapshotError, DiskFullError (start again), DiskError.
         """
         file = self._received
         assert file is not None, "not begun"
@@ -240,7 +243,7 @@ class SnapshotStore:
 
 
 def in_batches(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, in parts of about BATCH_BYTES."""
+    """Group the same bytes into parts of about BATCH_BYTES."""
     chosen: list[bytes] = []
     size = 0
     for part in parts:
@@ -254,7 +257,7 @@ def in_batches(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
-    """Write a file, synced, under a temporary name; return its size."""
+    """Write a file, synced, under a temporary name. Return its size."""
     disk.remove(path)
     file = disk.open(path, create=True)
     try:
@@ -262,8 +265,8 @@ def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
             file.append([part])
         file.sync()
     except BaseException:
-        # Best effort: the error that matters is being raised, and the next write or start removes
-        # the leftover.
+        # Best effort, since the error that matters is being raised, and the next write or start
+        # removes the leftover.
         with suppress(DiskError):
             disk.remove(path)
         raise
@@ -338,14 +341,14 @@ class QuorumStore(SnapshotStore):
         return 0 if self._file is None else self._file.size
 
     def free_bytes(self) -> int:
-        """Free bytes of the disk. Asks the file system, but waits for no device."""
+        """Free bytes of the disk. Reads the file system, but waits for no device."""
         return self._disk.free_bytes()
 
     def load(self, initial: VoterSet) -> Loaded:
-        """Recover, once: everything returned is durable.
+        """Recover, once. Everything returned is durable.
 
         In an empty directory, a journal is made with `initial` as the voters. The journal is
-        replaced by its recovered content, if the disk has room for that; without room, a node must
+        replaced by its recovered content, if the disk has room for that. Without room, a node must
         still be able to start and serve reads. Raises LogError(STORAGE_FAILED) for damage (then
         nothing was changed), DiskError.
         """
@@ -392,13 +395,16 @@ class QuorumStore(SnapshotStore):
         assert content.base_index <= (FIRST_INDEX if snapshot is None else snapshot.index), (
             "entries would be lost"
         )
-        # A received one may be ahead until the log is reset to it.
+        # A received snapshot may be ahead until the log is reset to it.
         assert snapshot is None or snapshot.received or snapshot.index <= content.last_index
         with self._final_unless_full():
             self._replace_journal(content)
 
     def save_snapshot(self, meta: SnapshotMeta, pieces: Iterable[bytes]) -> bool:
-        """Like SnapshotStore's. Entries up to the snapshot's must be durable in the journal."""
+        """Save a snapshot as SnapshotStore does.
+
+        Entries up to its entry must be durable in the journal.
+        """
         assert meta.index <= self._last_index, "a snapshot of what is not durable"
         return super().save_snapshot(meta, pieces)
 
@@ -413,8 +419,8 @@ class QuorumStore(SnapshotStore):
     def _recover(self, initial: VoterSet) -> JournalContent:
         """The content of the disk, checked whole. Changes nothing, but may make the directory."""
         if self._disk.exists(self._directory):
-            # A crash may have left a file whose new name is not durable. Later files that build
-            # on it would be: after losing power the node would find the one without the other.
+            # A crash may have left a file whose new name is not durable. Later files that build on
+            # it would be durable, so after losing power the node would find only those.
             self._disk.sync_directory(self._directory)
         self._load_snapshot()
         if not self._disk.exists(self._journal):
@@ -435,7 +441,7 @@ class QuorumStore(SnapshotStore):
         torn = self._file.size - recovered.valid_bytes
         if torn:
             logger.warning(
-                "%s: left out the last %d bytes: a torn write, never synced or acknowledged",
+                "%s: left out the last %d bytes, a torn write, never synced or acknowledged",
                 self._journal,
                 torn,
             )
@@ -447,15 +453,15 @@ class QuorumStore(SnapshotStore):
         except DiskFullError:
             if self._file is None:
                 raise
-            logger.warning("%s: disk full: starting without rewriting the journal", self._journal)
+            logger.warning("%s: disk full, starting without rewriting the journal", self._journal)
             # A crash may have left records that were written and not synced. Peers are about to
-            # learn of these, so they must not be lost any more.
+            # receive these, so they must not be lost any more.
             self._file.sync()
             self._last_index = content.last_index
             self._not_rewritten = content
 
     def _replace_journal(self, content: JournalContent) -> None:
-        """Put a journal of that content in place of the present one.
+        """Put a journal of that content in place of the present journal.
 
         At a start this also makes durable the records that a failed sync may have left in the page
         cache only, where neither reading nor another sync would reveal the loss.
@@ -472,7 +478,7 @@ class QuorumStore(SnapshotStore):
         self._not_rewritten = None
 
     def _mark(self) -> None:
-        """Append a mark that the last records are durable; the mark itself is not synced.
+        """Append a mark that the last records are durable. The mark itself is not synced.
 
         Should the end of the journal be damaged later, the mark shows that this was no crash.
         """
@@ -484,13 +490,13 @@ class QuorumStore(SnapshotStore):
             with self._final_unless_full():
                 self._file.append([mark])
         except DiskFullError:
-            # Only the witness is missing: its statement is true all the same, and the next write
+            # Only the mark is missing. The records are durable all the same, and the next write
             # meets the full disk and reports it.
-            logger.warning("%s: disk full: journal written without its sync mark", self._journal)
+            logger.warning("%s: disk full, journal written without its sync mark", self._journal)
 
     @contextmanager
     def _final(self) -> Iterator[None]:
-        """Never use the journal again after a failure: its content is unknown then."""
+        """Never use the journal again after a failure, since its content is unknown then."""
         if self._failed:
             raise DiskError(f"{self._journal} is not used any more after a failure")
         try:
@@ -501,7 +507,7 @@ class QuorumStore(SnapshotStore):
 
     @contextmanager
     def _final_unless_full(self) -> Iterator[None]:
-        """Like `_final`, but a full disk has changed nothing."""
+        """Do the same as `_final`, but a full disk has changed nothing."""
         full: DiskFullError | None = None
         with self._final():
             try:
@@ -523,8 +529,8 @@ def reconciled(journal: JournalContent, snapshot: SnapshotMeta | None) -> Journa
     """The journal's content, if no entry is missing between it and the snapshot.
 
     A received snapshot may be ahead of the journal, or contradict entries that were never
-    committed: the machine stopped before the journal was rewritten. Then the log is the snapshot's
-    entry and nothing else; the vote stands, as far as the term does. This member's own snapshot has
+    committed, because the machine stopped before the journal was rewritten. Then the log is only
+    the snapshot's entry. The vote stands, as far as the term does. This member's own snapshot has
     only entries that were durable in the journal first.
     """
     index = FIRST_INDEX if snapshot is None else snapshot.index
@@ -540,7 +546,7 @@ def reconciled(journal: JournalContent, snapshot: SnapshotMeta | None) -> Journa
         raise damaged(f"ends with entry {journal.last_index}, but the snapshot has entry {index}")
     if not snapshot.received or index == journal.base_index:
         raise damaged(f"has another entry {index} than the snapshot")
-    logger.info("%s: going on from the received snapshot of entry %d", JOURNAL_NAME, index)
+    logger.info("%s: continuing from the received snapshot of entry %d", JOURNAL_NAME, index)
     return JournalContent(
         base_index=index,
         base_term=snapshot.term,

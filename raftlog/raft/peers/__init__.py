@@ -1,1 +1,1 @@
-"""Peers of a member: identity, hello, joining, and liveness of connections."""
+"""Identity, hello and joining of peers, and liveness of their connections."""

@@ -1,8 +1,8 @@
-"""Peers that were lost: has their process ended, or only the connection?
+"""Checks whether the process of a lost peer has ended, or only its connection.
 
 A killed process leaves a machine that refuses connections at the process' address. A refusal comes
 within milliseconds, and is proof, where silence takes a timeout and proves nothing. The proof holds
-for the process of the lost connection: a refusal counts only while no process has connected as the
+for the process of the lost connection. A refusal counts only while no process has connected as the
 same node since.
 """
 
@@ -67,13 +67,16 @@ class DeadPeerProbe(Generic[SessionT]):
             )
 
     def stop_probe(self, node_id: int) -> None:
-        """End the probe: a connection of the node opens, so the old process no longer matters."""
+        """Stop the probe. A connection of the node opens, so the old process no longer matters."""
         probe = self._probes.pop(node_id, None)
         if probe is not None:
             probe.cancel()
 
     def refused(self, lost: SessionT) -> None:
-        """The peer's address refuses connections since the end of `lost`; it is not connected."""
+        """The peer's address refuses connections since the end of `lost`.
+
+        The peer is not connected.
+        """
         node_id = lost.peer_id
         # If the node was up in between, the refusal may be older than its newer process.
         if self._lost.get(node_id) is lost:

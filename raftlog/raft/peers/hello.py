@@ -1,7 +1,7 @@
 """The members' hello, its checks, and the voters to dial. Pure.
 
-Both sides make the same checks, each against its own knowledge. So a node that no other node dials
-still learns the reason of its rejection from the answer to its own call.
+Both sides make the same checks, each against its knowledge. So a node that no other node dials
+still gets the reason of its rejection in the response to its call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from raftlog.world.network import RejectedError
 
 CHANNEL: Final = "quorum"
 PROTOCOL: Final = 2
-"""Of the messages between members and the hello. Nodes of different protocols do not talk."""
+"""Version of the messages between members and of the hello. Nodes of different protocols do not
+talk."""
 
 
 class QuorumHello(Hello, frozen=True, kw_only=True):
@@ -29,17 +30,17 @@ class QuorumHello(Hello, frozen=True, kw_only=True):
     directory_id: Name
     """Identity of its data directory."""
     bootstrap_id: Name | None
-    """Digest of the list of voters at the node's first start; None without a list."""
+    """Digest of the list of voters at the node's first start. None without a list."""
     address: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     """`host:port` where other nodes reach it."""
     voters: VoterSet
-    """The newest set in its log; NO_VOTERS before it has joined."""
+    """The newest set in its log. NO_VOTERS before it has joined."""
 
 
 def decode_quorum_hello(content: bytes, channel: str = CHANNEL) -> QuorumHello:
-    """The other side's hello.
+    """Decode the other side's hello.
 
-    Raises RejectedError: ILLEGAL_STATE for another protocol, else BAD_REQUEST.
+    Raises RejectedError with ILLEGAL_STATE for another protocol, else BAD_REQUEST.
     """
     return decode_hello(content, QuorumHello, channel, PROTOCOL)
 
@@ -47,10 +48,10 @@ def decode_quorum_hello(content: bytes, channel: str = CHANNEL) -> QuorumHello:
 def dial_targets(me: int, me_is_voter: bool, voters: VoterSet) -> tuple[Voter, ...]:
     """The voters that node `me` dials, ascending by id.
 
-    A voter dials the voters of lower id, every other node dials all voters: so each pair that needs
-    a connection has one dialling side. While roles change the two may see the roles differently,
-    and both dial, or neither for a moment; `channel.keeps_old` settles the former, the next change
-    of view the latter.
+    A voter dials the voters of lower id, and every other node dials all voters. So each pair that
+    needs a connection has one dialling side. While roles change the two may see the roles
+    differently, and either both dial, or neither does for a moment. `channel.keeps_old` settles the
+    former, and the next change of view settles the latter.
     """
     return tuple(
         voter
@@ -64,9 +65,9 @@ def check_hello(
 ) -> None:
     """Raise RejectedError(ILLEGAL_STATE) if these two nodes must not talk.
 
-    `pinned` is the data directory pinned here for the other's node id; the newest voter set goes
-    before the pin, as a voter may have been removed and added again while this node was away.
-    `live` is the data directory of the node that is connected right now under the same id.
+    `pinned` is the data directory pinned here for the other's node id. The newest voter set has
+    priority over the pin, as a voter may have been removed and added again while this node was
+    away. `live` is the data directory of the node that is connected right now under the same id.
     """
     check_protocol(theirs.protocol, mine.protocol, theirs.software_version)
     _check_cluster(mine, theirs)
@@ -89,7 +90,7 @@ def _check_cluster(mine: QuorumHello, theirs: QuorumHello) -> None:
         and theirs.bootstrap_id is not None
         and mine.bootstrap_id != theirs.bootstrap_id
     ):
-        # Two lists could elect two leaders, each by a majority of its own.
+        # Two lists could elect two leaders, each by a majority of its list.
         _reject(
             f"Nodes {mine.node_id} and {theirs.node_id} were started with different lists of "
             "voters: give all of them the same."
@@ -99,9 +100,10 @@ def _check_cluster(mine: QuorumHello, theirs: QuorumHello) -> None:
 
 
 def _check_alone(alone: QuorumHello, new: QuorumHello) -> None:
-    """Keep a voter of a new cluster apart from a listed node that is a cluster of its own.
+    """Keep a new cluster's voter apart from a listed node that already forms a cluster.
 
-    Otherwise the new voter would follow that cluster, which has one vote and not the listed ones.
+    Otherwise the new voter would follow that cluster, which has one vote instead of the listed
+    votes.
     """
     is_new_voter = new.cluster_id is None and new.bootstrap_id is not None
     is_alone = alone.cluster_id is not None and alone.voters.ids == {alone.node_id}

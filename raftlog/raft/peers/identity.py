@@ -1,10 +1,10 @@
-"""The data directory of each node id: trusted on first use, and pinned from then on.
+"""The data directory of each node id, pinned from its first use on.
 
-A voter that comes back with an empty disk has forgotten its vote and its acknowledgements; counted
+A voter that comes back with an empty disk has forgotten its vote and its acknowledgements. Counted
 as the same voter, it could help to elect a leader that lacks committed entries. So a node pins each
-peer's directory, over its own restarts too: the pin is durable before the first message passes.
+peer's directory, also over its restarts. The pin is durable before the first message passes.
 
-The file is JSON: `{"crc": CRC-32C of the bytes under "peers", "peers": {node id: directory id}}`.
+The file is JSON, `{"crc": CRC-32C of the bytes under "peers", "peers": {node id: directory id}}`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class KnownPeers:
         self._path = path
         self._durable = peers
         self._wanted = dict(peers)
-        """Desired content of the file; ahead of `_durable` during a write."""
+        """Desired content of the file, ahead of `_durable` during a write."""
         self._writer: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, disk: Disk, directory: str) -> KnownPeers:
-        """Read the file in `directory`, which must exist; a missing file is an empty one.
+        """Read the file in `directory`, which must exist. A missing file counts as empty.
 
         Raises LogError(STORAGE_FAILED) if the file is damaged, and DiskError.
         """
@@ -54,10 +54,11 @@ class KnownPeers:
         return self._wanted.get(node_id)
 
     async def pin(self, node_id: int, directory_id: str) -> None:
-        """Pin a node's directory; return once the pin is durable.
+        """Pin a node's directory. Return once the pin is durable.
 
-        The pin counts from the call on. Raises LogError: OVERLOADED above the bound of nodes,
-        ILLEGAL_STATE if the node was forgotten or pinned otherwise meanwhile; DiskError.
+        The pin counts from the call on. Raises LogError(OVERLOADED) above the bound of nodes,
+        LogError(ILLEGAL_STATE) if the node was forgotten or pinned otherwise during the write, and
+        DiskError.
         """
         if node_id not in self._wanted and len(self._wanted) >= PEERS_MAX:
             raise LogError(
@@ -71,21 +72,21 @@ class KnownPeers:
             await self._written()
 
     async def forget(self, node_id: int) -> None:
-        """Unpin a node, so that it may come with another directory; return once durable.
+        """Unpin a node, so that it may come with another directory. Return once durable.
 
-        Raises DiskError: then the node is forgotten until the next start only.
+        Raises DiskError. The node is then forgotten only until the next start.
         """
         self._wanted.pop(node_id, None)
         while node_id in self._durable and node_id not in self._wanted:
             await self._written()
 
     async def close(self) -> None:
-        """Wait for a write under way; the disk may be closed afterwards."""
+        """Wait for a write under way. The disk may be closed afterwards."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
     async def _written(self) -> None:
-        """Wait for one write of the file, which goes on if the waiter is cancelled."""
+        """Wait for one write of the file, which continues if the waiter is cancelled."""
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write(), name="quorum-known-peers")
             # Without a waiter left, a failure needs no report.
@@ -111,14 +112,14 @@ class KnownPeers:
 
 
 def encode_peers(peers: dict[int, str]) -> bytes:
-    """The file's content."""
+    """Encode the file's content."""
     ordered = {str(node_id): peers[node_id] for node_id in sorted(peers)}
     content = msgspec.json.encode(ordered)
     return msgspec.json.encode(_Content(crc32c(content), msgspec.Raw(content)))
 
 
 def decode_peers(path: str, content: bytes) -> dict[int, str]:
-    """The content that `encode_peers` made. Raises LogError(STORAGE_FAILED) for anything else."""
+    """Decode the content of `encode_peers`. Raises LogError(STORAGE_FAILED) for anything else."""
     try:
         whole = msgspec.json.decode(content, type=_Content)
         if crc32c(bytes(whole.peers)) == whole.crc:

@@ -1,6 +1,6 @@
-"""Joining: a node that knows only addresses finds its cluster by a hello to any live node.
+"""Finds the cluster of a joining node, by a hello to any live node.
 
-Request and answer are hellos, on a channel of their own: a joining node is no peer yet. The called
+Request and response are hellos, on a separate channel, as a joining node is no peer yet. The called
 node makes the same checks as for a member, so that a wrong id or a wiped disk is reported before
 the node starts.
 """
@@ -30,11 +30,11 @@ from raftlog.world.network import (
 JOIN_CHANNEL: Final = "join"
 JOIN_ADDRESSES_MAX: Final = 64
 JOIN_TIMEOUT_S: Final = 2.0
-"""For one node; then comes the next address."""
+"""Seconds for one node. Then comes the next address."""
 JOIN_PAUSES: Final = Backoff(0.2, 2.0)
 """Pauses between rounds over all addresses."""
 JOINERS_MAX: Final = 64
-"""Open connections of joining nodes. The caller ends each; above the bound, the oldest go."""
+"""Open connections of joining nodes. The caller ends each. Above it, the oldest are closed."""
 
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class JoinAcceptor:
         return self._answer(hello)
 
     def opened(self, connection: Connection) -> Receiver:
-        """Keep the connection until the caller has read the answer, and ends it."""
+        """Keep the connection until the caller has read the response and ends the connection."""
         if len(self._open) >= JOINERS_MAX:
             self._open.popleft().close()
         self._open.append(connection)
@@ -98,9 +98,9 @@ async def find_cluster(
 ) -> QuorumHello:
     """Call the nodes at `addresses`, in turns, until one knows its cluster's id and voters.
 
-    Returns the node's hello. Raises LogError: at once if every address answers with a proven
-    rejection that time will not lift, with the first one's code and message; NOT_READY after
-    `timeout_s`, with the outcome of each address.
+    Returns the node's hello. Raises LogError. If every address responds with a proven rejection
+    that time will not lift, the error comes at once, with the code and message of the first
+    rejection. After `timeout_s` it is NOT_READY, with the outcome of each address.
     """
     assert 0 < len(addresses) <= JOIN_ADDRESSES_MAX
     deadline = clock.monotonic() + timeout_s
@@ -142,7 +142,7 @@ async def find_cluster(
 async def _call(
     network: Network, address: str, hello: QuorumHello, timeout_s: float
 ) -> QuorumHello:
-    """One node's hello. Raises RejectedError, NetworkError."""
+    """Call one node and return its hello. Raises RejectedError, NetworkError."""
     answers: list[QuorumHello] = []
     connections: list[Connection] = []
 

@@ -1,8 +1,8 @@
 """Pings with the newest voter set, and finding the cluster again after a long absence.
 
-The channel's keep-alive pings on every connection. Each ping carries the sender's newest voter set:
-a member that has missed changes of the voters would otherwise dial voters that have long gone,
-while the new voters do not know the member.
+The channel's keep-alive pings on every connection. Each ping carries the sender's newest voter set.
+Otherwise a member that has missed changes of the voters would dial voters that are long gone, while
+the new voters do not know the member.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class KeepAlive:
         try:
             voters = decode_voters(ping.voters)
         except LogError as error:
-            # The peer's mistake: no reason to distrust this member's own log.
+            # The peer made the mistake, so there is no reason to distrust this member's log.
             self._peers.disconnect(node_id, error.message)
             return
         if self._is_isolated and ping.voters_index != self._core.log.voters_index:
@@ -84,8 +84,8 @@ class KeepAlive:
     def _lacks_voters(self) -> bool:
         """Whether this member leads and some voter is not connected.
 
-        The voter may not know to dial: by the newest set in its log, of an entry that is about
-        to be replaced, this member may not be a voter.
+        The voter may not know to dial. By the newest set in its log, of an entry that is about to
+        be replaced, this member may not be a voter.
         """
         core = self._core
         return core.is_leader and any(
@@ -106,12 +106,12 @@ class KeepAlive:
         """Dial the voters that a member with this role dials.
 
         Voters wait for the calls of voters with higher ids. A voter that was removed while it was
-        away would wait for ever: no voter dials it any more, and no message has reached it. A
-        leader does not wait for missing voters, either.
+        away would wait for ever, since no voter dials it any more, and no message has reached it. A
+        leader does not wait for missing voters either.
         """
         log = self._core.log
         waits = self._core.is_voter and not self._is_isolated
-        # A member without a leader cannot know which of two sets is out of date: even a newer one
-        # of its own may never be committed. So both have turns.
+        # A member without a leader cannot know which of two sets is out of date. Even its newer set
+        # may never be committed. So both sets have turns.
         tries_heard = self._is_isolated and self._heard.voters and self._turn % 2
         self._peers.retarget(waits, self._heard if tries_heard else log.voters)

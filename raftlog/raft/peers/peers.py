@@ -1,12 +1,12 @@
-"""The connections to the other members, on the channel `quorum`: one for each peer.
+"""The connections to the other members, with one connection per peer on channel `quorum`.
 
 A connection opens with a hello from each side (peers/hello.py). It is up, for the handler and for
 `send`, once the peer's data directory is durably pinned (peers/identity.py). Earlier messages are
 held back, so that none is missing in between.
 
-Per peer, the handler's calls are: `peer_up`, `received` as often as messages arrive, `peer_down`,
+Per peer, the handler gets `peer_up`, then `received` as often as messages arrive, then `peer_down`,
 and so on in turns. A second `peer_down` in a row means that the peer's address *refuses*
-connections: its process has ended.
+connections, so its process has ended.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REJECTED_REDIAL_S: Final = 2.0
 EARLY_BYTES_MAX: Final = 1024 * 1024
 """Bytes of messages held back until the peer's directory is durable."""
 REJECTIONS_MAX: Final = 256
-"""Rejections kept; the oldest go first."""
+"""Rejections kept. The oldest are dropped first."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,22 +63,22 @@ class PeersLimits(ChannelSettings):
 
 
 class PeersHandler(Protocol):
-    """The user of the connections. Called from the event loop; must not raise."""
+    """The user of the connections. Called from the event loop. Must not raise."""
 
     def peer_up(self, node_id: int) -> None:
-        """A new connection is up; `peer_down` of an old one came before."""
+        """A new connection is up. `peer_down` of an old connection came before."""
         ...
 
     def peer_down(self, node_id: int, *, refused: bool) -> None:
-        """The connection has ended; with `refused`, which may follow, the process has ended."""
+        """The connection has ended. With `refused`, which may follow, the process has ended."""
         ...
 
     def received(self, node_id: int, frame: bytes) -> None:
-        """A message, in the order of sending on this connection."""
+        """A message has arrived. Messages come in the order of sending on this connection."""
         ...
 
     def ping(self, node_id: int) -> None:
-        """A sign of life is due: send any message to the peer."""
+        """A sign of life is due, so send any message to the peer."""
         ...
 
     def hello(self) -> QuorumHello:
@@ -94,7 +94,7 @@ class Link(Session):
         self._owner = owner
         self.hello = hello
         self.is_up = False
-        """The handler knows of the connection, and not yet of its end."""
+        """Whether the handler knows of the connection, and not yet of its end."""
         self.early: deque[bytes] = deque()
         """Messages from before it was up."""
         self.early_bytes = 0
@@ -102,7 +102,7 @@ class Link(Session):
         """Pins the peer's directory."""
 
     def received(self, message: bytes) -> None:
-        """Hand on a message."""
+        """Pass a message to the peers."""
         self.has_heard = True
         self._owner.on_received(self, message)
 
@@ -112,20 +112,20 @@ class Link(Session):
             self._owner.on_ping(self)
 
     def on_ended(self, reason: str) -> None:
-        """Hand on the end."""
+        """Pass the end to the peers."""
         self._owner.on_ended(self, reason)
 
 
 class Rejections:
-    """Present rejections, by the other node's address: logged once, kept for the status."""
+    """Present rejections, by the other node's address. Logged once, and kept for the status."""
 
     def __init__(self) -> None:
         self.by_address: dict[str, RejectedError] = {}
-        # Two nodes may appear under one address; their reasons would replace each other there.
+        # Two nodes may appear under one address. Their reasons would replace each other there.
         self._logged: dict[str, None] = {}
 
     def add(self, address: str, error: RejectedError) -> None:
-        """Note a rejection; log a reason when it is new, not at each repetition."""
+        """Note a rejection. Log a reason when it is new, not at each repetition."""
         self.by_address.pop(address, None)
         self.by_address[address] = error
         if error.message not in self._logged:
@@ -136,14 +136,14 @@ class Rejections:
                 del noted[next(iter(noted))]
 
     def clear(self, address: str) -> None:
-        """The node is connected: the next rejection is news again."""
+        """Forget the rejection of a connected node, so that the next rejection is logged again."""
         error = self.by_address.pop(address, None)
         if error is not None:
             self._logged.pop(error.message, None)
 
 
 class _Opener:
-    """`Listener` of the members' channel; `Opener` of calls to a voter, if there is a target."""
+    """`Listener` of the members' channel. With a target, `Opener` of calls to a voter."""
 
     def __init__(self, peers: Peers, target: Voter | None) -> None:
         self._peers = peers
@@ -160,7 +160,7 @@ class _Opener:
 
 
 class Peers:
-    """The connections of one member. Lives in the event loop; not for other threads."""
+    """The connections of one member. Lives in the event loop and is not for other threads."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class Peers:
         return self._rejections.by_address
 
     def start(self) -> None:
-        """Begin to dial and to accept."""
+        """Start to dial and to accept."""
         assert not self._started
         self._started = True
         self._channel.listen(_Opener(self, None))
@@ -226,7 +226,7 @@ class Peers:
         self._dial_targets()
 
     async def close(self) -> None:
-        """End all connections and tasks, without calls of the handler. Closes `known` too."""
+        """End all connections and tasks, without calls of the handler. Also closes `known`."""
         self._closing = True
         for link in self._links.values():
             link.is_up = False
@@ -236,7 +236,7 @@ class Peers:
         await self._known.close()
 
     def retarget(self, me_is_voter: bool, voters: VoterSet) -> None:
-        """Set the voters to dial: at the start, and whenever the newest voter set has changed.
+        """Set the voters to dial at the start and when the newest voter set changes.
 
         Connections stay, also those of former voters, which observe.
         """
@@ -247,7 +247,7 @@ class Peers:
             self._dial_targets()
 
     def send(self, node_id: int, frame: bytes) -> bool:
-        """Send to a peer; False if not connected. Delivery is not guaranteed."""
+        """Send to a peer. False if not connected. Delivery is not guaranteed."""
         assert len(frame) <= MESSAGE_BYTES_MAX
         link = self._links.get(node_id)
         if link is None or not link.is_up:
@@ -262,7 +262,7 @@ class Peers:
             link.end(reason)
 
     def forget(self, node_id: int, *, unless: str | None = None) -> None:
-        """Let a node come with another data directory than the pinned one.
+        """Let a node come with another data directory than the pinned directory.
 
         A committed voter set dropped the node, or the cluster forgot it. No effect if the pinned
         directory is `unless`.
@@ -271,7 +271,10 @@ class Peers:
             self._tasks.spawn(self._forget(node_id), f"quorum-forget-{node_id}")
 
     def address(self, node_id: int) -> str | None:
-        """Address of a voter by the newest voter set, of any other node by its last hello."""
+        """Address of a voter by the newest voter set.
+
+        Other nodes have the address of their last hello.
+        """
         voter = self._voters.find(node_id)
         if voter is not None:
             return voter.address
@@ -292,7 +295,7 @@ class Peers:
             )
 
     async def _call(self, node_id: int, failures: int) -> float | None:
-        """Call a voter once; see `Channel.keep_connected`."""
+        """Call a voter once, see `Channel.keep_connected`."""
         target = self._targets[node_id]
         lost = self._dead_peers.find(node_id)
         try:
@@ -320,7 +323,7 @@ class Peers:
         return self._handler.hello()
 
     def admit(self, content: bytes, target: Voter | None) -> QuorumHello:
-        """The hello of a node that may connect; `target` if this side dialled.
+        """Check the hello of a node that may connect. `target` is set if this side dialled.
 
         Raises RejectedError.
         """
@@ -343,19 +346,19 @@ class Peers:
         return theirs
 
     def on_opened(self, theirs: QuorumHello, target: Voter | None) -> Link:
-        """Take a new connection; `target` if this side dialled."""
+        """Open a new connection. `target` is set if this side dialled."""
         node_id = theirs.node_id
         self._dead_peers.stop_probe(node_id)
         link = Link(self, theirs)
         self._rejections.clear(theirs.address)
         if target is not None:
             self._rejections.clear(target.address)
-        # In a task: until this returns, the connection belongs to the network.
+        # A task does this, as the connection belongs to the network until this returns.
         link.greeting = self._tasks.spawn(self._greet(link), f"quorum-greet-{node_id}")
         return link
 
     def _decode(self, content: bytes, channel: str) -> QuorumHello:
-        """A caller's hello. Raises RejectedError."""
+        """Decode a caller's hello. Raises RejectedError."""
         try:
             return decode_quorum_hello(content, channel)
         except RejectedError as error:
@@ -373,7 +376,7 @@ class Peers:
         )
 
     def _check_joiner(self, content: bytes) -> bytes:
-        """Answer a joining node. Raises RejectedError."""
+        """Check a joining node and return the response. Raises RejectedError."""
         theirs = self._decode(content, JOIN_CHANNEL)
         try:
             self._check(theirs)
@@ -383,7 +386,7 @@ class Peers:
         return encode_hello(join_hello(self._handler.hello()))
 
     async def _greet(self, link: Link) -> None:
-        """Pin the peer's directory durably, then take the connection as up."""
+        """Pin the peer's directory durably, then mark the connection as up."""
         try:
             await self._known.pin(link.peer_id, link.hello.directory_id)
         except (DiskError, LogError) as error:
@@ -426,7 +429,7 @@ class Peers:
     # Losing
 
     def on_ended(self, link: Link, reason: str) -> None:
-        """A connection has ended: notify the handler, and probe whether the process has ended."""
+        """Notify the handler of a connection's end, and probe whether the process has ended."""
         node_id = link.peer_id
         if link.greeting is not None:
             link.greeting.cancel()
@@ -439,13 +442,13 @@ class Peers:
         if link.is_replaced or self._closing:
             return
         address = self.address(node_id)
-        # The handler cannot have opened another one in `peer_down`.
+        # The handler cannot have opened another connection in `peer_down`.
         assert node_id not in self._links
         if address is not None:
             self._dead_peers.start_probe(node_id, address)
 
     def _on_dead(self, node_id: int) -> None:
-        logger.info("node %d refuses connections: its process has ended", node_id)
+        logger.info("node %d refuses connections, its process has ended", node_id)
         self._handler.peer_down(node_id, refused=True)
 
     # Tasks

@@ -1,13 +1,13 @@
 """Pending requests of this member's own node, from submission to outcome. Pure.
 
-A request is *parked* while no leader is known, then *forwarded* to the leader, then *in the log*:
-at an index, in a term, until an entry is applied there. An entry of the same term is the request's
-own; else the request's entry was replaced before its commit, and never will be committed. A read
-has no entry: it waits for an index known to be committed, whatever entry is there.
+A request is *parked* while no leader is known, then *forwarded* to the leader, then *in the log* at
+an index, in a term, until an entry is applied there. An entry of the same term is the request's
+entry. Otherwise the request's entry was replaced before its commit, and never will be committed. A
+read has no entry. It waits for an index known to be committed, whatever entry is there.
 
-Each has a deadline. The outcome of a missed one follows from the request's progress: a request
-still on this member is refused; for any other the outcome is unknown, and this member will never
-learn it.
+Each request has a deadline. The outcome of a missed deadline follows from the request's progress. A
+request still on this member is refused. For any other request the outcome is unknown, and this
+member will never know it.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class PendingProposals(Generic[R]):
     """All pending requests of one member, by how far each has come."""
 
     next_request_id: int
-    """Random at first: an answer to the process before this one must match no request."""
+    """Random at first. A response to the process before this one must match no request."""
     _all: OrderedDict[PendingRequest[R], None] = field(default_factory=OrderedDict)
     _bytes: int = 0
     _parked: OrderedDict[PendingRequest[R], None] = field(default_factory=OrderedDict)
-    """Of `_all` only, which is bounded."""
+    """Parked requests, a bounded subset of `_all`."""
     _forwarded: dict[int, PendingRequest[R]] = field(default_factory=dict)
     _in_log: dict[int, list[tuple[int | None, PendingRequest[R]]]] = field(default_factory=dict)
-    """By index: the entry's term (None: any entry there), and the request."""
+    """The entry's term (None for any entry there) and the request, by index."""
 
     def refusal(self, argument: bytes) -> Refused | None:
-        """The refusal of a further request; None if there is room for it."""
+        """The refusal of a further request, or None if there is room for it."""
         if len(self._all) >= PENDING_MAX or self._bytes + len(argument) > PENDING_BYTES_MAX:
             return Refused(OVERLOADED, "Too many metadata changes wait to be written.")
         return None
 
     def add(self, request: PendingRequest[R]) -> None:
-        """Take a request. Deadlines do not fall from one to the next."""
+        """Add a request. Deadlines do not fall from one request to the next."""
         self._all[request] = None
         self._bytes += len(request.argument)
 
@@ -87,7 +87,7 @@ class PendingProposals(Generic[R]):
         return parked
 
     def forward(self, request: PendingRequest[R], leader: tuple[int | None, int]) -> int:
-        """Return the id under which a request goes to the leader (its node id, its term)."""
+        """Return the id under which a request goes to the leader."""
         self.next_request_id += 1
         request.sent_to = leader
         request.request_id = self.next_request_id
@@ -95,7 +95,7 @@ class PendingProposals(Generic[R]):
         return request.request_id
 
     def answered(self, request_id: int) -> PendingRequest[R] | None:
-        """Return the request of an answer; None if it is no longer pending."""
+        """Return the request of a response, or None if it is no longer pending."""
         return self._forwarded.pop(request_id, None)
 
     def logged(self, request: PendingRequest[R], index: int, term: int, applied_index: int) -> None:
@@ -134,17 +134,17 @@ class PendingProposals(Generic[R]):
                     self.settle(request, Applied(index, None) if is_known else Unknown(_UNKNOWN))
 
     def leader_lost(self, now: tuple[int | None, int] | None) -> None:
-        """Settle or park requests forwarded to another leader than `now`: it may have logged these.
+        """Settle or park requests forwarded to another leader than `now`. It may have logged them.
 
-        `now` is the present leader and its term: requests to it stay under way; None: the leader is
-        out of reach.
+        `now` is the present leader and its term, or None if the leader is out of reach. Requests to
+        the present leader stay under way.
         """
         forwarded, self._forwarded = self._forwarded, {}
         for request_id, request in forwarded.items():
             if request.sent_to == now:
                 self._forwarded[request_id] = request
             elif request.kind is RequestKind.BARRIER:
-                # A second one does no harm.
+                # A second read does no harm.
                 request.request_id = None
                 self.park(request)
             else:
@@ -160,7 +160,7 @@ class PendingProposals(Generic[R]):
             self._settle_unfinished(request, NO_CONTROLLER, _NO_CONTROLLER, _UNKNOWN)
 
     def end(self, entry: ErrorEntry, reason: str) -> None:
-        """Settle all requests: this member stops."""
+        """Settle all requests, as this member stops."""
         while self._all:
             self._settle_unfinished(next(iter(self._all)), entry, reason, reason)
         self._parked.clear()

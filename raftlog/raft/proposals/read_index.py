@@ -1,17 +1,17 @@
-"""Reads waiting at the leader for a confirmation of its leadership: Raft's ReadIndex. Pure.
+"""Reads waiting for the leader to confirm its leadership by Raft's ReadIndex. Pure.
 
-A reader must apply up to an index which covers every answer given before its request (Ongaro 2014,
-section 6.4). The leader's commit index is this index, on two conditions. The leader has committed
-an entry of its own term: else its commit index may be behind commits of earlier leaders. And no
-later term had a leader when the request came: a majority of the voters has answered appends of this
-term *sent after* the request. Each answer proves its voter's vote in no later term until then; so
-no candidate had the votes.
+A reader must apply up to an index which covers every response given before its request (Ongaro
+2014, section 6.4). The leader's commit index is this index, on two conditions. First, the leader
+has committed an entry of its current term. Otherwise its commit index may be behind commits of
+earlier leaders. Second, no later term had a leader when the request came, because a majority of the
+voters has responded to appends of this term *sent after* the request. Each response proves that its
+voter had voted in no later term until then, so no candidate had the votes.
 
-Appends before and after the request differ by their numbers, not by times: many events happen at
-one instant, of a clock with slow ticks or of a simulated one.
+Appends before and after the request differ by their numbers, not by times. Many events happen at
+one instant, of a clock with slow ticks or of a simulated clock.
 
-All waiting reads share rounds: one is under way at most, and reads submitted meanwhile wait for the
-next. So the cost does not depend on the number of reads, and nothing is written.
+All waiting reads share rounds. At most one round is under way, and reads submitted during it wait
+for the next round. So the cost does not depend on the number of reads, and nothing is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raftlog.raft.core import RaftCore
 from raftlog.record.errors import OVERLOADED, LogError
 
 READS_MAX: Final = 10_000
-"""Reads waiting at the leader; as many as one member's node may have pending (`PENDING_MAX`)."""
+"""Reads waiting at the leader, as many as one member's node may have pending (`PENDING_MAX`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,10 @@ class _Round:
 
     term: int
     index: int
-    """The commit index when the round began: not below the one when the last of its reads came."""
+    """The commit index when the round began. It covers the last of its reads."""
     after: int
-    """Only appends of higher numbers than this were sent after all of its reads had come."""
+    """Highest append number sent before all of its reads had come. Higher numbers confirm the
+    round."""
     reads: list[_Read]
 
 
@@ -67,7 +68,7 @@ class ReadRounds:
         self._next_reads.append(_Read(deadline, reply))
 
     def advance(self) -> None:
-        """Answer confirmed reads and begin the next round, if either is possible by now."""
+        """Settle confirmed reads and start the next round, if either is possible by now."""
         core = self._core
         if not core.is_leader or (self._round is not None and self._round.term != core.term):
             self.give_up()
@@ -85,7 +86,7 @@ class ReadRounds:
                 read.reply(confirmed.index)
 
     def give_up(self) -> None:
-        """Reply None to all reads: another member leads, and must serve these."""
+        """Reply None to all reads, as another member leads and must serve these."""
         reads = self._next_reads if self._round is None else self._round.reads + self._next_reads
         self._next_reads, self._round = [], None
         for read in reads:
@@ -94,7 +95,8 @@ class ReadRounds:
     def expire(self, now: float) -> None:
         """Reply None to reads past their deadline.
 
-        A round goes on without these: its obstacle keeps the next one from being confirmed, too.
+        A round continues without these, since its obstacle also keeps the next round from being
+        confirmed.
         """
         late = [read for read in self._next_reads if read.deadline <= now]
         del self._next_reads[: len(late)]

@@ -1,8 +1,8 @@
-"""Routes proposals and reads: from this member's own node to the leader, and as the leader.
+"""Routes proposals and reads from this member's node and, on the leader, from others.
 
-A request's entry is applied here, on the caller's own member, whichever member leads. So a leader
-only answers with the entry's place in its log; the rest follows from the log. To a read the leader
-answers its commit index, once its leadership is confirmed (proposals/read_index.py).
+A request's entry is applied here, on the caller's member, whichever member leads. So a leader
+responds only with the entry's place in its log, and the rest follows from the log. For a read the
+leader returns its commit index, once its leadership is confirmed (proposals/read_index.py).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from raftlog.world import Clock
 
 CHANGE_ATTEMPTS_MAX: Final = 3
 CHANGES_AT_ONCE_MAX: Final = 64
-"""Changes of voters or leader under way; the rules allow one, the others wait."""
+"""Changes of voters or leader under way. The rules allow a single change, and the others wait."""
 
 NODE_ID_DIGITS_MAX: Final = 10
 
 
 class ProposalRouter(Generic[R]):
-    """Takes requests of this node and, as the leader, of other members."""
+    """Handles requests of this node and, on the leader, of other members."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ProposalRouter(Generic[R]):
     # This node's requests
 
     def submit(self, kind: RequestKind, argument: bytes) -> asyncio.Future[Outcome[R | None]]:
-        """Submit a request; its outcome is set after `proposal_s` at the latest."""
+        """Submit a request. Its outcome is set after `proposal_s` at the latest."""
         outcome: asyncio.Future[Outcome[R | None]] = asyncio.get_running_loop().create_future()
         refused = self._ended or self._pending.refusal(argument)
         if refused is not None:
@@ -111,22 +111,24 @@ class ProposalRouter(Generic[R]):
         self.submit(RequestKind.BARRIER, READ).add_done_callback(settle)
 
     async def _barrier_through_log(self) -> Outcome[R | None]:
-        """Commit a no-op: behind all entries of the leader's log, committed or not."""
+        """Commit a no-op behind all entries of the leader's log, committed or not."""
         return await self.submit(RequestKind.BARRIER, b"")
 
     async def change(self, kind: RequestKind, node_id: int, is_done: Callable[[], bool]) -> None:
-        """Change voters or leader; if the leader lost its leadership over that, by the next one.
+        """Change voters or leader.
+
+        If the leader loses its leadership in this, retry at the next leader.
 
         A leader that is to lose its vote transfers its leadership instead, and leaves the change to
-        the next.
+        the next leader.
         """
         for _ in range(CHANGE_ATTEMPTS_MAX):
             outcome = await self.submit(kind, b"%d" % node_id)
             if isinstance(outcome, Refused) and outcome.entry is not NO_CONTROLLER:
                 break
-            # Through the log, so that this member knows the newest leader and voters. A read does
-            # not cover voters that are in the leader's log and not committed yet: on a second
-            # request, the leader would refuse a change that it is about to make.
+            # The barrier goes through the log, so that this member knows the newest leader and
+            # voters. A read does not cover voters that are in the leader's log and not committed
+            # yet. On a second request, the leader would refuse a change that it is about to make.
             barrier = await self._barrier_through_log()
             if not isinstance(barrier, Applied) and not isinstance(outcome, Refused):
                 # The message of a refused barrier, "nothing was changed", is true of itself only.
@@ -138,14 +140,14 @@ class ProposalRouter(Generic[R]):
         raise LogError(RETRIABLE, "The leader has changed; whether the change was made is open.")
 
     def tick(self) -> None:
-        """Expire requests past their deadline; retry those parked for want of a leader."""
+        """Expire requests past their deadline. Retry those parked for want of a leader."""
         now = self._clock.monotonic()
         self._pending.expire(now)
         self._reads.expire(now)
         self.retry_parked()
 
     def advance(self) -> None:
-        """As the leader, answer the reads that are confirmed by now."""
+        """Settle the reads that this leader has confirmed by now."""
         self._reads.advance()
 
     def retry_parked(self) -> None:
@@ -159,7 +161,7 @@ class ProposalRouter(Generic[R]):
         self._pending.leader_lost((self._core.leader_id, self._core.term))
 
     def leader_unreachable(self) -> None:
-        """Settle or park all forwarded requests: no answer will come."""
+        """Settle or park all forwarded requests, as no response will come."""
         self._pending.leader_lost(None)
 
     def applied(self, index: int, term: int, result: R | None) -> None:
@@ -177,7 +179,7 @@ class ProposalRouter(Generic[R]):
         self._reads.give_up()
 
     def answered(self, answer: Forwarded) -> None:
-        """Take the leader's answer to a request."""
+        """Handle the leader's response to a request."""
         request = self._pending.answered(answer.request_id)
         if request is None:
             return
@@ -213,7 +215,7 @@ class ProposalRouter(Generic[R]):
 
     def _handle_own(self, request: PendingRequest[R]) -> None:
         def reply(answer: Forwarded) -> None:
-            # As if another member had answered: one path for all.
+            # The path is the same as for the response of another member.
             self.answered(answer)
             self._wake()
 
@@ -224,7 +226,7 @@ class ProposalRouter(Generic[R]):
     # As the leader
 
     def handle_forwarded(self, peer: int, message: Forward) -> None:
-        """Carry out a request of another member's node."""
+        """Execute a request of another member's node."""
         self._handle(
             message.request_id,
             message.kind,
@@ -268,7 +270,7 @@ class ProposalRouter(Generic[R]):
             reply(self._refusal(request_id, error))
 
     def _handle_read(self, request_id: int, reply: Callable[[Forwarded], None]) -> None:
-        """Reply once the commit index is confirmed. Needs no room: nothing is written."""
+        """Reply once the commit index is confirmed. Needs no room, since nothing is written."""
 
         def confirmed(index: int | None) -> None:
             if index is None:

@@ -1,1 +1,1 @@
-"""Snapshots of the state machine: format, transfer, and their schedule."""
+"""Snapshots of the state machine, with their format, transfer and schedule."""

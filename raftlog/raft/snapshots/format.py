@@ -1,13 +1,13 @@
-"""The snapshot file's bytes: a state as of one entry, in checksummed pieces. Pure.
+"""The snapshot file's bytes, a state as of one entry in checksummed pieces. Pure.
 
-The file is an origin, then the content, big-endian. The origin says how this copy came here, and so
-stays here when the content is sent to another node, which writes an origin of its own:
+The file is an origin, then the content, big-endian. The origin is how this copy came here, and so
+stays here when the content is sent to another node, which writes its own origin::
 
     magic     4  b"RLS2"
     crc       4  CRC-32C of everything after it
     received  1  0: taken by this node; 1: received from another
 
-The content is records: META (JSON of format, index, term, voters), any number of PIECEs, END:
+The content is the records META (JSON of format, index, term, voters), any number of PIECEs, END::
 
     crc       4  CRC-32C of all the content before this field, without the crcs, and of the rest
                  of this record: a record that is missing or of another snapshot does not fit
@@ -45,7 +45,7 @@ _RECORD_OVERHEAD: Final = _CRC.size + _FIELDS.size
 ORIGIN_BYTES: Final = _PREFIX.size + _RECEIVED.size
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""(position, length) to the bytes there; fewer only at the end."""
+"""(position, length) to the bytes there. Fewer only at the end."""
 
 
 class Kind(IntEnum):
@@ -58,10 +58,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMeta:
-    """A snapshot of all entries up to `index`, which is of `term`; `voters` are in force there.
+    """A snapshot of all entries up to `index`, which is of `term`.
 
-    `received` is a fact about this copy: it came from another node, so that this node's own journal
-    may never have had those entries.
+    `voters` are in force at `index`. `received` is a fact about this copy. A received copy came
+    from another node, so this node's journal may never have had those entries.
     """
 
     index: int
@@ -85,13 +85,13 @@ _METAS: Final = msgspec.json.Decoder(_Meta)
 
 
 def encode_origin(*, received: bool) -> bytes:
-    """The beginning of the file, which is not sent."""
+    """Encode the beginning of the file, which is not sent."""
     body = _RECEIVED.pack(received)
     return _PREFIX.pack(MAGIC, crc32c(body)) + body
 
 
 def encode_snapshot(meta: SnapshotMeta, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The whole file, in parts: origin and meta, each piece, the end."""
+    """Encode the whole file in parts (origin and meta, each piece, the end)."""
     payload = msgspec.json.encode(_Meta(FORMAT, meta.index, meta.term, meta.voters))
     record, crc = _encode(Kind.META, payload, 0)
     yield encode_origin(received=meta.received) + record
@@ -102,10 +102,10 @@ def encode_snapshot(meta: SnapshotMeta, pieces: Iterable[bytes]) -> Iterator[byt
 
 
 def decode_snapshot(read: Read, size: int) -> tuple[SnapshotMeta, Iterator[bytes]]:
-    """Decode a file of `size` bytes: its meta, and its pieces as written, each verified.
+    """Decode a file of `size` bytes into its meta and its pieces, each verified.
 
-    The caller must not rely on any piece before the iterator is exhausted: only then the end was
-    seen. Raises SnapshotDamagedError, at once or from the iterator.
+    The caller must not rely on any piece before the iterator is exhausted, because only then the
+    end was seen. Raises SnapshotDamagedError, at once or from the iterator.
     """
     origin = read(0, ORIGIN_BYTES)
     if len(origin) < ORIGIN_BYTES or origin != encode_origin(received=bool(origin[-1])):

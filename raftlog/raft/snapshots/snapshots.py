@@ -1,7 +1,7 @@
-"""The member's snapshots: taken of its own state, sent to peers, installed from a leader.
+"""The snapshots that a member takes of its state, sends to peers and installs.
 
-One job at a time changes the snapshot in place: taking and installing exclude each other. During an
-installation the member handles no other messages (these are lost, which Raft allows), applies
+One job at a time changes the snapshot in place, so taking and installing exclude each other. During
+an installation the member handles no other messages (these are lost, which Raft allows), applies
 nothing and starts no election.
 """
 
@@ -70,7 +70,7 @@ class SnapshotManager:
     # Taking
 
     def snapshot_if_due(self) -> None:
-        """Begin a snapshot if the log has grown by enough since the last one."""
+        """Start a snapshot if the log has grown by enough since the last snapshot."""
         if self._saving is not None or self.is_installing:
             return
         snapshot = self._store.snapshot
@@ -91,13 +91,13 @@ class SnapshotManager:
         if index <= log.first_index:
             return
         meta = SnapshotMeta(index, log.term_at(index), log.voters_at(index))
-        # Later commands do not change the captured state; encoding it takes longer.
+        # Later commands do not change the captured state. Encoding it takes longer.
         encode = self._state_machine.snapshot()
         try:
             await self._disk.run(lambda: self._store.save_snapshot(meta, encode()))
         except DiskFullError:
             logger.error(
-                "disk full: no metadata snapshot taken, retrying once the journal has grown"
+                "disk full, no metadata snapshot taken, retrying once the journal has grown"
             )
             self._due_bytes = self._store.journal_bytes + self._settings.snapshot_bytes
             return
@@ -126,7 +126,7 @@ class SnapshotManager:
     # Sending
 
     def send_to(self, peer: int) -> None:
-        """Begin to send the snapshot to a peer; a heartbeat, if already begun."""
+        """Start to send the snapshot to a peer. Send a heartbeat, if already started."""
         found = self._senders.get(peer)
         if found is not None:
             found[0].send_heartbeat()
@@ -145,13 +145,13 @@ class SnapshotManager:
         task.add_done_callback(lambda task: self._send_done(peer, task))
 
     def answered(self, peer: int, answer: SnapshotAnswer) -> None:
-        """Take a peer's answer to a chunk."""
+        """Handle a peer's response to a chunk."""
         found = self._senders.get(peer)
         if found is not None:
             found[0].received(answer)
 
     def stop_sending_to(self, peer: int) -> None:
-        """Stop sending to a peer: gone, or up to date."""
+        """Stop sending to a peer that is gone or up to date."""
         found = self._senders.pop(peer, None)
         if found is not None:
             found[1].cancel()
@@ -174,7 +174,7 @@ class SnapshotManager:
     # Receiving
 
     async def received(self, peer: int, chunk: SnapshotChunk) -> None:
-        """Take a leader's chunk. Its errors must end the member."""
+        """Handle a leader's chunk. Its errors must end the member."""
         await self._receiver.received(peer, chunk)
 
     async def _install(self, meta: SnapshotMeta) -> None:

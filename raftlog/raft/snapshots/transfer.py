@@ -1,11 +1,13 @@
-"""Snapshots between members: from a leader, to a peer without the entries before its log.
+"""Sends snapshots from a leader to a peer without the entries before its log.
 
-The sender reads its snapshot file in chunks and waits for the answer to each; the receiver answers
-how many bytes it has, so that a lost chunk, another connection or another leader only mean that the
-sender goes on from elsewhere. Chunks without data are the leader's heartbeats meanwhile. The
-received file is verified as a whole before it is put in place; no chunk moves a commit index.
+The sender reads its snapshot file in chunks and waits for the response to each. The receiver
+responds with the number of bytes it has, so that after a lost chunk, another connection or another
+leader the sender only continues from elsewhere. Until then, chunks without data are the leader's
+heartbeats. The received file is verified as a whole before it is put in place. No chunk moves a
+commit index.
 
-Reading and writing happen off the event loop; a chunk is under way or being written, never both.
+Reading and writing happen off the event loop. A chunk is either under way or being written, never
+both.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from raftlog.raft.snapshots.format import SnapshotMeta
 from raftlog.world import Clock, Disk, DiskFullError, Wakeup
 
 CHUNK_RESEND_S: Final = 1.0
-"""A chunk without an answer for this long is sent again."""
+"""Seconds after which a chunk without a response is sent again."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class SnapshotSender:
         self._answered = Wakeup(clock)
 
     async def run(self) -> None:
-        """Send chunks until the task is cancelled: the peer has all, or its connection ended."""
+        """Send chunks until the task is cancelled (the peer has all, or its connection ended)."""
         self._reader = await self._disk.run(self._store.open_snapshot)
         if self._reader is None:
             return
@@ -69,23 +71,23 @@ class SnapshotSender:
 
     @property
     def index(self) -> int | None:
-        """The last entry of the snapshot being sent; None before it is open."""
+        """The last entry of the snapshot being sent, or None before it is open."""
         return None if self._reader is None else self._reader.meta.index
 
     def send_heartbeat(self) -> None:
-        """Send the leader's heartbeat to the peer, which answers with its position."""
+        """Send the leader's heartbeat to the peer, which responds with its position."""
         if self._reader is not None:
             self._send_part(self._reader, self._reader.size, b"")
 
     def received(self, answer: SnapshotAnswer) -> None:
-        """Take the peer's answer: its position."""
+        """Handle the peer's response, which is its position."""
         reader = self._reader
         if reader is None or (answer.index, answer.last_term) != (
             reader.meta.index,
             reader.meta.term,
         ):
             return
-        # The same position again answers a heartbeat: the chunk is still under way.
+        # The same position again responds to a heartbeat, while the chunk is still under way.
         if answer.position != self._position:
             self._position = min(answer.position, reader.size)
             self._answered.set()
@@ -97,7 +99,7 @@ class SnapshotSender:
             self._send_part(reader, position, data)
 
     async def _answer_or_timeout(self) -> None:
-        # An answer that came while the chunk was read does not belong to it.
+        # A response that came while the chunk was read does not belong to it.
         self._answered = Wakeup(self._clock)
         await self._answered.wait(self._clock.monotonic() + CHUNK_RESEND_S)
 
@@ -118,7 +120,7 @@ class SnapshotSender:
 
 @dataclass(slots=True)
 class _Stream:
-    """The snapshot being received: its sender, its entry, its size, the bytes so far."""
+    """The snapshot being received, with its sender, entry, size and bytes so far."""
 
     peer: int
     index: int
@@ -157,7 +159,10 @@ class SnapshotReceiver:
         self._is_busy = False
 
     async def received(self, peer: int, chunk: SnapshotChunk) -> None:
-        """Take a chunk, or a heartbeat, from a leader. Raises DiskError and LogError: final."""
+        """Handle a chunk or a heartbeat from a leader.
+
+        Raises DiskError and LogError, which are final.
+        """
         core = self._core
         if core.heard_leader(peer, chunk.term) and not self._is_busy:
             covered = core.covers(chunk.index, chunk.last_term)
@@ -170,7 +175,7 @@ class SnapshotReceiver:
             except DiskFullError as error:
                 # The leader sends the same chunk again, until there is room.
                 logger.error(
-                    "disk full: the leader's metadata snapshot waits for free space: %s", error
+                    "disk full, the leader's metadata snapshot waits for free space: %s", error
                 )
             finally:
                 self._is_busy = False
@@ -193,7 +198,7 @@ class SnapshotReceiver:
         except ReceivedSnapshotError as error:
             self._stream = None
             logger.error(
-                "metadata snapshot from node %d is damaged (%s): requesting it again", peer, error
+                "metadata snapshot from node %d is damaged (%s), requesting it again", peer, error
             )
 
     async def _finish(self) -> None:
@@ -205,8 +210,7 @@ class SnapshotReceiver:
             self._stream = None
 
     def _answer(self, peer: int, chunk: SnapshotChunk) -> None:
-        """Answer with this stream's position; a snapshot that is installed is answered as
-        covered."""
+        """Respond with this stream's position. An installed snapshot is acknowledged as covered."""
         core = self._core
         covered = core.covers(chunk.index, chunk.last_term)
         if covered is not None and chunk.term == core.term:
