@@ -1,7 +1,7 @@
-"""The catalog: which logs a fleet has, and the cluster that holds each of them.
+"""The catalog lists a fleet's logs and the cluster of each log.
 
-The catalog is an ordinary compacted topic of the fleet's home cluster. Key: the log's name in
-UTF-8. Value: a `CatalogEntry` as JSON; a tombstone forgets the log.
+The catalog is an ordinary compacted topic of the fleet's home cluster. The key is the log's name in
+UTF-8, the value a `CatalogEntry` as JSON. A tombstone removes the log.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ CATALOG_PARTITIONS: Final = 1
 CATALOG_CONFIG: Final = (("cleanup.policy", "compact"),)
 ENTRY_VERSION: Final = 1
 ADDRESSES_MAX: Final = 1_000
-"""As many as a cluster may have nodes."""
+"""Most addresses of an entry, equal to the most nodes of a cluster."""
 
 LogState = Literal["creating", "online", "degraded", "removed"]
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One log. Unknown fields are ignored: an older reader takes a newer entry."""
+    """One log. Unknown fields are ignored, so an older reader accepts a newer entry."""
 
     log: Annotated[str, Meta(min_length=1)]
     """The topic's name, in its cluster."""
@@ -31,22 +31,22 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str = ""
     """Empty until the cluster has been created."""
     addresses: Annotated[tuple[str, ...], Meta(max_length=ADDRESSES_MAX)] = ()
-    """`host:port` of the cluster's nodes; any of them will do."""
+    """`host:port` of the cluster's nodes. A client may use any of them."""
     partitions: Annotated[int, Meta(ge=1)] = 1
     state: LogState
-    """creating: not usable yet; degraded: usable in part; removed: no longer in the fleet's file,
-    though the cluster may still run."""
+    """State of the log. `creating` is not usable yet, `degraded` is usable in part, and `removed`
+    has left the fleet's file although the cluster may still run."""
     version: int = ENTRY_VERSION
 
 
 def encode_entry(entry: CatalogEntry) -> bytes:
-    """The entry as the value of a record."""
+    """Encode the entry as the value of a record."""
     return msgspec.json.encode(entry)
 
 
 def decode_entry(value: bytes) -> CatalogEntry:
-    """The inverse of `encode_entry`. Raises ValueError for a value that is no entry."""
+    """Decode the value of a record. Raises ValueError for a value that is not an entry."""
     try:
         return msgspec.json.decode(value, type=CatalogEntry)
     except msgspec.DecodeError as error:
-        raise ValueError(f"this is no entry of the catalog: {error}") from error
+        raise ValueError(f"this is not a catalog entry: {error}") from error

@@ -1,4 +1,4 @@
-"""Shapes about the cluster: metadata, leaders, replicas, reassignments, nodes, quorum, settings."""
+"""Shapes about the cluster, from metadata and replicas to nodes, quorum and settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BrokerIds(msgspec.Struct, frozen=True):
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True):
-    """What serves here, and where to go on."""
+    """Name and version of the service, with links to its interfaces."""
 
     name: str = "raftlog"
     version: str
@@ -31,28 +31,28 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster, as one of its nodes sees it."""
+    """The cluster as one node sees it."""
 
     cluster_id: str
     """Empty while this node does not know it yet."""
     node_id: int
-    """The node that answers."""
+    """Number of the responding node."""
     version: str
     """Version of this node's software."""
     controller_id: int = -1
-    """The active controller; -1 while this node knows of none."""
+    """Node id of the active controller, or -1 while this node knows none."""
     open_access: bool
-    """Whether clients of other machines can use this node without authentication: a listener of it
-    is beyond loopback, and there are no users."""
+    """Whether clients of other machines can use this node without authentication. True if a
+    listener accepts them beyond loopback and the cluster has no users."""
     clock_skew_ms: int | None = None
-    """How far this node's wall clock is ahead of the cluster time, the median of the nodes' clocks;
-    null while that is unknown."""
+    """Milliseconds by which this node's wall clock is ahead of the cluster time. Null while
+    unknown. The cluster time is the median of the nodes' clocks."""
     replicas: int = 0
     """Replicas assigned to this node."""
     replicas_open: int = 0
-    """Of these, the ones that this node has opened."""
+    """Replicas assigned to this node that it has opened."""
     opening: int = 0
-    """Of the rest, the ones that this node is still creating or opening."""
+    """Replicas assigned to this node that it is still creating or opening."""
 
 
 class MetadataBroker(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class MetadataBroker(msgspec.Struct, frozen=True):
 
 
 class MetadataPartition(msgspec.Struct, frozen=True):
-    """A partition's leader (-1: none), replicas, and the replicas in sync."""
+    """A partition's leader (-1 for none), replicas and ISR."""
 
     partition: int
     leader: int
@@ -82,7 +82,7 @@ class MetadataTopic(msgspec.Struct, frozen=True):
     error_code: int | None = None
     partitions: list[MetadataPartition] = []
     message: str | msgspec.UnsetType = msgspec.UNSET
-    """Of an error other than an unknown name; left out otherwise."""
+    """Message of an error other than an unknown name, else absent."""
 
 
 class TopicsToProduce(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,27 +96,28 @@ class MetadataResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster_id: str
     controller_id: int = -1
-    """The active controller; -1 while this node knows of none."""
+    """Node id of the active controller, or -1 while this node knows none."""
     brokers: list[MetadataBroker]
     topics: list[MetadataTopic]
 
 
 class LeaderElection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The replica to lead a partition, until the preferred replica (the first one) leads again.
+    """The replica to lead a partition until the preferred (first) replica leads again.
 
-    For another preferred replica, reassign the partition to the same nodes in another order.
+    To change the preferred replica, reassign the partition to the same nodes in another order.
     """
 
     broker: NodeNumber | None = None
-    """A replica; null: the best one, but for the present leader."""
+    """Node id of the new leader. Null selects the best replica except the present leader."""
     unclean: bool = False
-    """Whether a replica with missing records may lead, if no other can: those records are lost for
-    good. Without a `broker` it is the living replica with the longest log."""
+    """Whether a replica with missing records may lead if no other replica can. Its missing records
+    are lost permanently. Without a `broker`, the live replica with the longest log leads."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
-    """One replica. `log_end_offset` and `lag` are null if this node does not lead the partition, or
-    has not heard from the replica yet."""
+    """One replica. `log_end_offset` and `lag` are null on a node that does not lead the partition,
+    and until the replica has contacted the leader.
+    """
 
     broker_id: int
     in_sync: bool = False
@@ -133,9 +134,9 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     leader_epoch: int = -1
     replicas: tuple[ReplicaStatus, ...] = ()
     elr: tuple[int, ...] | None = None
-    """Eligible leader replicas: not in sync, but with all committed records (KIP-966)."""
+    """Eligible leader replicas, which are not in sync but have all committed records (KIP-966)."""
     high_watermark: int | None = None
-    """Null if this node does not lead the partition."""
+    """First offset not committed yet. Null on a node that does not lead the partition."""
 
 
 class PartitionStatusList(msgspec.Struct, frozen=True):
@@ -153,7 +154,7 @@ class NewReassignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewReassignments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Partitions to move. All are checked before the first is begun."""
+    """Partitions to move. All are checked before the first move starts."""
 
     reassignments: Annotated[list[NewReassignment], Meta(min_length=1)]
 
@@ -169,11 +170,11 @@ class Reassignment(msgspec.Struct, frozen=True):
     adding: tuple[int, ...]
     """Nodes still to join the ISR."""
     removing: tuple[int, ...]
-    """Nodes that leave once the added ones are in sync."""
+    """Nodes that leave once the added nodes are in sync."""
 
 
 class ReassignmentList(msgspec.Struct, frozen=True):
-    """Partitions under reassignment, by topic and number; of `total` as many as fit."""
+    """Partitions under reassignment, by topic and number. Lists as many of `total` as fit."""
 
     total: int
     reassignments: tuple[Reassignment, ...]
@@ -185,44 +186,44 @@ class DecommissionProgress(msgspec.Struct, frozen=True):
     node_id: int
     decommissioning: bool
     partitions_left: int
-    """Partitions with a replica still on the node; at 0 the node may be stopped and removed."""
+    """Partitions with a replica still on the node. At 0 the node may be stopped and removed."""
     partitions_moving: int
-    """Of those: partitions in copy to other nodes."""
+    """Partitions of `partitions_left` that are being copied to other nodes."""
     is_empty: bool
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the cluster. Null: not known to the answering node."""
+    """A node of the cluster. Null if the responding node does not know the value."""
 
     node_id: int
     host: str | None
     port: int | None
     kafka: str | None = None
-    """`host:port` for Kafka clients; null: no Kafka listener, or not registered."""
+    """`host:port` for Kafka clients, or null without a Kafka listener or before registration."""
     rack: str | None
     directory_id: str | None
     broker_epoch: int | None
-    """Of its last start; null before its registration."""
+    """Epoch of the node's last start, or null before its registration."""
     fenced: bool | None
-    """Whether the controller keeps the node from leading partitions; null before registration."""
+    """Whether the controller keeps the node from leading partitions. Null before registration."""
     maintenance: bool | None = None
-    """Whether the node leads only partitions without another leader; null before registration."""
+    """Whether the node leads only partitions without another leader. Null before registration."""
     can_write: bool | None = None
-    """Whether its disk takes writes: while it is full or stalled, other nodes lead its partitions
-    if they can. Null before the node's registration."""
+    """Whether the node's disk accepts writes. While the disk is full or stalled, other nodes lead
+    its partitions if they can. Null before the node's registration."""
     decommissioning: bool | None = None
-    """Whether all its replicas are to move to other nodes; null before its registration."""
+    """Whether all replicas of the node are to move to other nodes. Null before its registration."""
     led: int | None = None
     """Partitions led by the node."""
     held: int | None = None
     """Partitions with a replica on the node."""
     opening: int | None = None
-    """Replicas that the node is still creating or opening. Null: another node answers."""
+    """Replicas that the node is still creating or opening. Null if another node responds."""
     replicas_open: int | None = None
-    """Replicas, of `held`, that the node has opened. Null: another node answers."""
+    """Replicas counted by `held` that the node has opened. Null if another node responds."""
     clock_skew_ms: int | None = None
-    """How far the node's wall clock is ahead of the cluster time, the median of the nodes' clocks.
-    Null: not known, or another node answers."""
+    """Milliseconds by which the node's wall clock is ahead of the cluster time. Null while unknown
+    and if another node responds. The cluster time is the median of the nodes' clocks."""
     is_voter: bool
     is_controller: bool
     connected: bool
@@ -236,7 +237,7 @@ class NodeList(msgspec.Struct, frozen=True):
 
 
 class QuorumMember(msgspec.Struct, frozen=True):
-    """A member of the metadata quorum. Null: not known to the answering node."""
+    """A member of the metadata quorum. Null if the responding node does not know the value."""
 
     node_id: int
     host: str | None
@@ -245,13 +246,13 @@ class QuorumMember(msgspec.Struct, frozen=True):
     """Identity of its data directory."""
     is_leader: bool
     connected: bool
-    """Whether the answering node is connected to the member; true for itself."""
+    """Whether the responding node is connected to the member. True for itself."""
     match_index: int | None
     """Newest entry of the metadata log known to be durable on the member."""
     lag: int | None
     """Entries of the metadata log not known to be durable on the member."""
     last_heard_ms: int | None
-    """Milliseconds since its last message; 0 for the answering node."""
+    """Milliseconds since the member's last message. 0 for the responding node."""
 
 
 class QuorumInfo(msgspec.Struct, frozen=True):
@@ -268,28 +269,28 @@ class QuorumInfo(msgspec.Struct, frozen=True):
     applied_index: int
     voters: tuple[QuorumMember, ...]
     observers: tuple[QuorumMember, ...]
-    """Connected members without a vote, and this node itself without one."""
+    """Connected members without a vote, including this node if it has none."""
     warnings: tuple[str, ...] = ()
-    """What is fragile although it works, such as one vote in a cluster of three nodes."""
+    """Weaknesses of a working quorum. An example is a single vote in a cluster of three nodes."""
 
 
 class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The node to get a vote. Must be connected, as an observer."""
+    """The node that gets a vote. It must be a connected observer."""
 
     node_id: NodeNumber
 
 
 class NewDirectory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The empty data directory that takes the place of a lost one."""
+    """The empty data directory that replaces a lost directory."""
 
     directory_id: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-    """Drawn by its node at the first start (`directory.json`)."""
+    """Identity drawn by the directory's node at its first start (`directory.json`)."""
 
 
 class LeadershipTransfer(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """The voter to lead the quorum; null: the other voter with the longest log."""
+    """The voter to lead the quorum. Null selects the other voter with the longest log."""
 
     node_id: NodeNumber | None = None
 
@@ -302,7 +303,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
 
 class ClusterSettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Topic configs to set for all topics, and names to return to their defaults: all or none."""
+    """Topic configs to set for all topics, and names to reset. All change or none."""
 
     values: Annotated[dict[str, str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = {}
     removals: Annotated[list[str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = []

@@ -1,4 +1,4 @@
-"""Numbers and bodies shared by all calls: bounds, offsets from the end, errors, empty answers."""
+"""Bounds and bodies that all calls share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raftlog.record.types import Offset
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 EPOCH_MAX: Final = 2**15 - 1
-"""Of a producer epoch."""
+"""Largest producer epoch."""
 NODE_ID_MAX: Final = INT32_MAX
 REPLICAS_MAX: Final = 1_000
-"""Replicas that one reassignment may name: as many as a cluster may have nodes."""
+"""Most replicas of one reassignment, equal to the most nodes of a cluster."""
 
 PartitionNumber: TypeAlias = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 OffsetNumber: TypeAlias = Annotated[Offset, Meta(ge=0, le=INT64_MAX)]
@@ -26,29 +26,29 @@ NodeNumber: TypeAlias = Annotated[int, Meta(ge=1, le=NODE_ID_MAX)]
 
 
 def offset_before_end(start_offset: int, end_offset: int, count: int) -> int:
-    """The offset `count` before the end; the first one, if the log has fewer.
+    """Return the offset `count` before the end, or the first offset of a shorter log.
 
-    The meaning of a negative offset in REST, the client and the CLI alike. Offsets count, not
-    records: those of transaction markers and of records removed by compaction are among them.
+    This is the meaning of a negative offset in REST, the client and the CLI. It counts offsets, not
+    records. Offsets of transaction markers and of records removed by compaction count.
     """
     return max(end_offset - count, start_offset)
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every error answer."""
+    """The body of every error response."""
 
     error_code: int
-    """HTTP status and two digits; codes never change their meaning."""
+    """HTTP status and two digits. Codes never change their meaning."""
     message: str
-    """The cause, and where possible the next step."""
+    """The cause and, if possible, the next step."""
 
 
 class Empty(msgspec.Struct, frozen=True):
-    """A request without fields; or an answer without content, or with content of no use here."""
+    """A request without fields, or a response without useful content."""
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The answer of `/health` and `/ready` of a healthy node."""
+    """The response of a healthy node to `/health` and `/ready`."""
 
     status: str
     node_id: int

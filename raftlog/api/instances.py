@@ -1,6 +1,6 @@
-"""Reads of a consumer instance by another process than the node: where to begin, the new positions.
+"""Shapes for a gateway that reads for a consumer instance on the node.
 
-A gateway fetches the records of other clusters itself; the instance, its membership and its offsets
+A gateway fetches the records of other clusters itself. The instance, its membership and its offsets
 stay with the coordinator of the group (docs/decisions/rest-consumers.md).
 """
 
@@ -14,23 +14,23 @@ from msgspec import Meta
 from raftlog.api.common import OffsetNumber, OffsetOrEnd, PartitionNumber
 
 READ_PARTITIONS_MAX: Final = 10_000
-"""Partitions of one body; an instance has 1,000 at most."""
+"""Most partitions of one body. An instance has at most 1,000."""
 READ_WAIT_MS_MAX: Final = 10_000
-"""Longest wait for a first partition in one call."""
+"""Most milliseconds to wait for a first partition in one call."""
 FORMATS_MAX: Final = 16
 NO_POSITION: Final = -1
-"""The instance has no position yet: its `auto_offset_reset` decides."""
+"""Position of an instance without a position yet. `auto_offset_reset` decides where it starts."""
 
 
 class BeginReadRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A read that begins, or goes on."""
+    """Starts or continues a read."""
 
     formats: Annotated[list[str], Meta(max_length=FORMATS_MAX)]
     """Record formats accepted by the client."""
     is_first: bool = True
-    """False: the same read goes on, and the client may not have used earlier answers yet."""
+    """False for a continued read. The client may not have used earlier responses yet."""
     max_wait_ms: Annotated[int, Meta(ge=0, le=READ_WAIT_MS_MAX)] = 0
-    """Time to wait for a first partition."""
+    """Milliseconds to wait for a first partition."""
 
 
 class PlannedPosition(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class PlannedPosition(msgspec.Struct, frozen=True):
     topic_id: str
     partition: int
     offset: int
-    """The next offset to read; -1: the instance's auto_offset_reset decides."""
+    """Next offset to read, or -1 if the instance's `auto_offset_reset` decides."""
 
 
 class BeginReadResponse(msgspec.Struct, frozen=True):
@@ -61,27 +61,27 @@ class ReadPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PositionMove(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How far a read came in one partition."""
+    """Progress of a read in one partition."""
 
     topic_id: str
     partition: PartitionNumber
     planned: OffsetOrEnd
-    """The position at the beginning of the read; -1: none."""
+    """Position at the start of the read, or -1."""
     next: OffsetNumber
     """The next offset to read."""
     reset_to: OffsetOrEnd = NO_POSITION
-    """Where auto_offset_reset began; -1: it was not needed."""
+    """Offset chosen by `auto_offset_reset`, or -1 if it was not needed."""
 
 
 class EndReadRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Moves of positions. Each moves only from where it was planned."""
+    """Moves of positions. Each applies only if the position is still the planned offset."""
 
     moves: Annotated[list[PositionMove], Meta(max_length=READ_PARTITIONS_MAX)] = []
     last: Annotated[list[ReadPartition], Meta(max_length=READ_PARTITIONS_MAX)] = []
-    """Partitions that had their turn: the last ones of the next read."""
+    """Partitions that had their turn, which are the last of the next read."""
 
 
 class EndReadResponse(msgspec.Struct, frozen=True):
-    """Partitions lost to another reader: their records must not be answered."""
+    """Partitions lost to another reader. Their records must not be returned."""
 
     lost: list[ReadPartition]

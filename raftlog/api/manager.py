@@ -1,4 +1,4 @@
-"""Shapes of the local cluster manager's control socket: requests, progress, results, status."""
+"""Shapes of the local cluster manager's control socket."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="status"):
-    """Answered with a `ClusterStatus` at once."""
+    """Requests a `ClusterStatus` at once."""
 
 
 class AwaitReady(msgspec.Struct, frozen=True, tag="await_ready"):
-    """Answered with a `ClusterStatus` once the cluster serves."""
+    """Requests a `ClusterStatus` once the cluster serves."""
 
 
 class StopCluster(msgspec.Struct, frozen=True, tag="stop_cluster"):
@@ -20,13 +20,13 @@ class StopCluster(msgspec.Struct, frozen=True, tag="stop_cluster"):
 
 
 class AddNode(msgspec.Struct, frozen=True, tag="add_node"):
-    """Add a node, with a vote or without."""
+    """Add a node with or without a vote."""
 
     voter: bool = False
 
 
 class ReplaceNode(msgspec.Struct, frozen=True, tag="replace_node"):
-    """Put an empty data directory in the place of a lost one."""
+    """Replace a lost data directory with an empty directory."""
 
     node_id: int
 
@@ -46,10 +46,10 @@ class StartNode(msgspec.Struct, frozen=True, tag="start_node"):
 
 
 class Reconfigure(msgspec.Struct, frozen=True, tag="reconfigure"):
-    """Give each node other settings, from its next start on."""
+    """Give each node other settings, which apply from its next start."""
 
     arguments: tuple[str, ...]
-    """Further arguments of `raftlog serve`."""
+    """Additional arguments of `raftlog serve`."""
     flush: Literal["sync", "async"]
 
 
@@ -66,19 +66,19 @@ ControlRequest: TypeAlias = (
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """Progress of the request, or an event in the cluster; more answers follow."""
+    """Progress of the request, or an event in the cluster. More responses follow."""
 
     text: str
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The last answer: the request succeeded; `result` is JSON."""
+    """The last response of a request that succeeded. `result` is JSON."""
 
     result: Any = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The last answer: the request failed; `hint` names the next step, if there is one."""
+    """The last response of a request that failed. `hint` names the next step, if there is one."""
 
     message: str
     hint: str | None = None
@@ -88,34 +88,34 @@ ControlAnswer: TypeAlias = Step | Done | Failed
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """One node, as the manager sees it."""
+    """One node as the manager sees it."""
 
     node_id: int
     address: str
     pid: int | None
     state: str
-    """running, paused, restarting, failing or stopped; unmanaged: it runs without a manager."""
+    """running, paused, restarting, failing, stopped or unmanaged (without a manager)."""
     ready: bool
     why: str | None
-    """Why it is not ready."""
+    """Reason why the node is not ready."""
     restarts: int
     last_end: str | None
-    """How its last process ended, if one has."""
+    """Description of its last process's end, if a process has ended."""
     log: str
     """Path of its log file."""
     kafka: str | None = None
-    """The address of its Kafka listener, if there is one."""
+    """Address of its Kafka listener, if there is one."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
-    """The cluster, as its manager sees it; also the document of `--format json`."""
+    """The cluster as its manager sees it. Also the document of `--format json`."""
 
     directory: str
     manager_pid: int | None
-    """None: no manager runs."""
+    """Process id of the manager, or None if no manager runs."""
     flush: str
     servers: str
-    """The nodes' addresses, as RAFTLOG_SERVERS takes them."""
+    """The nodes' addresses in the form of RAFTLOG_SERVERS."""
     controller_id: int | None
     nodes: tuple[NodeStatus, ...]
 

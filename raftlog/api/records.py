@@ -1,4 +1,4 @@
-"""Shapes of the data plane: produce, fetch, producer ids, offsets, deletion of records."""
+"""Shapes of the data plane, from produce and fetch to the deletion of records."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from raftlog.api.common import (
 from raftlog.record.types import Offset
 
 PARTITION_BYTES_DEFAULT: Final = 1024 * 1024
-"""Bytes of one partition in a fetch answer, unless the request says otherwise."""
+"""Bytes of one partition in a fetch response, unless the request sets another limit."""
 MAX_WAIT_MS_DEFAULT: Final = 500
 NO_OFFSET: Final = Offset(-1)
-"""Stands beside an error."""
+"""Offset in a response with an error."""
 NO_TIMESTAMP: Final = -1
 
 Isolation: TypeAlias = Literal["read_uncommitted", "read_committed"]
-"""`read_committed`: up to the last stable offset, with the list of aborted transactions."""
+"""`read_committed` reads up to the last stable offset and returns the aborted transactions."""
 
 
 class LeaderAddress(msgspec.Struct, frozen=True):
@@ -41,17 +41,17 @@ class ProduceResult(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     base_offset: int = NO_OFFSET
-    """Offset of the frame's first record; of a repeated batch: of its first copy."""
+    """Offset of the frame's first record, or of its first copy for a repeated batch."""
     last_offset: int = NO_OFFSET
     log_append_time: int = NO_TIMESTAMP
-    """Milliseconds since the Unix epoch; -1: the records keep their producer's timestamps."""
+    """Milliseconds since the Unix epoch, or -1 if the records keep their producer's timestamps."""
     log_start_offset: int = NO_OFFSET
     error_code: int | None = None
     message: str | None = None
     leader: LeaderAddress | msgspec.UnsetType = msgspec.UNSET
-    """With error 50301: the partition's leader, as far as this node knows."""
+    """The partition's leader as this node knows it, with error 50301."""
     leader_epoch: int | msgspec.UnsetType = msgspec.UNSET
-    """With error 50301: the newest leader epoch known to this node."""
+    """Newest leader epoch known to this node, with error 50301."""
 
 
 class ProduceResults(msgspec.Struct, frozen=True):
@@ -63,32 +63,33 @@ class ProduceResults(msgspec.Struct, frozen=True):
 class FetchPartition(
     msgspec.Struct, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True
 ):
-    """Where to read one partition from."""
+    """The position to read in one partition."""
 
     topic: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
     partition: PartitionNumber
     offset: OffsetNumber
     max_bytes: Annotated[int, Meta(ge=1, le=INT32_MAX)] = PARTITION_BYTES_DEFAULT
     end_offset: OffsetNumber | None = None
-    """No batch with a base offset from here on is sent. A batch with records on both sides is."""
+    """Exclusive end. Batches with a base offset at or above it are not sent. A batch with records
+    on both sides is sent."""
     topic_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    """Which topic of that name is meant: 40404 for another one."""
+    """Id of the topic. Error 40404 if the topic of that name has another id."""
 
 
 class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which batches to send, how many, and how long to wait for the first."""
+    """Selects the batches to send, their number, and the wait for the first."""
 
     partitions: list[FetchPartition]
     max_bytes: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
     min_bytes: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 1
     max_wait_ms: Annotated[int, Meta(ge=0, le=INT64_MAX)] = MAX_WAIT_MS_DEFAULT
     any_replica: bool = False
-    """Whether this node may answer from a follower replica, up to its high watermark."""
+    """Whether this node may respond from a follower replica, up to its high watermark."""
     isolation: Isolation = "read_uncommitted"
 
 
 class TailError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Replaces a record in a tail that the format cannot express."""
+    """Replaces a record that the format of a tail cannot express."""
 
     error_code: int
     message: str
@@ -104,25 +105,25 @@ class ProducerIdentity(msgspec.Struct, frozen=True):
 
 
 class OffsetsRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A request for the offsets of partitions: all of each topic, or some of each."""
+    """Requests the offsets of all partitions of a topic or of some."""
 
     topics: list[str] | dict[str, list[PartitionNumber]]
     any_node: bool = False
-    """Whether this node forwards to the leaders of other partitions. Then each partition may have
-    an error of its own, instead of one for all."""
+    """Whether this node forwards to the leaders of other partitions. Each partition may then have a
+    separate error instead of one error for the request."""
 
 
 class ReadableOffsets(msgspec.Struct, frozen=True):
-    """Readable offsets of a partition. All are -1 beside an error."""
+    """Readable offsets of a partition. All are -1 with an error."""
 
     beginning_offset: Offset
     end_offset: Offset
     """Offset after the last readable record."""
     high_watermark: Offset
-    """First offset not committed yet; readers go no further."""
+    """First offset not committed yet. Readers stop there."""
     last_stable_offset: Offset
-    """First offset possibly in an open transaction: the end for readers of committed
-    transactions. At most the high watermark."""
+    """First offset possibly in an open transaction, where readers of committed transactions stop.
+    At most the high watermark."""
     error_code: int | msgspec.UnsetType = msgspec.UNSET
     message: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -145,30 +146,30 @@ class TimesRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     timestamps: dict[str, dict[str, Annotated[int, Meta(ge=0, le=INT64_MAX)]]]
     any_node: bool = False
-    """Whether this node forwards to the leaders of other partitions. Then each partition may have
-    an error of its own, instead of one for all."""
+    """Whether this node forwards to the leaders of other partitions. Each partition may then have a
+    separate error instead of one error for the request."""
 
 
 class FoundOffset(msgspec.Struct, frozen=True):
-    """The first record at or after the request's timestamp. Both are -1 beside an error."""
+    """The first record at or after the request's timestamp. Both are -1 with an error."""
 
     offset: Offset
     timestamp: int
-    """The record's own, in milliseconds since the Unix epoch."""
+    """Timestamp of the record in milliseconds since the Unix epoch."""
     error_code: int | msgspec.UnsetType = msgspec.UNSET
     message: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class TimesResponse(msgspec.Struct, frozen=True):
-    """Offsets by topic and partition number; null: no record is that young."""
+    """Offsets by topic and partition number, or null if no record is that young."""
 
     offsets: dict[str, dict[str, FoundOffset | None]]
     topic_ids: dict[str, str]
-    """Of each topic: the id of the topic with these offsets."""
+    """Id of the topic that has these offsets, by topic name."""
 
 
 class DeleteRecords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """By topic and partition: the offset below which records are deleted; -1 for all of them."""
+    """Exclusive end of the deleted records by topic and partition, or -1 for all records."""
 
     offsets: dict[str, dict[PartitionNumber, OffsetOrEnd]]
 
@@ -179,7 +180,7 @@ class DeletedPartition(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     log_start_offset: int
-    """Where the partition begins now; -1 beside an error."""
+    """First remaining offset of the partition, or -1 with an error."""
     error_code: int | None = None
     message: str | None = None
 

@@ -1,8 +1,8 @@
-"""Shapes of transactions in /v1 (KIP-98, 890, 939).
+"""Shapes of transactions in `/v1` (KIP-98, 890, 939).
 
-A transaction begins with its first write: a produce request with `transactional_id`, or offsets.
-The end of each transaction gives the producer its next epoch, which the next transaction uses, with
-sequence numbers from 0.
+A transaction starts with its first write, which is a produce request with `transactional_id`, or
+offsets. The end of each transaction gives the producer its next epoch. The next transaction uses
+that epoch, with sequence numbers from 0.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _ProducerEpoch = Annotated[int, Meta(ge=-1, le=EPOCH_MAX)]
 
 
 class InitRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Begin, or begin again, as the one producer of a transactional id."""
+    """Starts or restarts the only producer of a transactional id."""
 
     timeout_ms: Annotated[int, Meta(ge=1, le=INT32_MAX)] = TRANSACTION_TIMEOUT_MS_DEFAULT
-    """A transaction that lasts longer is aborted."""
+    """Milliseconds after which an open transaction is aborted."""
     producer_id: _ProducerId = -1
     producer_epoch: _ProducerEpoch = -1
-    """Both of an earlier answer, to go on after an error (KIP-360); else -1."""
+    """Producer id and epoch of an earlier response, else -1. Resumes after an error (KIP-360)."""
     keep_prepared: bool = False
-    """A prepared transaction of an earlier producer stays, to be committed or aborted (KIP-939)."""
+    """Whether an earlier producer's prepared transaction remains to be ended (KIP-939)."""
 
 
 class TransactionProducer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,16 +40,16 @@ class TransactionProducer(msgspec.Struct, frozen=True, omit_defaults=True):
     producer_id: int
     producer_epoch: int
     is_prepared: bool = False
-    """A prepared transaction waits for its end."""
+    """Whether a prepared transaction waits for its end."""
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Commit, abort or prepare the transaction of this producer.
 
-    Harmless to repeat with the same epoch until the answer is known. An abort without an open
-    transaction gives the next epoch, too; after the coordinator has aborted a transaction for its
-    timeout, the commit is answered PRODUCER_FENCED, and the abort gives the next epoch: so a client
-    tells a timeout from a fence.
+    Harmless to repeat with the same epoch until the response arrives. An abort without an open
+    transaction also gives the next epoch. After the coordinator has aborted a transaction for its
+    timeout, a commit returns PRODUCER_FENCED and an abort gives the next epoch. The client thus
+    distinguishes a timeout from a fence.
     """
 
     producer_id: Annotated[int, Meta(ge=0, le=INT64_MAX)]
@@ -77,7 +77,7 @@ class TransactionPartition(msgspec.Struct, frozen=True):
 
 
 class TransactionListing(msgspec.Struct, frozen=True):
-    """One transactional id, in short."""
+    """Summary of one transactional id."""
 
     transactional_id: str
     producer_id: int
@@ -87,7 +87,7 @@ class TransactionListing(msgspec.Struct, frozen=True):
     `complete-abort`."""
     coordinator: int
     open_ms: int
-    """How long its transaction is open; 0 without one."""
+    """Milliseconds since the start of the open transaction, or 0."""
 
 
 class TransactionList(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class TransactionList(msgspec.Struct, frozen=True):
 
     transactions: list[TransactionListing]
     incomplete: list[str] = []
-    """Why those of some coordinators are missing, if any."""
+    """Reasons for missing ids of unreachable coordinators."""
 
 
 class TransactionDescription(msgspec.Struct, frozen=True):
@@ -108,30 +108,31 @@ class TransactionDescription(msgspec.Struct, frozen=True):
     coordinator: int
     timeout_ms: int
     started_ms: int
-    """Wall clock, milliseconds since the Unix epoch; -1 without a transaction."""
+    """Wall-clock milliseconds since the Unix epoch, or -1 without a transaction."""
     last_update_ms: int
     open_ms: int
     partitions: list[TransactionPartition]
 
 
 class SinkEpochRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Commit one epoch of a sink: these prepared transactions, and none of its others."""
+    """Commits one epoch of a sink with exactly these prepared transactions."""
 
     transactional_ids: list[Annotated[str, Meta(pattern=TRANSACTIONAL_ID_PATTERN)]]
-    """Each `sink/<sink>/…`. All other transactions of the sink are aborted."""
+    """Ids of the form `sink/<sink>/…`. All other transactions of the sink are aborted."""
     owner: Annotated[str, Meta(max_length=255)] = ""
-    """The writer of the sink's epochs. Another owner than that of the first one is refused."""
+    """Writer of the sink's epochs. An owner other than the first epoch's is rejected."""
 
 
 class SinkCommitRequest(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Commit these prepared transactions of a sink once, and none of its others."""
+    """Commits exactly these prepared transactions of a sink once."""
 
     transactional_ids: list[Annotated[str, Meta(pattern=TRANSACTIONAL_ID_PATTERN)]]
-    """Each `sink/<sink>/…`. All other transactions of the sink are aborted; with none here, all."""
+    """Ids of the form `sink/<sink>/…`. All other transactions of the sink are aborted, so an empty
+    list aborts all."""
     owner: Annotated[str, Meta(max_length=255)] = ""
-    """As of an epoch: another owner than that of the sink's epochs is refused."""
+    """Writer of the sink's epochs. Another owner is rejected."""
 
 
 class SinkEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,5 +140,5 @@ class SinkEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
 
     sink: str
     epoch: int
-    """-1: none."""
+    """Newest committed epoch, or -1."""
     owner: str = ""

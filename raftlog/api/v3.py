@@ -1,7 +1,7 @@
-"""Shapes of the v3 admin convention: objects with `kind` and `metadata`, lists with `data`.
+"""Shapes of the v3 admin convention, as in the Confluent REST Proxy's API v3.
 
-As the Confluent REST Proxy's API v3 shapes it, as far as raftlog has the objects: links are given
-only to served paths.
+Objects have `kind` and `metadata`, lists have `data`. Only objects that raftlog has are shaped, and
+links are given only to served paths.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """Where an object is found, and its name."""
+    """Location and name of an object."""
 
     self_: str = msgspec.field(name="self")
     resource_name: str
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
-    """Where a list is found. Lists come whole: there never is a next page."""
+    """Location of a list. Lists are complete, so there is never a next page."""
 
     self_: str = msgspec.field(name="self")
     next: None = None
 
 
 class Link(msgspec.Struct, frozen=True):
-    """Where a related object or list is found."""
+    """Location of a related object or list."""
 
     related: str
 
@@ -87,7 +87,7 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 class Synonym(msgspec.Struct, frozen=True):
-    """A place where a config's value may come from, and the value there."""
+    """A place that may set a config, and its value there."""
 
     name: str
     value: str
@@ -95,7 +95,7 @@ class Synonym(msgspec.Struct, frozen=True):
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
-    """One config of a topic: the value in force, and its origin."""
+    """One config of a topic, with its effective value and origin."""
 
     kind: str
     metadata: Metadata
@@ -109,11 +109,11 @@ class TopicConfig(msgspec.Struct, frozen=True):
     source: str
     synonyms: list[Synonym]
     note: str | msgspec.UnsetType = msgspec.UNSET
-    """Present for a config of Kafka that has no effect here."""
+    """Present for a Kafka config that has no effect here."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True):
-    """One config of all brokers: the value in force, and its source."""
+    """One config of all brokers, with its effective value and source."""
 
     kind: str
     metadata: Metadata
@@ -129,7 +129,7 @@ class ClusterConfig(msgspec.Struct, frozen=True):
 
 
 class BrokerConfig(msgspec.Struct, frozen=True):
-    """One config of all brokers, as in force on one broker."""
+    """One config of all brokers, as effective on one broker."""
 
     kind: str
     metadata: Metadata
@@ -206,14 +206,14 @@ class ConsumerGroup(msgspec.Struct, frozen=True):
     cluster_id: str
     consumer_group_id: str
     is_simple: bool
-    """Whether the group has committed offsets, and never had a member."""
+    """Whether the group has committed offsets and never had a member."""
     partition_assignor: str
     state: str
     """EMPTY, STABLE or RECONCILING."""
     type: str
     """CONSUMER (KIP-848) or CLASSIC."""
     is_mixed_consumer_group: bool
-    """Never: members of a group are of one protocol."""
+    """Always false. All members of a group use the same protocol."""
     coordinator: Link | None
     consumers: Link
     lag_summary: Link
@@ -260,13 +260,13 @@ class ConsumerLag(msgspec.Struct, frozen=True):
     log_end_offset: int
     lag: int
     consumer_id: str
-    """The member that has the partition; empty without one."""
+    """Id of the member that has the partition, or empty."""
     instance_id: str | None
     client_id: str
 
 
 class ConsumerGroupLagSummary(msgspec.Struct, frozen=True):
-    """The largest lag of a group, and the sum of all."""
+    """The largest lag of a group, and the sum of all its lags."""
 
     kind: str
     metadata: Metadata
@@ -280,7 +280,7 @@ class ConsumerGroupLagSummary(msgspec.Struct, frozen=True):
     max_lag: int
     total_lag: int
     max_lag_consumer: Link | None
-    """null: no member has the partition."""
+    """Member with the largest lag, or null if no member has the partition."""
     max_lag_partition: Link
 
 
@@ -300,11 +300,11 @@ class NewTopic(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     configs: list[ConfigValue] = []
     validate_only: bool = False
     replicas_assignments: dict[int, tuple[int, ...]] = {}
-    """The brokers of each partition, the preferred leader first, in place of both counts."""
+    """Brokers of each partition, the preferred leader first, instead of both counts."""
 
 
 class TopicChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A topic to grow: `partitions_count` is the new total."""
+    """A topic to grow. `partitions_count` is the new total."""
 
     partitions_count: int
 
@@ -316,7 +316,7 @@ class NewConfigValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConfigChange(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One config to set, or to return to its default."""
+    """A config to set or reset."""
 
     name: str
     value: str | None = None
@@ -324,7 +324,7 @@ class ConfigChange(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 class ConfigChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Configs to change at once: all or none."""
+    """Configs to change together. All change or none."""
 
     data: list[ConfigChange]
     validate_only: bool = False

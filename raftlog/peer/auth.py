@@ -1,9 +1,9 @@
-"""The handshake between two nodes: both prove that they hold the cluster's secret. No I/O.
+"""The handshake in which two nodes prove that they hold the cluster's secret. No I/O.
 
     caller                                     callee
       nonce                        ------->
-                                   <-------    nonce: the answer for any stranger
-      both nonces, proof of them   ------->    or the answer for any stranger
+                                   <-------    nonce: the response to any stranger
+      both nonces, proof of them   ------->    or the response to any stranger
                                    <-------    proof
       HELLO    hello, proof        ------->
                                    <-------    ANSWER   hello, proof      (or REJECTION)
@@ -11,28 +11,29 @@
                                    <-------    WELCOME  proof             (or REJECTION)
 
 The first four lines travel in HTTP heads (opening.py), the others as messages. Every proof is
-HMAC-SHA-256 under the key of the secret over: the version of this protocol, the step, the channel,
-both nonces, and all messages of both sides so far, each with its length. So
+HMAC-SHA-256 under the secret's key. It covers the version of this protocol, the step, the channel,
+both nonces, and all messages of both sides so far, each with its length. Therefore:
 
-- a proof is good for its step, its channel, its side and these two nonces alone: a recorded proof
-  is useless, and neither side's proof can be turned against the side;
-- no message can be exchanged unnoticed: ANSWER and CONFIRM cover both hellos;
-- each side reads the other's hello only behind a proof made for a nonce of its own.
+- A proof is valid only for its step, its channel, its side and these two nonces. A recorded proof
+  is
+  useless, and neither side's proof can be turned against that side.
+- A replaced message is noticed, because ANSWER and CONFIRM cover both hellos.
+- Each side reads the other's hello only behind a proof for a nonce that the reader made.
 
-The callee keeps nothing of a caller before its proof (nonces.py), and a recorded proof is good for
-no second connection: so without the secret a caller holds no place among the openings.
+The callee keeps nothing of a caller before its proof (nonces.py), and a recorded proof opens no
+second connection. A caller without the secret therefore holds no place among the openings.
 
-One side must prove itself first. That is the caller: a callee that did would hand every client of
-its port a proof to guess the secret by, a caller only the addresses that it was given. A guess is
-made expensive, too: the key is derived from the secret by scrypt. The handshake gives neither
-secrecy nor integrity to later messages: those are TLS's part.
+The caller proves itself first. A callee that proved itself first would hand every client of its
+port a proof for guessing the secret. A caller hands its proof only to the addresses that it was
+given. Guesses are also expensive, because the key is derived from the secret by scrypt. The
+handshake gives neither secrecy nor integrity to later messages. TLS does that.
 
 A node may hold two secrets while the secret of its cluster is changed. The caller tries its keys in
-order; the callee accepts each of its own, and goes on with the one of the caller's proof.
+order. The callee accepts each of its keys, and continues with the key of the caller's proof.
 
-`Caller` and `Callee` are one handshake each. The peer's mistakes raise `AuthError` (the peer gets
-no further answer) or, for the rejection by a proven peer, `RejectedError`; calls in the wrong order
-are broken invariants.
+`Caller` and `Callee` are one handshake each. The peer's mistakes raise `AuthError`, and the peer
+gets no further response. A rejection by a proven peer raises `RejectedError`. Calls in the wrong
+order are broken invariants.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ from typing import Final
 from raftlog.world.network import RejectedError
 
 VERSION: Final = b"raftlog node handshake 2"
-"""Changed whenever a byte of the handshake, or of the framing after it, changes its meaning."""
+"""Version of the handshake. Changes when a byte of it, or of the later framing, changes its
+meaning."""
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 HELLO_BYTES_MAX: Final = 64 * 1024
 REASON_BYTES_MAX: Final = 4 * 1024
-"""Longer reasons of rejections are cut."""
+"""Most bytes of a rejection's reason. Longer reasons are cut."""
 STEP_BYTES_MAX: Final = 1 + PROOF_BYTES + HELLO_BYTES_MAX
 """Longest message of the handshake."""
 
 KEYS_MAX: Final = 2
-"""Secrets at once: the present one, and the one before or after."""
+"""Most secrets at once. Two are the present secret and the previous or next."""
 _SCRYPT_COST: Final = 2**15
 _SCRYPT_BLOCK: Final = 8
 _SCRYPT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -66,13 +68,14 @@ _CODE: Final = Struct("!I")
 
 
 class AuthError(Exception):
-    """The peer has not proven to hold the secret, or breaks the handshake's rules."""
+    """The peer has not proven that it holds the secret, or breaks the handshake's rules."""
 
 
 def derive_key(secret: bytes) -> bytes:
-    """The key of a secret. Takes 60 ms of processor and 32 MiB: call it on a thread, and once.
+    """Derive the key of a secret.
 
-    The salt is fixed, because all nodes must derive the same key.
+    Takes 60 ms of processor and 32 MiB, so call it once, on a thread. The salt is fixed, because
+    all nodes must derive the same key.
     """
     assert secret, "an empty secret proves nothing"
     return hashlib.scrypt(
@@ -87,7 +90,7 @@ def derive_key(secret: bytes) -> bytes:
 
 
 class Step(IntEnum):
-    """Purpose of a proof; the first byte of the steps that are messages."""
+    """Purpose of a proof. The first byte of the steps that are messages."""
 
     OPENING = 1
     CHALLENGE = 2
@@ -105,7 +108,7 @@ class _Transcript:
     """All messages of both sides so far, and the proofs over them."""
 
     def __init__(self, key: bytes, channel: str, caller_nonce: bytes, callee_nonce: bytes) -> None:
-        """Raises AuthError if a nonce is none."""
+        """Raises AuthError for an invalid nonce."""
         assert key, "an empty key proves nothing"
         for nonce in (caller_nonce, callee_nonce):
             if len(nonce) != NONCE_BYTES:
@@ -129,16 +132,16 @@ class _Transcript:
 
     def check(self, step: Step, proof: bytes) -> None:
         if not self.proves(step, proof):
-            raise AuthError("the proof is not one by the cluster's secret")
+            raise AuthError("the proof was not made with the cluster's secret")
 
     def write(self, step: Step, body: bytes = b"") -> bytes:
-        """A message with a proof over its body, too."""
+        """Return a message with a proof that also covers its body."""
         if step in _WITH_BODY:
             self.add(body)
         return bytes((step,)) + self.proof(step) + body
 
     def read(self, message: bytes, *expected: Step) -> tuple[Step, bytes]:
-        """A message of one of the expected steps, proven. Raises AuthError."""
+        """Return step and body of a proven message of an expected step. Raises AuthError."""
         if len(message) > STEP_BYTES_MAX or len(message) < 1 + PROOF_BYTES:
             raise AuthError(f"a message of {len(message)} bytes in the handshake")
         if message[0] not in expected:
@@ -153,46 +156,48 @@ class _Transcript:
 
 
 def check_hello(hello: bytes) -> None:
-    """Assert the bound of one's own hello."""
+    """Assert the bound of this side's hello."""
     assert len(hello) <= HELLO_BYTES_MAX, f"a hello of {len(hello)} bytes"
 
 
 class Caller:
-    """The calling side: `opening`, `challenged`, `answered`, `welcomed`, in this order."""
+    """The calling side. Call `opening`, `challenged`, `answered`, `welcomed`, in this order."""
 
     def __init__(
         self, key: bytes, channel: str, hello: bytes, nonce: bytes, callee_nonce: bytes
     ) -> None:
-        """`nonce` is one's own, never used for another handshake. Raises AuthError."""
+        """`nonce` is this side's, never used for another handshake. Raises AuthError."""
         check_hello(hello)
         self.key = key
         self.hello: bytes | None = None
-        """The other side's hello; known after ANSWER."""
+        """The other side's hello, known after ANSWER."""
         self._own_hello = hello
         self._transcript = _Transcript(key, channel, nonce, callee_nonce)
         self._next = Step.CHALLENGE
 
     def opening(self) -> bytes:
-        """The proof for both nonces."""
+        """Return the proof for both nonces."""
         assert self._next is Step.CHALLENGE
         return self._transcript.proof(Step.OPENING)
 
     def challenged(self, proof: bytes) -> bytes:
-        """Take the callee's proof; returns HELLO. Raises AuthError."""
+        """Take the callee's proof and return HELLO. Raises AuthError."""
         assert self._next is Step.CHALLENGE
         self._transcript.check(Step.CHALLENGE, proof)
         self._next = Step.ANSWER
         return self._transcript.write(Step.HELLO, self._own_hello)
 
     def answered(self, message: bytes) -> bytes:
-        """Take ANSWER; returns CONFIRM. Raises AuthError, and RejectedError by the callee."""
+        """Take ANSWER and return CONFIRM. Raises AuthError, and RejectedError by the callee."""
         assert self._next is Step.ANSWER
         self.hello = self._read(message, Step.ANSWER)
         self._next = Step.WELCOME
         return self._transcript.write(Step.CONFIRM)
 
     def welcomed(self, message: bytes) -> None:
-        """Take WELCOME: the connection is open. Raises AuthError, RejectedError by the callee."""
+        """Take WELCOME, which opens the connection. Raises AuthError, and RejectedError by the
+        callee.
+        """
         assert self._next is Step.WELCOME
         self._read(message, Step.WELCOME)
 
@@ -204,7 +209,7 @@ class Caller:
 
 
 class Callee:
-    """The called side: `challenge`, `take_hello`, `answer`, `confirmed`, `welcome`."""
+    """The called side: `challenge`, `take_hello`, `answer`, `confirmed`, `welcome`, in order."""
 
     def __init__(
         self,
@@ -214,27 +219,27 @@ class Callee:
         nonce: bytes,
         proof: bytes,
     ) -> None:
-        """`nonce` is one's own. Raises AuthError for a first proof by none of `keys`."""
+        """`nonce` is this side's. Raises AuthError if no key of `keys` made the first proof."""
         self.hello: bytes | None = None
-        """The caller's hello; known after `take_hello`."""
+        """The caller's hello, known after `take_hello`."""
         for key in keys:
             transcript = _Transcript(key, channel, caller_nonce, nonce)
             if transcript.proves(Step.OPENING, proof):
                 break
         else:
-            raise AuthError("the proof is not one by the cluster's secret")
+            raise AuthError("the proof was not made with the cluster's secret")
         self.key = key
         self._transcript = transcript
         self._next = Step.CHALLENGE
 
     def challenge(self) -> bytes:
-        """The callee's proof for both nonces."""
+        """Return the callee's proof for both nonces."""
         assert self._next is Step.CHALLENGE
         self._next = Step.HELLO
         return self._transcript.proof(Step.CHALLENGE)
 
     def take_hello(self, message: bytes) -> bytes:
-        """Take HELLO; returns the caller's hello. Raises AuthError."""
+        """Take HELLO and return the caller's hello. Raises AuthError."""
         assert self._next is Step.HELLO
         _, hello = self._transcript.read(message, Step.HELLO)
         self.hello = hello
@@ -242,25 +247,25 @@ class Callee:
         return hello
 
     def answer(self, hello: bytes) -> bytes:
-        """ANSWER, with one's own hello."""
+        """Return ANSWER with this side's hello."""
         assert self._next is Step.ANSWER
         check_hello(hello)
         self._next = Step.CONFIRM
         return self._transcript.write(Step.ANSWER, hello)
 
     def confirmed(self, message: bytes) -> None:
-        """Take CONFIRM: the caller has proven itself over both hellos. Raises AuthError."""
+        """Take CONFIRM, which proves the caller over both hellos. Raises AuthError."""
         assert self._next is Step.CONFIRM
         self._transcript.read(message, Step.CONFIRM)
         self._next = Step.WELCOME
 
     def welcome(self) -> bytes:
-        """WELCOME: the connection is open."""
+        """Return WELCOME, which opens the connection."""
         assert self._next is Step.WELCOME
         return self._transcript.write(Step.WELCOME)
 
     def rejection(self, error: RejectedError) -> bytes:
-        """REJECTION, in place of ANSWER or WELCOME."""
+        """Return REJECTION, in place of ANSWER or WELCOME."""
         assert self._next in (Step.ANSWER, Step.WELCOME), "strangers get no reason"
         reason = error.message.encode(errors="replace")[:REASON_BYTES_MAX]
         return self._transcript.write(Step.REJECTION, _CODE.pack(error.code) + reason)

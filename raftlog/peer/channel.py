@@ -1,13 +1,13 @@
-"""One channel: a protocol's connections to its peers, at most one for each.
+"""A protocol's connections to its peers, at most one connection per peer.
 
-A protocol brings the channel's name, its messages, and small parts: a `Session`, which receives
-the bytes of one connection; an `Opener`, which admits the other side's hello and makes the session;
-and, on the called side, a `Listener`, which also answers. The channel brings the rest: opening, the
-registry in which the newest connection wins, redial with back-off and jitter, keep-alive on the
-world's clock, and the reassembly of bodies in pieces.
+A protocol adds the channel's name, its messages, and small parts. A `Session` receives the bytes of
+one connection. An `Opener` admits the other side's hello and makes the session. On the called side,
+a `Listener` also responds. The channel does the opening, the registry in which the newest
+connection wins, redial with back-off and jitter, keep-alive on the world's clock, and the
+reassembly of bodies in pieces.
 
-The channel knows no payload. A session hands its bytes to `connection.send`, and the network hands
-messages to `Session.received`, without the channel in between.
+The channel does not read payloads. A session passes its bytes to `connection.send`, and the network
+passes messages directly to `Session.received`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from raftlog.world import Backoff, Clock, Randomness
 from raftlog.world.network import Connection, Network, RejectedError
 
 STABLE_S: Final = 1.0
-"""Age from which a lost connection is replaced at once."""
+"""Seconds of life after which a lost connection is replaced at once."""
 YOUNG_S: Final = 3.0
-"""A younger connection may be of the other of two calls at the same time, see `keeps_old`. Above
-`connect_timeout_s`, because the second of the two calls may take as long."""
+"""Age in seconds below which `keeps_old` considers a second simultaneous call. Above
+`connect_timeout_s`, because the second call may take as long."""
 PEERS_MAX: Final = 1_100
-"""Voters and brokers of the largest cluster, with a reserve for removed ones."""
+"""Voters and brokers of the largest cluster, with a reserve for removed nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class ChannelSettings:
     redial_s_min: float = 0.05
     redial_s_max: float = 1.0
     ping_s: float = 1.0
-    """Interval of the keep-alive: a side without a message in one pings."""
+    """Seconds between keep-alive checks. A side that sent no message in an interval pings."""
     silent_pings_max: int = 4
-    """A connection ends after so many intervals without a message of the peer."""
+    """Most intervals without a message of the peer before the connection ends."""
 
     def __post_init__(self) -> None:
         assert 0 < self.redial_s_min <= self.redial_s_max
@@ -55,9 +55,9 @@ class ChannelSettings:
 
 
 class Session(ABC):
-    """One connection with one peer, and its only end. Satisfies `world.network.Receiver`.
+    """One connection with one peer. Satisfies `world.network.Receiver`.
 
-    A protocol derives its receiver. `received` must set `has_heard`; a protocol that pings sets
+    A protocol derives its receiver. `received` must set `has_heard`. A protocol that pings sets
     `has_sent` with each message.
     """
 
@@ -67,21 +67,21 @@ class Session(ABC):
     def __init__(self, peer_id: int) -> None:
         self.peer_id = peer_id
         self.is_open = False
-        """The connection has opened; it may have ended since."""
+        """Whether the connection has opened. It may have ended since."""
         self.is_ended = False
         self.is_replaced = False
-        """A newer connection of the peer takes its place."""
+        """Whether a newer connection of the peer takes its place."""
         self.is_dialled = False
-        """This side dialled."""
+        """Whether this side dialled."""
         self.ended = asyncio.Event()
         self.opened_s = 0.0
-        """Time of the opening, by the monotonic clock."""
+        """Monotonic time of the opening in seconds."""
         self.has_heard = True
-        """A message has arrived in this interval of the keep-alive."""
+        """Whether a message has arrived in this interval of the keep-alive."""
         self.has_sent = False
-        """A message was sent in this interval."""
+        """Whether a message was sent in this interval."""
         self.was_defended = False
-        """It has stayed once against a newer call of the peer."""
+        """Whether it has already stayed against a newer call of the peer."""
         self._unregister: Callable[[], object] | None = None
         self._keep_alive: asyncio.Task[None] | None = None
 
@@ -94,7 +94,7 @@ class Session(ABC):
         keep_alive: asyncio.Task[None] | None,
         unregister: Callable[[], object],
     ) -> None:
-        """Begin, as registered by the channel; `unregister` is called at the end."""
+        """Start as registered by the channel. `unregister` is called at the end."""
         self.connection = connection
         self.is_open = True
         self.is_dialled = is_dialled
@@ -104,17 +104,19 @@ class Session(ABC):
 
     @abstractmethod
     def received(self, message: bytes) -> None:
-        """Take a message. Nothing arrives before the session is open, or after its end."""
+        """Take a message. None arrives before the session is open or after its end."""
 
     @abstractmethod
     def on_ended(self, reason: str) -> None:
-        """Release the protocol's state. Called once at the end, also of a session never opened."""
+        """Release the protocol's state. Called once at the end, even for a session that never
+        opened.
+        """
 
     def ping(self) -> None:  # noqa: B027 (not every protocol pings)
         """Send a keep-alive message. Called after each interval without `has_sent`."""
 
     def closed(self) -> None:
-        """The connection has ended, by itself or by the other side."""
+        """Note that the connection has ended, by itself or by the other side."""
         self.end("the connection has ended")
 
     def end(self, reason: str) -> None:
@@ -132,10 +134,10 @@ class Session(ABC):
         self.on_ended(reason)
 
     async def watch(self, clock: Clock, interval_s: float, silent_max: int) -> None:
-        """Ping after each interval without sending; end the session when the peer is silent.
+        """Ping after each interval without sending. End the session when the peer is silent.
 
-        Intervals are counted, not time: a process that was stopped for long wakes to one interval
-        more, and receives the waiting messages before the next.
+        Intervals are counted instead of time. A process that was stopped for long wakes to a single
+        additional interval, and receives the waiting messages before the next.
         """
         silent = 0
         while silent < silent_max:
@@ -158,13 +160,13 @@ class Opener(Protocol[HelloT, SessionT_co]):
     def admit(self, content: bytes) -> HelloT:
         """Decode and check the other side's hello. Raises RejectedError.
 
-        Called twice for a caller: with its hello, and when its connection opens, as the facts may
-        have changed in between.
+        Called twice for a caller, with its hello and again when its connection opens, because the
+        facts may have changed in between.
         """
         ...
 
     def opened(self, connection: Connection, theirs: HelloT) -> SessionT_co:
-        """Make the session, after the end of an older one. Raises RejectedError."""
+        """Make the session after the end of an older session. Raises RejectedError."""
         ...
 
 
@@ -172,12 +174,12 @@ class Listener(Opener[HelloT, SessionT_co], Protocol[HelloT, SessionT_co]):
     """The called side of a protocol."""
 
     def hello(self, theirs: HelloT) -> Hello:
-        """This node's hello, for an admitted caller."""
+        """Return this node's hello for an admitted caller."""
         ...
 
 
 class Channel(Generic[SessionT]):
-    """The sessions of one side of a protocol. Lives in the event loop; not for other threads."""
+    """The sessions of one side of a protocol. Lives in the event loop and is not thread-safe."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class Channel(Generic[SessionT]):
     ) -> None:
         self.name = name
         self.sessions: dict[int, SessionT] = {}
-        """Open sessions, by the peer's node id."""
+        """Open sessions by the peer's node id."""
         self._node_id = node_id
         self._network = network
         self._clock = clock
@@ -206,7 +208,7 @@ class Channel(Generic[SessionT]):
         self._network.accept(self.name, _ChannelAcceptor(self, listener))
 
     async def connect(self, address: str, hello: Hello, opener: Opener[HelloT, SessionT]) -> None:
-        """Dial a node once; the session is open when this returns.
+        """Dial a node once. The session is open when this returns.
 
         Raises RefusedError, NetworkError, or RejectedError by either side.
         """
@@ -224,10 +226,10 @@ class Channel(Generic[SessionT]):
         call: Callable[[int], Awaitable[float | None]],
         randomness: Randomness,
     ) -> None:
-        """Keep a session with a peer open, until cancelled.
+        """Keep a session with a peer open until cancelled.
 
-        `call` dials the peer once; its argument is the number of failures in a row. Returns None,
-        or the pause in seconds before the next call for a call that does not count as a failure.
+        `call` dials the peer once. Its argument is the number of consecutive failures. It returns
+        None, or the pause in seconds before the next call if the call does not count as a failure.
         """
         settings = self._settings
         failures = 0
@@ -253,7 +255,7 @@ class Channel(Generic[SessionT]):
             await self._clock.sleep(delay_s)
 
     def close(self, reason: str) -> None:
-        """End all sessions, and open none any more. Harmless if done already."""
+        """End all sessions and open no more. Harmless to repeat."""
         self._is_closed = True
         for session in list(self.sessions.values()):
             session.end(reason)
@@ -263,7 +265,7 @@ class Channel(Generic[SessionT]):
     def admit(
         self, opener: Opener[HelloT, SessionT], content: bytes, *, is_dialled: bool
     ) -> HelloT:
-        """The other side's hello, if it may connect now. Raises RejectedError."""
+        """Return the other side's hello if it may connect now. Raises RejectedError."""
         if self._is_closed:
             raise RejectedError(NOT_READY.code, f"Node {self._node_id} is stopping.")
         theirs = opener.admit(content)
@@ -312,7 +314,7 @@ class Channel(Generic[SessionT]):
         return session
 
     def _stays(self, old: SessionT, new_dialled: bool) -> bool:
-        """Whether a session stays when a new connection of its peer opens."""
+        """Return whether a session stays when a new connection of its peer opens."""
         is_young = self._clock.monotonic() - old.opened_s < YOUNG_S
         stays = keeps_old(
             self._node_id,
@@ -322,7 +324,7 @@ class Channel(Generic[SessionT]):
             old_is_young=is_young and not old.was_defended,
         )
         if stays and not new_dialled:
-            # A peer that calls a second time has lost the old one, however young it is.
+            # A peer that calls a second time has lost the old connection, however young it is.
             old.was_defended = True
         return stays
 
@@ -343,10 +345,10 @@ class _ChannelAcceptor(Generic[HelloT, SessionT]):
 
 
 def redial_delay_s(failures: int, jitter: float, backoff: Backoff) -> float:
-    """Return the delay before the next call after so many failures in a row; 0 after none.
+    """Return the delay before the next call after consecutive failures, 0 after none.
 
-    `jitter` in [0, 1] takes up to half of the pause away, so that nodes that lost each other at
-    once do not call in step.
+    `jitter` in [0, 1] removes up to half of the pause, so that nodes that lost each other at the
+    same time do not call in step.
     """
     assert failures >= 0
     assert 0 <= jitter <= 1
@@ -356,14 +358,15 @@ def redial_delay_s(failures: int, jitter: float, backoff: Backoff) -> float:
 def keeps_old(
     node_id: int, peer_id: int, *, old_dialled: bool, new_dialled: bool, old_is_young: bool
 ) -> bool:
-    """Whether the open connection to a peer stays when a new one opens, instead of giving way.
+    """Return whether the open connection to a peer stays when a new connection opens.
 
-    `*_dialled`: this side dialled. A side dials only without a connection. So a new connection
-    means that its caller has lost the old one, unless both sides dialled at the same time: then
-    each sees an old connection, opened a moment ago by one call, and the new one of the other call.
-    If the newest always won, each side would end the connection that the other keeps, and both
-    would dial again, for ever. So the call of the higher id wins, on both sides, whatever the
-    order. Where only one side of a pair ever dials, the newest always wins.
+    `*_dialled` is true if this side dialled. A side dials only without a connection. A new
+    connection therefore means that its caller has lost the old connection, unless both sides
+    dialled at the same time. Each side then sees an old connection, opened a moment ago by one
+    call, and the new connection of the other call. If the newest always won, each side would end
+    the connection that the other keeps, and both would redial for ever. Instead the call of the
+    higher id wins on both sides, in any order. If only one side of a pair ever dials, the newest
+    always wins.
     """
     if old_dialled == new_dialled or not old_is_young:
         return False
@@ -371,7 +374,7 @@ def keeps_old(
 
 
 class PieceBuffer:
-    """A body that arrives in pieces. Holds the bytes that have arrived, within a bound."""
+    """A body that arrives in pieces. Keeps the received bytes within a bound."""
 
     __slots__ = ("_pieces", "_size_bytes_max", "size_bytes")
 
@@ -381,14 +384,14 @@ class PieceBuffer:
         self._pieces: list[Buffer] = []
 
     def add(self, piece: Buffer, *, is_last: bool) -> Buffer | None:
-        """Add a piece; the whole body with the last one. Raises ProtocolError."""
+        """Add a piece and return the body with the last piece. Raises ProtocolError."""
         self.size_bytes += len(piece)
         if self.size_bytes > self._size_bytes_max:
             raise ProtocolError(f"a body is longer than {self._size_bytes_max} bytes")
         if is_last:
             return b"".join((*self._pieces, piece)) if self._pieces else piece
         if not piece:
-            # Empty pieces would make a body without end.
+            # Empty pieces would allow an endless body.
             raise ProtocolError("a piece of a body is empty")
         self._pieces.append(piece)
         return None

@@ -1,7 +1,8 @@
-"""TCP connections to other nodes: addresses as text, and dialling all addresses of a name.
+"""TCP connections to other nodes, by addresses as text.
 
-The event loops' own `create_connection` merges the errors of several addresses into one; a refused
-connection (no process listens) must be distinguished from every other failure.
+Every address of a name is dialled. The event loops' `create_connection` merges the errors of
+several addresses. A refused connection (no process listens) must be distinguished from every other
+failure.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import socket
 from typing import Any, Final
 
 ADDRESSES_MAX: Final = 8
-"""Addresses of one name that are tried."""
+"""Most addresses of a name that are tried."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` as a pair. Raises ValueError."""
+    """Split `host:port` or `[v6]:port`. Raises ValueError."""
     host, colon, digits = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if bare == host and ":" in host:
@@ -37,14 +38,15 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """`host:port`, the inverse of `parse_address`."""
+    """Return `host:port`, the inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_group(address: str) -> str:
-    """The address as limits count it: IPv6 by its /64 network, and IPv4 within IPv6 as IPv4.
+    """Return the address as limits count it.
 
-    An IPv6 client commonly owns a whole /64, and may use any address of it.
+    IPv6 counts by its /64 network, because a client commonly owns a whole /64 and may use any
+    address of it. IPv4 within IPv6 counts as IPv4.
     """
     if ":" not in address:
         return address
@@ -58,7 +60,7 @@ def address_group(address: str) -> str:
 
 
 async def dial(host: str, port: int) -> socket.socket:
-    """A connected socket, without delay of small writes. The caller bounds the time.
+    """Return a connected socket, without delay of small writes. The caller bounds the time.
 
     Raises ConnectionRefusedError if every address of `host` refuses, else OSError.
     """
@@ -76,7 +78,7 @@ async def dial(host: str, port: int) -> socket.socket:
 
 async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     try:
-        # Numeric addresses need no resolver: its threads may all wait for a name server.
+        # Numeric addresses need no resolver, whose threads may all wait for a name server.
         version = ipaddress.ip_address(host).version if "%" not in host else 0
     except ValueError:
         version = 0
@@ -102,7 +104,7 @@ async def _connect(family: socket.AddressFamily, address: tuple[Any, ...]) -> so
         connected.close()
         raise
     if is_own:
-        # On loopback, TCP may connect a socket to itself if its own port is the dialled one.
+        # TCP may connect a loopback socket to itself if its local port is the dialled port.
         connected.close()
         raise ConnectionRefusedError(f"connection refused at port {address[1]}")
     return connected

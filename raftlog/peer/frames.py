@@ -1,14 +1,14 @@
-"""Framing between nodes: messages gathered into binary WebSocket messages (RFC 6455). No I/O.
+"""Framing between nodes, with messages gathered into binary WebSocket messages (RFC 6455). No I/O.
 
 All messages that one turn of the event loop sends travel in one WebSocket message, each behind its
-length, so that header, mask and system call are paid once for all of them:
+length. They share the cost of header, mask and system call:
 
     WebSocket header | mask, if a caller sends | (length: 4 bytes, big endian | message) ...
 
 Two rules
-1. A node reads only the frames that a node sends: whole binary messages, masked by the caller and
-   never by the called side, and a close. Anything else, fragments and pings included, is a
-   `FrameError`, which ends the connection: both ends run this code, and have proven so.
+1. A node reads only the frames that a node sends. These are whole binary messages, masked by the
+   caller and never by the called side, and a close. Anything else, fragments and pings included,
+   is a `FrameError`, which ends the connection. Both ends run this code and have proven so.
 2. A reader holds one WebSocket message of at most `bytes_max`, whatever the peer sends.
 """
 
@@ -24,14 +24,14 @@ from aiohttp._websocket.helpers import websocket_mask
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 GATHER_BYTES_MAX: Final = 256 * 1024
-"""Bound of messages gathered for one write."""
+"""Most bytes of messages gathered for one write."""
 LONG_BYTES: Final = 64 * 1024
-"""From this size on, another write is cheaper than another copy."""
+"""Bytes of a message from which another write is cheaper than another copy."""
 FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + GATHER_BYTES_MAX
-"""Longest WebSocket message: gathered messages just below the bound, then the longest one."""
+"""Longest WebSocket message, gathered messages just below the bound plus the longest message."""
 
 BINARY: Final = 0x82
-"""First byte of a whole binary message: FIN, no extension, opcode 2."""
+"""First byte of a whole binary message, with FIN, no extension and opcode 2."""
 CLOSE: Final = 0x88
 MASKED: Final = 0x80
 MASK_BYTES: Final = 4
@@ -42,7 +42,7 @@ _HEAD_16: Final = Struct("!BBH")
 _HEAD_64: Final = Struct("!BBQ")
 
 pack_length = _LENGTH.pack
-"""The length before a message."""
+"""Encodes the length before a message."""
 
 
 class FrameError(Exception):
@@ -50,10 +50,11 @@ class FrameError(Exception):
 
 
 def frame(pieces: Sequence[bytes], size: int, mask: bytes | None) -> Sequence[bytes | bytearray]:
-    """The buffers to write, in order, for one WebSocket message of `pieces`, `size` bytes in all.
+    """Return the buffers to write, in order, for one WebSocket message.
 
-    `pieces` are lengths and messages in turn. `mask` is four unpredictable bytes if the caller
-    sends (RFC 6455, section 5.3), else None. Long messages are copied once at most.
+    `pieces` are lengths and messages in turn, `size` bytes in all. `mask` is four unpredictable
+    bytes if the caller sends (RFC 6455, section 5.3), else None. Long messages are copied at most
+    once.
     """
     if mask is None:
         head = _head(BINARY, size, 0)
@@ -67,7 +68,7 @@ def frame(pieces: Sequence[bytes], size: int, mask: bytes | None) -> Sequence[by
 
 
 def close_frame(mask: bytes | None) -> bytes:
-    """The WebSocket message for the end of the connection."""
+    """Return the WebSocket message for the end of the connection."""
     return bytes((CLOSE, 0)) if mask is None else bytes((CLOSE, MASKED)) + mask
 
 
@@ -80,24 +81,23 @@ def _head(first: int, size: int, masked: int) -> bytes:
 
 
 class FrameReader:
-    """Bytes in, messages out."""
+    """Turns received bytes into messages."""
 
     __slots__ = ("_is_masked", "_rest", "_rest_start", "_wanted_bytes", "bytes_max", "is_ended")
 
     def __init__(self, *, is_masked: bool, bytes_max: int) -> None:
         self._is_masked = MASKED if is_masked else 0
         self.bytes_max = bytes_max
-        """Bound of a WebSocket message. May be raised between messages."""
+        """Most bytes of a WebSocket message. May be raised between messages."""
         self.is_ended = False
-        """The peer has announced the end: later bytes do not count."""
-        # A message that has not arrived whole: its length and the start of its content, or 0 while
-        # its head is not whole either.
+        """Whether the peer has announced the end. Later bytes do not count."""
+        # Start of an incomplete message, with its length, or 0 while its head is incomplete.
         self._rest = bytearray()
         self._rest_start = 0
         self._wanted_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes. Raises FrameError."""
+        """Return the messages that `data` completes. Raises FrameError."""
         messages: list[bytes] = []
         if self.is_ended:
             return messages
@@ -105,7 +105,7 @@ class FrameReader:
         if self._rest:
             missing_bytes = self._wanted_bytes - len(self._rest)
             if missing_bytes > len(data):
-                # Parsed again only when complete: a long message comes in many pieces.
+                # Parsed again only when complete, because a long message arrives in many pieces.
                 self._rest += data
                 return messages
             if self._wanted_bytes:
@@ -117,7 +117,7 @@ class FrameReader:
         end = len(data)
         while position < end:
             if data[position] == CLOSE:
-                # The reason in a close frame has no use.
+                # The reason in a close frame is not used.
                 self.is_ended = True
                 break
             head = self._read_head(data, position)
@@ -143,8 +143,9 @@ class FrameReader:
         self._wanted_bytes = wanted_bytes
 
     def _take_rest(self, data: bytes, missing_bytes: int, messages: list[bytes]) -> None:
-        """Complete the kept message by the first bytes of `data`. Long ones are copied once more,
-        and unmasked in place.
+        """Complete the kept message with the first bytes of `data`.
+
+        Long messages are copied once more and unmasked in place.
         """
         payload, start = self._rest, self._rest_start
         self._rest = bytearray()
@@ -160,10 +161,10 @@ class FrameReader:
             _split(bytes(payload), 0, len(payload), messages)
 
     def _read_head(self, data: bytes, position: int) -> tuple[int, int] | None:
-        """Start and size of the content; None if the head has not arrived whole."""
+        """Return start and size of the content, or None if the head is incomplete."""
         first = data[position]
         if first != BINARY:
-            raise FrameError(f"a WebSocket frame begins with 0x{first:02x}")
+            raise FrameError(f"a WebSocket frame starts with 0x{first:02x}")
         if len(data) - position < 2:
             return None
         second = data[position + 1]
@@ -178,7 +179,9 @@ class FrameReader:
             size = int.from_bytes(data[start : start + length_bytes], "big")
             start += length_bytes
         if size > self.bytes_max:
-            raise FrameError(f"a WebSocket frame of {size} bytes; {self.bytes_max} is the limit")
+            raise FrameError(
+                f"a WebSocket frame of {size} bytes is over the limit of {self.bytes_max}"
+            )
         if self._is_masked:
             start += MASK_BYTES
             if start > len(data):
@@ -187,13 +190,13 @@ class FrameReader:
 
 
 def _split(data: bytes, start: int, end: int, messages: list[bytes]) -> None:
-    """The messages between two places, each behind its length."""
+    """Append the messages between two positions, each behind its length."""
     unpack = _LENGTH.unpack_from
     while end - start >= LENGTH_BYTES:
         (size,) = unpack(data, start)
         start += LENGTH_BYTES
         if size > MESSAGE_BYTES_MAX or size > end - start:
-            raise FrameError(f"a message of {size} bytes, where {end - start} are left")
+            raise FrameError(f"a message of {size} bytes exceeds the {end - start} bytes left")
         messages.append(data[start : start + size])
         start += size
     if start != end:

@@ -1,8 +1,8 @@
-"""The two sides of an opening, on their transports: bytes to steps, and in the end a `NodeSocket`.
+"""The two sides of an opening on their transports, which end with a `NodeSocket`.
 
-Each is its transport's protocol until the handshake (auth.py) is done, and everything happens
-within the read callback. The called side begins behind HTTP's answer, the calling side with its own
-request; both hold at most one message of the handshake.
+Each side is its transport's protocol until the handshake (auth.py) is done. Everything happens
+within the read callback. The called side starts behind the HTTP response, the calling side with its
+request. Each holds at most one message of the handshake.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from raftlog.world.network import (
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
-"""A caller's time for the handshake, from the answer to its request on."""
+"""A caller's seconds for the handshake, from the response to its request."""
 
 SAME_SECRET: Final = (
     "Start every node of a cluster with the same secret: RAFTLOG_CLUSTER_SECRET, or the file "
@@ -49,9 +49,9 @@ SAME_SECRET: Final = (
 
 
 HANDSHAKES_MAX: Final = 256
-"""Openings by callers in progress, each within HANDSHAKE_S."""
+"""Most openings by callers in progress, each within HANDSHAKE_S."""
 HANDSHAKES_PER_ADDRESS_MAX: Final = HANDSHAKES_MAX // 4
-"""No address (IPv6: no /64) holds more than a quarter."""
+"""Most openings of one address or IPv6 /64 network, a quarter of all."""
 
 
 class Openings:
@@ -60,7 +60,7 @@ class Openings:
     def __init__(self, on_broken_invariant: Callable[[AssertionError], None] | None) -> None:
         """`on_broken_invariant` gets the assertions that fail in receivers and acceptors."""
         self.callees: dict[CalleeSide, None] = {}
-        """In the order of their beginning."""
+        """Openings by callers, oldest first."""
         self.callers: set[CallerSide] = set()
         self.sockets: dict[NodeSocket, bytes] = {}
         """Open connections, with the key by which both sides have proven themselves."""
@@ -68,7 +68,7 @@ class Openings:
         self._on_broken_invariant = on_broken_invariant
 
     def begin(self, side: CallerSide | CalleeSide) -> None:
-        """Register a transport that is being opened; abort it if the network is closed."""
+        """Register a transport that is being opened, or abort it if the network is closed."""
         if self.is_closed:
             side.abort()
         if isinstance(side, CalleeSide):
@@ -77,10 +77,10 @@ class Openings:
             self.callers.add(side)
 
     def make_room(self, place: str) -> bool:
-        """Make room for one more caller from `place`; return whether there is.
+        """Make room for one more caller from `place`. Returns whether there is room.
 
-        Over a bound the oldest caller that has not proven its hello yet goes: a node does so within
-        a round trip, and a caller that repeats old words never.
+        Over a bound, the oldest caller that has not proven its hello is dropped. A node proves its
+        hello within a round trip. A caller that repeats recorded bytes never does.
         """
         here = [side for side in self.callees if side.place == place]
         if len(here) >= HANDSHAKES_PER_ADDRESS_MAX:
@@ -90,7 +90,7 @@ class Openings:
         return True
 
     def end_without_key(self, keys: Sequence[bytes]) -> int:
-        """End all connections proven by another key than `keys`; return their number."""
+        """End all connections proven by a key outside `keys`, and return their number."""
         ended = [socket for socket, key in self.sockets.items() if key not in keys]
         for socket in ended:
             socket.close()
@@ -101,19 +101,19 @@ class Openings:
         return len(ended)
 
     def end(self, side: CallerSide | CalleeSide) -> None:
-        """Unregister a transport that is open, or never will be. Harmless if done already."""
+        """Unregister a transport that is open or will never open. Harmless to repeat."""
         if isinstance(side, CalleeSide):
             self.callees.pop(side, None)
         else:
             self.callers.discard(side)
 
     def report_failure(self, error: Exception) -> None:
-        """Report the failure of a receiver or an acceptor, after the end of its connection."""
+        """Report the failure of a receiver or an acceptor after the end of its connection."""
         if isinstance(error, AssertionError) and self._on_broken_invariant is not None:
             self._on_broken_invariant(error)
 
     def close(self) -> None:
-        """End all transports, and open none any more. Harmless if done already."""
+        """End all transports and open no more. Harmless to repeat."""
         self.is_closed = True
         for side in [*self.callees, *self.callers]:
             side.abort()
@@ -130,17 +130,18 @@ def _end_oldest_unproven(sides: Iterable[CalleeSide]) -> bool:
 
 
 class _Side(asyncio.Protocol):
-    """The parts that both sides share: the transport, the reader, and the last step."""
+    """The parts shared by the two sides."""
 
     def __init__(self, openings: Openings, *, is_caller: bool) -> None:
         self._openings = openings
         self._is_caller = is_caller
         self._transport: asyncio.Transport | None = None
-        # One reader for the steps and all later messages, which may arrive with the last step.
+        # A single reader takes the steps and all later messages, which may arrive with the last
+        # step.
         self._reader = FrameReader(is_masked=not is_caller, bytes_max=STEP_BYTES_MAX + LENGTH_BYTES)
 
     def eof_received(self) -> bool:
-        """The peer has ended its half: close the transport."""
+        """Close the transport, because the peer has ended its half."""
         return False
 
     def abort(self) -> None:
@@ -149,7 +150,7 @@ class _Side(asyncio.Protocol):
             self._transport.abort()
 
     def _begin(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
-        # uvloop's transport has the interface, but not the base class.
+        # uvloop's transport has the interface but not the base class.
         self._transport = begun = cast(asyncio.Transport, transport)
         return begun
 
@@ -205,7 +206,7 @@ class _Side(asyncio.Protocol):
 
 
 class CallerSide(_Side):
-    """The calling side. `done` has the outcome; with `done`, this object's work is over."""
+    """The calling side. Its work is over when the outcome `done` is set."""
 
     def __init__(
         self,
@@ -217,11 +218,11 @@ class CallerSide(_Side):
         keys: Sequence[bytes],
         opened: Opened,
     ) -> None:
-        """`keys` are tried in order, while the callee knows none of those before."""
+        """`keys` are tried in order until the callee knows a key."""
         super().__init__(openings, is_caller=True)
         self.done: asyncio.Future[NodeSocket] = asyncio.get_running_loop().create_future()
         self.is_lost = False
-        """The transport has ended before the connection opened."""
+        """Whether the transport has ended before the connection opened."""
         self._address = address
         self._channel = channel
         self._hello = hello
@@ -229,16 +230,16 @@ class CallerSide(_Side):
         self._opened = opened
         self._nonce = b""
         self._caller: Caller | None = None
-        """The handshake by the key tried last."""
+        """The handshake with the key tried last."""
         self._response: ResponseReader | None = None
 
     @property
     def key(self) -> bytes | None:
-        """The key tried last; None before the first."""
+        """The key tried last, or None before the first."""
         return None if self._caller is None else self._caller.key
 
     def give_up(self) -> None:
-        """End the opening: the caller has stopped waiting for `done`."""
+        """End the opening, because the caller has stopped waiting for `done`."""
         self.done.cancel()
         self.abort()
 
@@ -249,7 +250,7 @@ class CallerSide(_Side):
         self._openings.begin(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take the next steps of the handshake."""
+        """Execute the next steps of the handshake."""
         if self.done.done():
             return
         try:
@@ -260,11 +261,11 @@ class CallerSide(_Side):
         except (OpeningError, FrameError) as error:
             self._fail(NetworkError(f"{self._address} does not answer as a raftlog node: {error}"))
         except Exception as error:
-            # Raised by the callee, or by the connection's new owner: `done` passes it on.
+            # Raised by the callee or by the connection's new owner. `done` passes it on.
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail: the transport has ended before the connection opened."""
+        """Fail, because the transport has ended before the connection opened."""
         self.is_lost = True
         self._openings.end(self)
         self._fail(NetworkError(f"{self._address} ended the connection while it was opened"))
@@ -275,7 +276,7 @@ class CallerSide(_Side):
         self.abort()
 
     def _request(self, callee_nonce: bytes = b"") -> None:
-        """Send a request: the first without a proof, then one for each key."""
+        """Send a request, first without a proof, then with a proof for each key."""
         assert self._transport is not None
         proof = b""
         self._nonce = self._nonce or secrets.token_bytes(NONCE_BYTES)
@@ -307,7 +308,7 @@ class CallerSide(_Side):
                 self._refused(challenge, data)
                 return
             if self._caller is None:
-                raise OpeningError("it takes the connection without a proof")
+                raise OpeningError("it accepts the connection without a proof")
             self._response = None
             self._write(self._caller.challenged(challenge.proof))
         assert self._caller is not None
@@ -329,17 +330,17 @@ class CallerSide(_Side):
             raise FrameError("it ends the connection")
 
     def _refused(self, challenge: Challenge, rest: bytes) -> None:
-        """Prove the next key for the nonce in the answer; raise the refusal without one."""
+        """Prove the next key for the nonce in the response. Raises if no key is left."""
         is_asked = challenge.status == HTTPStatus.UNAUTHORIZED and challenge.nonce
         if not is_asked or not self._untried:
             raise _refusal(self._address, challenge.status)
         if rest:
-            raise OpeningError("it speaks out of turn")
+            raise OpeningError("it sends a message out of turn")
         self._request(challenge.nonce)
 
 
 class CalleeSide(_Side):
-    """The called side, from HTTP's answer on."""
+    """The called side, starting with the HTTP response."""
 
     def __init__(
         self,
@@ -351,10 +352,10 @@ class CalleeSide(_Side):
         place: str,
         on_lost: Callable[[BaseException | None], None],
     ) -> None:
-        """`on_lost` is called when the transport is gone; no `acceptor`: reject all callers."""
+        """`on_lost` is called when the transport is gone. No `acceptor` rejects all callers."""
         super().__init__(openings, is_caller=False)
         self.place = place
-        """The address, as far as places are counted by it."""
+        """Address group by which the openings are limited."""
         self._callee = callee
         self._response = response
         self._acceptor = acceptor
@@ -373,21 +374,21 @@ class CalleeSide(_Side):
         return self._callee.hello is not None
 
     def give_way(self) -> None:
-        """End the opening in favour of a newer one."""
-        logger.info("The opening by %s ends: newer ones need its place", self._peer())
+        """End the opening in favour of a newer opening."""
+        logger.info("The opening by %s ends because newer openings need its place", self._peer())
         self._is_over = True
         self._openings.end(self)
         self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer the caller's request."""
+        """Send the response to the caller's request."""
         begun = self._begin(transport)
         begun.write(self._response)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, begun.abort)
         self._openings.begin(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take the next steps of the handshake."""
+        """Execute the next steps of the handshake."""
         if self._is_over:
             return
         try:
@@ -406,7 +407,7 @@ class CalleeSide(_Side):
             self._openings.report_failure(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has ended before the connection opened."""
+        """Note that the transport has ended before the connection opened."""
         self._end()
         self._on_lost(exc)
 
@@ -427,7 +428,7 @@ class CalleeSide(_Side):
             socket, receiver = self._offer(
                 self._callee.hello, self._peer(), acceptor.opened, self._on_lost
             )
-            # Before the owner's first messages, which the socket holds back until `_let_go`.
+            # Sent before the owner's first messages, which the socket keeps until `_let_go`.
             self._write(self._callee.welcome())
             self._end()
             self._let_go(socket, self._callee.key, receiver, messages[index + 1 :])
@@ -436,7 +437,7 @@ class CalleeSide(_Side):
             self._close()
 
     def _close(self) -> None:
-        """End once the written bytes have left; the deadline stays, for peers that do not read."""
+        """Close once the written bytes have left. The deadline stays for peers that do not read."""
         assert self._transport is not None
         self._is_over = True
         self._transport.close()
@@ -453,7 +454,7 @@ class CalleeSide(_Side):
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:
-    """Address of a transport's other end, as `host:port`."""
+    """Return the address of a transport's other end, as `host:port`."""
     peer = transport.get_extra_info("peername")
     if not isinstance(peer, tuple) or len(peer) < 2:
         return "unknown"
@@ -466,7 +467,7 @@ def _unproven(what: str) -> RejectedError:
 
 
 def _refusal(address: str, status: int) -> Exception:
-    """The exception for an answer other than 101: not proven, whatever its status."""
+    """Return the exception for a response other than 101. Any status means that it is unproven."""
     if status == HTTPStatus.UNAUTHORIZED:
         return _unproven(
             f"{address} does not know this node's cluster secret (HTTP 401), or something on the "

@@ -1,8 +1,8 @@
 """The first message of each side on every channel, and its typed refusals. Pure.
 
-`Hello` has the facts for every channel; a protocol derives a struct of its own for more
-(`raft.hello.QuorumHello`, `replication.stream_protocol.StreamHello`). A hello is a JSON object;
-decoding skips unknown fields of a newer version.
+`Hello` has the facts for every channel. A protocol derives a separate struct for more
+(`raft.hello.QuorumHello`, `replication.stream_protocol.StreamHello`). A hello is a JSON object.
+Decoding skips unknown fields of a newer version.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from raftlog.record.errors import BAD_REQUEST, ERROR_TABLE, ILLEGAL_STATE, NOT_F
 from raftlog.world.network import RejectedError
 
 HELLO_BYTES_MAX: Final = 16 * 1024
-"""Nine voters and the longest of all names take less than half of it."""
+"""Longest hello. Nine voters and the longest names take less than half of it."""
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class ProtocolError(Exception):
-    """Bytes, or a message out of order, that a peer of the same protocol does not send."""
+    """Bytes or a message order that a peer of the same protocol does not send."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,12 +30,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
     channel: Annotated[str, Meta(min_length=1, max_length=32)]
     protocol: int
-    """Of the channel's messages. Nodes of different protocols do not talk on it."""
+    """Version of the channel's messages. Nodes with different versions cannot use the channel."""
     node_id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     cluster_id: Name | None
-    """None: not known yet, before the node has joined."""
+    """Cluster id, or None before the node has joined."""
     peer_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """Node id expected on the other side; None: any."""
+    """Node id expected on the other side, or None for any."""
     software_version: Annotated[str, Meta(max_length=128)] = "unknown"
 
 
@@ -51,16 +51,17 @@ class _Front(msgspec.Struct):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The bytes of a hello."""
+    """Encode a hello."""
     content = msgspec.json.encode(hello)
     assert len(content) <= HELLO_BYTES_MAX
     return content
 
 
 def decode_hello(content: bytes, hello_type: type[HelloT], channel: str, protocol: int) -> HelloT:
-    """The other side's hello on `channel`, of the same protocol.
+    """Decode the other side's hello on `channel`, which must have the same protocol.
 
-    Raises RejectedError: ILLEGAL_STATE for another protocol, BAD_REQUEST for anything malformed.
+    Raises RejectedError, with ILLEGAL_STATE for another protocol and BAD_REQUEST for malformed
+    bytes.
     """
     if len(content) > HELLO_BYTES_MAX:
         raise RejectedError(BAD_REQUEST.code, f"A hello of {len(content)} bytes is too long.")
@@ -98,10 +99,10 @@ def check_peer(theirs: Hello, mine: Hello) -> None:
 
 
 def is_passing(error: RejectedError) -> bool:
-    """Whether time may lift the rejection; otherwise an operator has to act.
+    """Return whether time may lift the rejection. Otherwise an operator has to act.
 
     A node of the cluster that does not serve the channel is starting. A rejection without a proof
-    of the secret ends nothing for good: anything on the way can answer 401, 400 or 404.
+    of the secret ends nothing permanently, because anything on the path can send 401, 400 or 404.
     """
     if not error.is_proven:
         return True

@@ -1,8 +1,8 @@
-"""The network between nodes over each node's own HTTP server.
+"""The network between nodes over each node's HTTP server.
 
-`connect` dials, requests an upgrade of `/v1/internal/{channel}`, and goes through the handshake;
-`answer` is the called side, for the route (`http/peer_route.py`). The owner of the connection then
-has a `NodeSocket`.
+`connect` dials, requests an upgrade of `/v1/internal/{channel}`, and does the handshake. `answer`
+is the called side for the route (`http/peer_route.py`). The owner of the connection then has a
+`NodeSocket`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from raftlog.world.network import Acceptor, NetworkError, Opened, RefusedError
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4_096
-"""Open connections, accepted or dialled."""
+"""Most open connections, accepted or dialled."""
 STRANGER_LOG_INTERVAL_S: Final = 10.0
-"""Shortest interval between two log lines about callers without the secret."""
+"""Shortest seconds between two log lines about callers without the secret."""
 
 
 class UnprovenError(LogError):
@@ -57,7 +57,7 @@ class UnprovenError(LogError):
     def __init__(self, nonce: bytes) -> None:
         super().__init__(UNAUTHORIZED, f"This path is for nodes. {SAME_SECRET}")
         self.headers = challenge_headers(nonce)
-        """Of the answer: they have the nonce to prove."""
+        """Headers of the response, with the nonce to prove."""
 
 
 class HttpNetwork:
@@ -69,8 +69,9 @@ class HttpNetwork:
         *,
         on_broken_invariant: Callable[[AssertionError], None] | None = None,
     ) -> None:
-        """`keys`: see `replace_keys`. `on_broken_invariant` gets the assertions that fail in
-        receivers and acceptors.
+        """Prepare without connections. `keys` are as for `replace_keys`.
+
+        `on_broken_invariant` gets the assertions that fail in receivers and acceptors.
         """
         self._keys: tuple[bytes, ...] = ()
         self._acceptors: dict[str, Acceptor] = {}
@@ -80,10 +81,10 @@ class HttpNetwork:
         self.replace_keys(keys)
 
     def replace_keys(self, keys: Sequence[bytes]) -> int:
-        """Use these keys (`auth.derive_key`) from now on; return the number of ended connections.
+        """Use these keys (`auth.derive_key`) from now on. Returns the number of ended connections.
 
-        The first is used to prove, each is accepted. Connections that rest on a key no longer there
-        end, for their owners to dial again.
+        The first key is used to prove, and each key is accepted. Connections proven by a removed
+        key end, and their owners redial.
         """
         assert 1 <= len(keys) <= KEYS_MAX
         self._keys = tuple(keys)
@@ -94,10 +95,10 @@ class HttpNetwork:
     async def connect(
         self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
     ) -> None:
-        """Open a connection to the node at `address` and hand it to `opened`.
+        """Open a connection to the node at `address` and pass it to `opened`.
 
-        Raises RefusedError, NetworkError, or RejectedError by either side; exceptions of `opened`
-        pass.
+        Raises RefusedError, NetworkError, or RejectedError by either side, and exceptions of
+        `opened`.
         """
         if self._openings.is_closed:
             raise NetworkError("this node is stopping")
@@ -116,7 +117,7 @@ class HttpNetwork:
         except BaseException:
             socket = _socket_of(side)
             if socket is not None:
-                # The caller stopped waiting in the very turn in which the connection opened.
+                # The caller stopped waiting in the same turn in which the connection opened.
                 socket.close()
             side.give_up()
             raise
@@ -132,17 +133,17 @@ class HttpNetwork:
                 raise
             if side.is_lost:
                 # uvloop has closed the descriptor before it took the socket over. The socket would
-                # close it once more: by then another socket's, or a file's.
+                # close it again, when it may belong to another socket or file.
                 connected.detach()
         except ConnectionRefusedError:
             raise RefusedError(f"connection refused at {address}") from None
         except (OSError, ValueError) as error:
             # OSError includes the operating system's TimeoutError, which must not pass for the
-            # one of `asyncio.timeout`.
+            # TimeoutError of `asyncio.timeout`.
             raise NetworkError(f"{address} cannot be reached: {error}") from None
 
     async def is_refused(self, address: str, *, timeout_s: float) -> bool:
-        """Whether `address` refuses connections. False also if no answer comes in time."""
+        """Return whether `address` refuses connections. False if no response comes in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 connected = await dial(*parse_address(address))
@@ -154,7 +155,7 @@ class HttpNetwork:
         return False
 
     def accept(self, channel: str, acceptor: Acceptor) -> None:
-        """Let other nodes open connections of that channel; rejected until then."""
+        """Let other nodes open connections of that channel, which are rejected until then."""
         assert is_channel(channel), f"{channel!r} cannot name a channel"
         assert channel not in self._acceptors, f"{channel} has an acceptor"
         self._acceptors[channel] = acceptor
@@ -168,10 +169,10 @@ class HttpNetwork:
         address: str,
         on_lost: Callable[[BaseException | None], None],
     ) -> asyncio.Protocol:
-        """The asyncio protocol that continues a caller's request on the request's transport.
+        """Return the protocol that continues a caller's request on the request's transport.
 
-        `on_lost` is called when that transport is gone. Raises LogError: UnprovenError for every
-        caller without a fresh proof of the secret, whatever else is wrong with the request.
+        `on_lost` is called when that transport is gone. Raises LogError. A caller without a fresh
+        proof of the secret gets UnprovenError, whatever else is wrong with the request.
         """
         now = asyncio.get_running_loop().time()
         version = headers.get("Sec-WebSocket-Protocol", "")
@@ -217,14 +218,14 @@ class HttpNetwork:
     # The end
 
     async def close(self) -> None:
-        """End all connections, and open none any more. Harmless if done already."""
+        """End all connections and open no more. Harmless to repeat."""
         self._openings.close()
         # Transports report their ends in the next turn of the event loop.
         await asyncio.sleep(0)
 
 
 def _socket_of(side: CallerSide) -> NodeSocket | None:
-    """The connection, if it was opened."""
+    """Return the connection if it was opened."""
     done = side.done
     if done.done() and not done.cancelled() and done.exception() is None:
         return done.result()

@@ -1,9 +1,10 @@
-"""The nonces of the called side, without a memory of callers before their proof. Pure.
+"""The called side's nonces, without memory of callers before their proof. Pure.
 
-A nonce is its own record: time of issue, chance, and a MAC by a key of this process over both and
-the caller's host. So any number of strangers may ask for nonces, and cost no memory. A nonce proves
-a caller fresh: it is good for a few seconds, for one host, and for one connection. Only used ones
-are remembered, for as long as they would be good; and using one takes a proof of the secret.
+A nonce is a self-contained record of its time of issue, random bytes, and a MAC by a key of this
+process over both and the caller's host. Any number of strangers may request nonces without using
+memory. A nonce proves that a caller is fresh. It is valid for a few seconds, for one host, and for
+a single connection. Only used nonces are remembered, for as long as they would be valid. Using a
+nonce takes a proof of the secret.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Final
 from raftlog.peer.auth import NONCE_BYTES
 
 NONCE_S: Final = 5.0
-"""A caller's time from its nonce to its proof."""
+"""A caller's seconds from its nonce to its proof."""
 USED_MAX: Final = 4_096
-"""Used nonces remembered. With more in NONCE_S the oldest are forgotten first: each is by a node of
-the cluster, and a repetition of one from the same host would take a place among the openings."""
+"""Most used nonces remembered. With more in NONCE_S the oldest are forgotten first. Each was used
+by a node of the cluster. A repetition from the same host would take a place among the openings."""
 
 _FRONT: Final = Struct("!Q8s")
 _MAC_BYTES: Final = NONCE_BYTES - _FRONT.size
@@ -32,15 +33,15 @@ class OpeningNonces:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._used: dict[bytes, float] = {}
-        """Used nonces by the time of their use, in its order."""
+        """Used nonces with the time of their use, oldest first."""
 
     def issue(self, host: str, now: float) -> bytes:
-        """A nonce for a caller at `host`. `now` is monotonic time in seconds."""
+        """Return a nonce for a caller at `host`. `now` is monotonic time in seconds."""
         front = _FRONT.pack(int(now * 1000), secrets.token_bytes(8))
         return front + self._mac(front, host)
 
     def is_fresh(self, nonce: bytes, host: str, now: float) -> bool:
-        """Whether the nonce was issued to this host a moment ago, and is unused."""
+        """Return whether the nonce was issued to this host a moment ago and is unused."""
         if len(nonce) != NONCE_BYTES:
             return False
         front = nonce[: _FRONT.size]
@@ -50,7 +51,7 @@ class OpeningNonces:
         return now * 1000 - issued_ms <= NONCE_S * 1000 and nonce not in self._used
 
     def use(self, nonce: bytes, now: float) -> None:
-        """Spend a fresh nonce, for a caller with a proof over it."""
+        """Spend a fresh nonce for a caller with a proof over it."""
         while self._used:
             oldest = next(iter(self._used))
             if len(self._used) < USED_MAX and now - self._used[oldest] <= NONCE_S:

@@ -1,9 +1,9 @@
 """The HTTP exchange that opens a node-to-node connection, as text. No I/O.
 
-A WebSocket upgrade (RFC 6455, section 4) of `/v1/internal/{channel}`. Nonces and proofs travel in
-its headers, in base64. As with HTTP's own authentication (RFC 9110, section 11), the first request
-has no proof, and its answer is 401 with a nonce to prove; the second one, on the same connection,
-has the proof. So a stranger gets a plain HTTP answer, before any upgrade.
+The exchange is a WebSocket upgrade (RFC 6455, section 4) of `/v1/internal/{channel}`. Nonces and
+proofs travel in its headers, in base64. As in HTTP authentication (RFC 9110, section 11), the first
+request has no proof, and its response is 401 with a nonce to prove. The second request, on the same
+connection, has the proof. A stranger thus gets a plain HTTP response before any upgrade.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Final
 PATH: Final = "/v1/internal/"
 SUBPROTOCOL_FAMILY: Final = "raftlog.node."
 SUBPROTOCOL: Final = SUBPROTOCOL_FAMILY + "2"
-"""Version of handshake and framing; another one is refused with a reason, not as 401."""
+"""Version of handshake and framing. Another version is refused with a reason instead of 401."""
 NONCE_HEADER: Final = "Raftlog-Nonce"
 """The nonce of the header's sender."""
 CALLEE_NONCE_HEADER: Final = "Raftlog-Callee-Nonce"
-"""The callee's nonce, as the caller proves it."""
+"""The callee's nonce as the caller proves it."""
 PROOF_HEADER: Final = "Raftlog-Proof"
 SCHEME: Final = "Raftlog-Node"
-"""Name of this way to authenticate, for `WWW-Authenticate`. Browsers know none of that name, and
-ask their users nothing."""
+"""Name of this authentication scheme for `WWW-Authenticate`. Browsers do not know the scheme and
+prompt for no password."""
 HEAD_BYTES_MAX: Final = 8 * 1024
 BODY_BYTES_MAX: Final = 64 * 1024
-"""Body of the answer with the nonce."""
+"""Most bytes of the body of the response with the nonce."""
 KEY_BYTES: Final = 16
 
 _CHANNEL: Final = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
@@ -42,11 +42,11 @@ _TOKEN_CHARACTERS_MAX: Final = 128
 
 
 class OpeningError(Exception):
-    """The answer is not one of a raftlog node. `str()` gives the difference."""
+    """The response is not a raftlog node's. `str()` gives the difference."""
 
 
 def is_channel(name: str) -> bool:
-    """Whether `name` can name a channel: a short word of lower-case letters, digits and dashes."""
+    """Return whether `name` is a short word of lower-case letters, digits and dashes."""
     return _CHANNEL.fullmatch(name) is not None
 
 
@@ -59,9 +59,9 @@ def request_head(
     callee_nonce: bytes = b"",
     proof: bytes = b"",
 ) -> bytes:
-    """The caller's request; the first one has neither the callee's nonce nor a proof.
+    """Return the caller's request. The first has neither the callee's nonce nor a proof.
 
-    `key` is WebSocket's: 16 unpredictable bytes.
+    `key` is WebSocket's, 16 unpredictable bytes.
     """
     assert is_channel(channel), f"{channel!r} cannot name a channel"
     proven = (
@@ -84,12 +84,12 @@ def request_head(
 
 
 def challenge_headers(nonce: bytes) -> dict[str, str]:
-    """The headers of the callee's answer, a 401, to a caller without a fresh proof."""
+    """Return the headers of the callee's 401 to a caller without a fresh proof."""
     return {"WWW-Authenticate": SCHEME, NONCE_HEADER: _text(nonce)}
 
 
 def is_upgrade(headers: Mapping[str, str]) -> bool:
-    """Whether a request upgrades to WebSocket as a node's does. `headers` ignores case."""
+    """Return whether a request upgrades to WebSocket as a node's does. `headers` ignores case."""
     return (
         headers.get("Upgrade", "").lower() == "websocket"
         and headers.get("Connection", "").lower() == "upgrade"
@@ -99,7 +99,7 @@ def is_upgrade(headers: Mapping[str, str]) -> bool:
 
 
 def response_head(key: bytes, proof: bytes) -> bytes:
-    """The callee's answer to a caller with a valid first proof."""
+    """Return the callee's response to a caller with a valid first proof."""
     return (
         "HTTP/1.1 101 Switching Protocols\r\n"
         "Upgrade: websocket\r\n"
@@ -113,24 +113,24 @@ def response_head(key: bytes, proof: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The callee's answer: a nonce to prove (401), a proof (101), or neither."""
+    """The callee's response, with a nonce to prove (401), a proof (101), or neither."""
 
     status: int
     nonce: bytes = b""
     proof: bytes = b""
     body_bytes: int = 0
-    """Length of the body, which says for people what the status says."""
+    """Length of the body, which explains the status to people."""
 
 
 class ResponseReader:
-    """Collects the callee's answer."""
+    """Collects the callee's response."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._head = bytearray()
 
     def feed(self, data: bytes) -> tuple[Challenge, bytes] | None:
-        """The answer and the bytes after it, or None if incomplete. Raises OpeningError."""
+        """Return the response and the bytes after it, None if incomplete. Raises OpeningError."""
         self._head += data
         end = self._head.find(b"\r\n\r\n")
         if end > HEAD_BYTES_MAX or (end < 0 and len(self._head) > HEAD_BYTES_MAX):
@@ -141,7 +141,7 @@ class ResponseReader:
             return None
         challenge = _challenge(bytes(self._head[:end]), self._key)
         rest = bytes(self._head[end + 4 :])
-        # The next answer on this connection begins behind the body.
+        # The next response on this connection starts behind the body.
         return (
             None if len(rest) < challenge.body_bytes else (challenge, rest[challenge.body_bytes :])
         )
@@ -167,20 +167,20 @@ def _challenge(head: bytes, key: bytes) -> Challenge:
         or headers.get("sec-websocket-protocol") != SUBPROTOCOL
         or "sec-websocket-extensions" in headers
     ):
-        raise OpeningError("its upgrade is not the requested one")
+        raise OpeningError("it upgrades to another protocol than requested")
     return Challenge(code, proof=token(headers, PROOF_HEADER.lower()))
 
 
 def _body_bytes(headers: Mapping[str, str]) -> int:
     text = headers.get("content-length", "")
-    # By pattern: int() takes signs, spaces and other alphabets' digits, too.
+    # A pattern, because int() also accepts signs, spaces and other alphabets' digits.
     if _LENGTH.fullmatch(text) is None or int(text) > BODY_BYTES_MAX:
-        raise OpeningError("its answer has no length, or is too long")
+        raise OpeningError("its response has no length or is too long")
     return int(text)
 
 
 def token(headers: Mapping[str, str], name: str) -> bytes:
-    """The bytes of a base64 header; empty if missing or malformed."""
+    """Decode a base64 header. Returns no bytes if it is missing or malformed."""
     text = headers.get(name, "")
     if len(text) > _TOKEN_CHARACTERS_MAX:
         return b""

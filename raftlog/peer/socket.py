@@ -1,8 +1,8 @@
-"""An open connection between nodes: sends gathered, messages handed over as they are read.
+"""An open connection between nodes, which gathers sends and hands over messages as read.
 
-`NodeSocket` is the transport's protocol from the end of the handshake (handshake.py) on. Neither a
-task nor a future is involved: the read callback hands messages to the receiver, and all messages
-sent within one turn of the event loop leave in one write at the end of the turn.
+`NodeSocket` is the transport's protocol after the handshake (handshake.py). It needs neither a task
+nor a future. The read callback passes messages to the receiver, and all messages sent within one
+turn of the event loop leave in one write at the end of the turn.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 
 CLOSE_S: Final = 1.0
-"""Time of a closed connection for its last messages."""
+"""Seconds for the last messages of a closed connection."""
 DELIVERY_S: Final = 0.005
-"""Time for received messages in one turn of the event loop. The rest waits for the next turn, and
-the transport is not read meanwhile: one read may bring thousands of messages."""
+"""Seconds for received messages in one turn of the event loop. The rest waits for the next turn,
+and the transport is not read until then. One read may bring thousands of messages."""
 
 
 class _State(Enum):
     OFFERED = auto()
-    """Without an owner yet: messages to the peer are held back."""
+    """No owner yet. Messages to the peer are held back."""
     OPEN = auto()
     ENDED = auto()
 
@@ -49,7 +49,7 @@ _OPEN: Final = _State.OPEN
 
 
 class NodeSocket(asyncio.Protocol):
-    """`Connection` over a transport, after its handshake."""
+    """`Connection` over a transport after its handshake."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class NodeSocket(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
         self._undelivered: deque[bytes] = deque()
-        """Messages read and not handed over yet: at most those of one read."""
+        """Messages read and not handed over yet, at most those of one read."""
         self._is_paused = False
-        """The transport is not read until all messages are handed over."""
+        """Whether reading is paused until all messages are handed over."""
         self._state = _State.OFFERED
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
@@ -87,7 +87,7 @@ class NodeSocket(asyncio.Protocol):
 
     @property
     def is_ended(self) -> bool:
-        """Whether either side has ended it; the owner's `closed` may still be due."""
+        """Whether either side has ended it. The owner's `closed` may still be due."""
         return self._state is _State.ENDED
 
     @property
@@ -96,7 +96,7 @@ class NodeSocket(asyncio.Protocol):
         return self._pieces_bytes + self._transport.get_write_buffer_size()
 
     def send(self, message: bytes) -> None:
-        """Send a message, together with all others of this turn of the event loop."""
+        """Send a message together with all others of this turn of the event loop."""
         if self._state is _State.ENDED:
             return
         size = len(message)
@@ -113,7 +113,7 @@ class NodeSocket(asyncio.Protocol):
             self._loop.call_soon(self._flush_due)
 
     def close(self) -> None:
-        """End the connection. A peer that reads still gets all sent messages."""
+        """End the connection. A peer that still reads gets all sent messages."""
         if self._state is _State.ENDED:
             return
         transport = self._transport
@@ -129,7 +129,7 @@ class NodeSocket(asyncio.Protocol):
         self._loop.call_later(CLOSE_S, transport.abort)
 
     def start(self, receiver: Receiver) -> None:
-        """Begin for the connection's new owner: send the messages held back so far."""
+        """Start for the connection's new owner. Sends the messages held back so far."""
         assert self._receiver is None, "a connection is taken once"
         self._receiver = receiver
         if self._state is _State.OFFERED:
@@ -159,7 +159,7 @@ class NodeSocket(asyncio.Protocol):
         self.deliver(messages)
 
     def deliver(self, messages: list[bytes]) -> None:
-        """Hand over messages, in this turn of the event loop and later ones."""
+        """Hand over messages, in this turn of the event loop and in later turns."""
         self._undelivered.extend(messages)
         if not self._is_paused:
             self._deliver_some()
@@ -171,7 +171,7 @@ class NodeSocket(asyncio.Protocol):
             undelivered.clear()
             return
         received = self._receiver.received
-        # Not the loop's time, which stands still within a turn of uvloop.
+        # The loop's time stands still within a turn of uvloop.
         end_s = time.monotonic() + DELIVERY_S
         try:
             while undelivered:
@@ -196,11 +196,11 @@ class NodeSocket(asyncio.Protocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """The peer has ended its half: close the transport."""
+        """Close the transport, because the peer has ended its half."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
+        """Note that the transport is gone."""
         self._state = _State.ENDED
         self._forget_pieces()
         receiver, self._receiver = self._receiver, None
@@ -220,7 +220,7 @@ class NodeSocket(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        """Write the gathered messages; end the connection if the peer does not read."""
+        """Write the gathered messages. End the connection if the peer does not read."""
         if self._state is not _OPEN:
             if self._pieces_bytes > QUEUED_BYTES_MAX:
                 self._end("too much was sent before the connection was taken")

@@ -14,9 +14,9 @@ class TaskGroup:
     """The background tasks of one owner, from `spawn` to their ends."""
 
     def __init__(self, on_fatal: Callable[[str], None]) -> None:
-        """`on_fatal` gets the reason when a task fails: the node must end, not serve on."""
+        """`on_fatal` gets the reason when a task fails. The node must then stop serving and end."""
         self._on_fatal = on_fatal
-        # Not a set: the order in which tasks are cancelled must not depend on their addresses.
+        # Not a set, because the order of cancelling must not depend on the tasks' addresses.
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def __len__(self) -> int:

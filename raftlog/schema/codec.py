@@ -1,4 +1,4 @@
-"""The codec of one version of a message, compiled when it is first used."""
+"""The codec of one version of a message, compiled on first use."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from raftlog.schema.fields import layout_of
 M = TypeVar("M", bound=msgspec.Struct)
 
 CODECS_MAX: Final = 1_024
-"""Compiled codecs kept: the versions of all messages are fewer, 10 KiB each."""
+"""Most compiled codecs kept. All messages have fewer versions. A codec takes 10 KiB."""
 ELEMENTS_MAX: Final = 10_000
-"""Array elements of one message, all arrays together, and unknown tagged fields. 1 MiB of empty
-elements took 40 MiB; 32 MiB of tags held the event loop for 4 s."""
+"""Most array elements of one message, over all its arrays, plus its unknown tagged fields. 1 MiB of
+empty elements took 40 MiB. 32 MiB of tags blocked the event loop for 4 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[M]):
     """The compiled functions of one version of a message.
 
-    Encoders raise EncodeError for a value beyond the version: a number out of range, a string too
-    long, a value other than the default in an absent field.
+    Encoders raise EncodeError if the version cannot hold a value. Examples are a number out of
+    range, a string too long, and a value other than the default in an absent field.
 
-    Decoders take bytes, the position of the message, and the most array elements to take. They copy
-    all values but `Records`, which are views of the bytes, and skip unknown tagged fields, which
-    count as elements. They raise DecodeError for malformed bytes, and for too many elements.
+    Decoders take the bytes, the position of the message, and the maximum number of array elements.
+    They copy all values except `Records`, which are views of the bytes. They skip unknown tagged
+    fields and count them as elements. They raise DecodeError for malformed bytes and for too many
+    elements.
     """
 
     encode: Callable[[M], bytes]
-    """The message's bytes."""
+    """Returns the message's bytes."""
     encode_pieces: Callable[[M], list[Buffer]]
-    """The same in pieces, for `writelines`: each `Records` is one, and not copied."""
+    """Returns the message's bytes in pieces for `writelines`. `Records` are not copied."""
     decode: Callable[[Buffer, int, int], M]
-    """The message, up to the end of the bytes."""
+    """Returns the message. It must end where the bytes end."""
     decode_prefix: Callable[[Buffer, int, int], tuple[M, int]]
-    """The message, and the position after it."""
+    """Returns the message and the position after it."""
 
 
 def codec_of(message_type: type[M], version: int) -> Codec[M]:
-    """The codec of one version, compiled by the first call.
+    """Return the codec of one version, which the first call compiles.
 
     Raises ValueError for an unknown version, TypeError for a Struct with wrong annotations.
     """

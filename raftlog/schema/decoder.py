@@ -1,8 +1,8 @@
 """Generates the decoder of one version of a message.
 
-The generated function reads runs of fields of fixed size with one `unpack_from`, and nested structs
-and arrays inline. It names the position `p`, the bytes `data`, their number `size`, the array
-elements and unknown tagged fields still allowed `left`.
+The generated function reads each run of fixed-size fields with one `unpack_from`. Nested structs
+and arrays are read inline. Its variables are `p` (position), `data` (bytes), `size` (number of
+bytes) and `left` (array elements and unknown tagged fields still allowed).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from raftlog.schema.fields import (
     run_format,
     smallest_size,
 )
-from raftlog.schema.varints import decode_uvarint, decode_varint, decode_varlong
+from raftlog.schema.varints import decode_uvarint
 
 Decode: TypeAlias = Callable[[Buffer, int, int], Any]
-"""Bytes, position, most array elements and unknown tagged fields. Raises DecodeError."""
+"""Takes bytes, position, and most array elements and unknown tagged fields. Raises DecodeError."""
 
 
 def compile_decoders(layout: StructLayout) -> tuple[Decode, Decode]:
-    """Two decoders of a layout: of all the bytes, and of their beginning.
+    """Return two decoders of a layout, for a whole buffer and for its beginning.
 
-    The second one returns the message and the position after it.
+    The second decoder returns the message and the position after it.
     """
     writer = _Writer(layout)
     namespace = writer.namespace
@@ -47,7 +47,7 @@ def compile_decoders(layout: StructLayout) -> tuple[Decode, Decode]:
 
 
 def _out_of_bounds(position: int, length: int, size: int) -> DecodeError:
-    """The error for a length or count that cannot be."""
+    """Return the error for an impossible length or count."""
     return DecodeError(f"{length} of {size - position} bytes or elements from byte {position} on")
 
 
@@ -73,12 +73,10 @@ class _Writer:
             "out_of_bounds": _out_of_bounds,
             "unpack_from": struct.unpack_from,
             "uvarint": decode_uvarint,
-            "varint": decode_varint,
-            "varlong": decode_varlong,
         }
 
     def source(self) -> str:
-        """The text of both functions."""
+        """Return the source text of both functions."""
         value = self._struct(self._layout)
         self._flush()
         whole = [
@@ -146,7 +144,7 @@ class _Writer:
         return f"{struct_type}({', '.join(values[field.name] for field in layout.fields)})"
 
     def _tagged(self, fields: list[FieldLayout]) -> dict[str, str]:
-        """The tagged fields. Unknown tags are skipped (KIP-482), and count as elements."""
+        """Decode the tagged fields. Unknown tags are skipped (KIP-482) and count as elements."""
         values = {}
         for field in fields:
             values[field.name] = self._name("v")
@@ -199,15 +197,10 @@ class _Writer:
             return f"{name}.hex()"
         if kind in FIXED_FORMATS:
             return self._read_fixed(FIXED_FORMATS[kind])
-        if kind in {Kind.VARINT, Kind.VARLONG}:
-            self._flush()
-            name = self._name("v")
-            self._line(f"{name}, p = {kind.value}(data, p)")
-            return name
         return self._sized(primitive, is_flexible)
 
     def _sized(self, primitive: Primitive, is_flexible: bool) -> str:
-        """A string, bytes or records."""
+        """Decode a string, bytes or records."""
         length = self._length(length_format(primitive), is_flexible)
         name = self._name("v")
         if primitive.is_nullable:
@@ -278,7 +271,7 @@ class _Writer:
         return name
 
     def _length(self, format_: str, is_flexible: bool) -> str:
-        """A length or count; -1 is None, and refused where None is not allowed."""
+        """Decode a length or count. Rejects -1 (None) for a field that is not nullable."""
         if is_flexible:
             name = self._uvarint()
             self._line(f"{name} -= 1")

@@ -1,7 +1,7 @@
 """Generates the encoder of one version of a message.
 
-The generated function packs runs of fields of fixed size, lengths included, with one `pack`, and
-collects its parts in a list. Records end a piece and become one of their own, without a copy.
+The generated function packs each run of fixed-size fields, lengths included, with one `pack`. It
+collects the parts in a list. Records end a piece and become a separate piece, without a copy.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from raftlog.schema.fields import (
 from raftlog.schema.varints import (
     SMALL_UVARINTS,
     encode_uvarint,
-    encode_varint,
-    encode_varlong,
 )
 
 Encode: TypeAlias = Callable[[Any], bytes]
@@ -39,7 +37,7 @@ _PARTS: Final = "parts"
 
 
 def compile_encoders(layout: StructLayout) -> tuple[Encode, EncodePieces]:
-    """Two encoders of a layout: to bytes, and to pieces. Both raise EncodeError.
+    """Return two encoders of a layout, to bytes and to pieces. Both raise EncodeError.
 
     Raises TypeError for tagged records.
     """
@@ -55,12 +53,12 @@ def _uuid(topic_id: str | None) -> bytes:
         return ZERO_UUID
     encoded = bytes.fromhex(topic_id)
     if len(encoded) != len(ZERO_UUID):
-        raise EncodeError(f"{topic_id!r} is no uuid")
+        raise EncodeError(f"{topic_id!r} is not a uuid")
     return encoded
 
 
 class _Writer:
-    """Writes the encoder's lines: `parts` collects bytes, `add` appends to the current list."""
+    """Writes the encoder's lines. `parts` collects bytes, `add` appends to the current list."""
 
     def __init__(self, layout: StructLayout) -> None:
         self._layout = layout
@@ -73,19 +71,17 @@ class _Writer:
         self._has_records = False
         self.namespace: dict[str, Any] = {
             "EncodeError": EncodeError,
-            # ValueError: UnicodeEncodeError, and wrong digits of a uuid.
+            # ValueError covers UnicodeEncodeError and wrong digits of a uuid.
             "Errors": (struct.error, ValueError),
             "SMALL": SMALL_UVARINTS,
             "join": b"".join,
             "pack": struct.pack,
             "uuid": _uuid,
             "uvarint": encode_uvarint,
-            "varint": encode_varint,
-            "varlong": encode_varlong,
         }
 
     def source(self) -> str:
-        """The text of both functions; one calls the other."""
+        """Return the source text of both functions. One function calls the other."""
         self._struct(self._layout, "message")
         self._flush()
         if self._has_records:
@@ -121,7 +117,7 @@ class _Writer:
         return f"{prefix}{self._count}"
 
     def _add(self, expression: str) -> None:
-        """Append bytes outside of a run."""
+        """Append bytes outside a run."""
         self._flush()
         self._line(f"{self._parts}_add({expression})")
 
@@ -152,7 +148,7 @@ class _Writer:
         self._line(f"    raise EncodeError('this version lacks {where}')")
 
     def _differs(self, field: FieldLayout, owner: str) -> str:
-        """The condition of a value other than the default."""
+        """Return the condition that is true for a value other than the default."""
         value = f"{owner}.{field.name}"
         if field.default is None:
             return f"{value} is not None"
@@ -205,13 +201,11 @@ class _Writer:
             self._fixed.append(("16s", f"uuid({value})"))
         elif kind in FIXED_FORMATS:
             self._fixed.append((FIXED_FORMATS[kind], value))
-        elif kind in {Kind.VARINT, Kind.VARLONG}:
-            self._add(f"{kind.value}({value})")
         else:
             self._sized(primitive, value, is_flexible)
 
     def _sized(self, primitive: Primitive, value: str, is_flexible: bool) -> None:
-        """A string, bytes or records."""
+        """Encode a string, bytes or records."""
         encoded, length = self._name("b"), self._name("n")
         self._line(f"{encoded} = {value}")
         convert = f"{encoded}.encode()" if primitive.kind is Kind.STRING else encoded
@@ -278,7 +272,7 @@ class _Writer:
         self._indent -= 1
 
     def _length(self, format_: str, length: str, is_flexible: bool) -> None:
-        """A length or count, -1 for None."""
+        """Encode a length or count, with -1 for None."""
         if is_flexible:
             self._add(f"SMALL[{length} + 1] if {length} < 127 else uvarint({length} + 1)")
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class DecodeError(ValueError):
-    """The bytes are no message of this type and version."""
+    """The bytes are not a message of this type and version."""
 
 
 class EncodeError(ValueError):

@@ -11,9 +11,9 @@ A message is a `msgspec.Struct` with its fields in the order of the wire:
         topics: tuple[str, ...]
         rack: Annotated[str | None, Field(tag=0, default=None)]
 
-`str`, `bytes`, `bool` and `float` need no annotation, numbers have their size (`Int32`). `| None`
-makes a field nullable, `tuple[X, ...]` an array, another Struct a nested one. A nested Struct has
-no versions of its own: it follows the message's.
+`str`, `bytes`, `bool` and `float` need no annotation. Numbers carry their size (`Int32`). `| None`
+makes a field nullable, `tuple[X, ...]` an array, another Struct a nested struct. A nested Struct
+has the versions of its message.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from msgspec.structs import fields as struct_fields
 from raftlog.record.types import Buffer, TopicId
 
 ZERO_UUID: Final = bytes(16)
-"""None of a nullable uuid, on the wire."""
+"""Wire value of None for a nullable uuid."""
 NESTING_MAX: Final = 16
-"""Levels of nested types; Kafka's deepest message has five. Stops a type that contains itself."""
+"""Most levels of nested types, against a type that contains itself. Kafka's deepest has five."""
 
 
 class Kind(Enum):
@@ -49,8 +49,6 @@ class Kind(Enum):
     INT64 = "int64"
     FLOAT64 = "float64"
     UUID = "uuid"
-    VARINT = "varint"
-    VARLONG = "varlong"
     STRING = "string"
     BYTES = "bytes"
     RECORDS = "records"
@@ -67,7 +65,7 @@ FIXED_FORMATS: Final = {
     Kind.FLOAT64: "d",
     Kind.UUID: "16s",
 }
-"""Kinds of fixed size, with their format in module `struct`."""
+"""Kinds of fixed size, with their format for the `struct` module."""
 
 Int8: TypeAlias = Annotated[int, Kind.INT8]
 Int16: TypeAlias = Annotated[int, Kind.INT16]
@@ -75,16 +73,12 @@ Uint16: TypeAlias = Annotated[int, Kind.UINT16]
 Int32: TypeAlias = Annotated[int, Kind.INT32]
 Uint32: TypeAlias = Annotated[int, Kind.UINT32]
 Int64: TypeAlias = Annotated[int, Kind.INT64]
-Varint: TypeAlias = Annotated[int, Kind.VARINT]
-"""Signed, 32 bits, zigzag."""
-Varlong: TypeAlias = Annotated[int, Kind.VARLONG]
-"""Signed, 64 bits, zigzag."""
 Uuid: TypeAlias = Annotated[TopicId, Kind.UUID]
-"""32 hexadecimal digits; 16 bytes on the wire."""
+"""32 hexadecimal digits, 16 bytes on the wire."""
 OptionalUuid: TypeAlias = Annotated[TopicId | None, Kind.UUID]
-"""None is the zero uuid on the wire."""
+"""A Uuid or None, which is the zero uuid on the wire."""
 Records: TypeAlias = Annotated[Buffer, Kind.RECORDS]
-"""Record batches; decoded as a view of the message's bytes, encoded without a copy."""
+"""Record batches, decoded as a view of the message's bytes and encoded without a copy."""
 
 _PLAIN_KINDS: Final = {
     str: Kind.STRING,
@@ -104,7 +98,7 @@ class Versions:
     first: int
     last: int
     flexible: int | None = None
-    """The first version with compact lengths and tagged fields (KIP-482); None: no version."""
+    """First version with compact lengths and tagged fields (KIP-482), or None."""
 
     def __contains__(self, version: int) -> bool:
         return self.first <= version <= self.last
@@ -116,20 +110,20 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """What a field's type does not say."""
+    """Facts about a field that its type cannot express."""
 
     since: int = 0
     """The first version with this field."""
     until: int | None = None
-    """The last version with this field; None: the message's last one."""
+    """Last version with this field, or None for the message's last version."""
     tag: int | None = None
-    """Number of a tagged field; flexible versions only have it, others lack it."""
+    """Number of a tagged field, which only flexible versions have."""
     nullable_since: int = 0
-    """The first version that has None on the wire."""
+    """First version that allows None on the wire."""
     default: object = UNSET
-    """Decoded where the field is absent; UNSET: the default of the Struct."""
+    """Decoded value if the field is absent. UNSET stands for the default of the Struct."""
     is_ignorable: bool = False
-    """A version without this field drops any value; otherwise only the default may be encoded."""
+    """Whether versions without this field drop any value. Else they encode only the default."""
 
 
 _PLAIN_FIELD: Final = Field()
@@ -141,9 +135,9 @@ class Primitive:
 
     kind: Kind
     is_optional: bool
-    """The Struct allows None."""
+    """Whether the Struct allows None."""
     is_nullable: bool
-    """So does the wire, in this version."""
+    """Whether the wire allows None in this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +151,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A struct inside of another one."""
+    """A struct inside another struct."""
 
     struct: StructLayout
     is_optional: bool
@@ -177,13 +171,13 @@ class FieldLayout:
     tag: int | None
     """Tagged fields follow all others, by ascending tag."""
     default: object
-    """UNSET: the field is in every message."""
+    """UNSET for a field that is in every message."""
     is_ignorable: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StructLayout:
-    """A struct in one version: its fields in the Struct's order."""
+    """A struct in one version, with its fields in the Struct's order."""
 
     struct_type: type[msgspec.Struct]
     fields: tuple[FieldLayout, ...]
@@ -191,16 +185,15 @@ class StructLayout:
 
     @property
     def tagged(self) -> list[FieldLayout]:
-        """The tagged fields, in the order of the wire."""
+        """Tagged fields in the order of the wire."""
         found = [field for field in self.fields if field.is_present and field.tag is not None]
         return sorted(found, key=lambda field: field.tag or 0)
 
 
 def layout_of(message_type: type[msgspec.Struct], version: int) -> StructLayout:
-    """The message's layout in one version.
+    """Return the message's layout in one version.
 
-    Raises ValueError for a version that the message lacks, TypeError for annotations that make no
-    message.
+    Raises ValueError for an unknown version, TypeError for annotations that form no message.
     """
     versions = getattr(message_type, "VERSIONS", None)
     if not isinstance(versions, Versions):
@@ -214,9 +207,9 @@ def layout_of(message_type: type[msgspec.Struct], version: int) -> StructLayout:
 
 
 def smallest_size(wire_type: WireType, *, is_flexible: bool) -> int:
-    """The fewest bytes of a value on the wire."""
+    """Return the fewest bytes of a value on the wire."""
     match wire_type:
-        case Nested(is_nullable=True) | Primitive(kind=Kind.VARINT | Kind.VARLONG):
+        case Nested(is_nullable=True):
             return 1
         case Nested():
             inner = (
@@ -232,12 +225,12 @@ def smallest_size(wire_type: WireType, *, is_flexible: bool) -> int:
 
 
 def length_format(wire_type: WireType) -> str:
-    """The format of the length or count before a value, in versions that are not flexible."""
+    """Return the format of a value's length or count in versions that are not flexible."""
     return "h" if isinstance(wire_type, Primitive) and wire_type.kind is Kind.STRING else "i"
 
 
 def run_format(element: WireType) -> str | None:
-    """The format of elements that one call unpacks: numbers; else None."""
+    """Return the format of elements that one call can unpack (numbers), else None."""
     if isinstance(element, Primitive) and element.kind is not Kind.UUID:
         return FIXED_FORMATS.get(element.kind)
     return None
@@ -262,14 +255,14 @@ class _Resolver:
             ),
             self._is_flexible,
         )
-        tags = [one.tag for one in layout.tagged]
+        tags = [field.tag for field in layout.tagged]
         if len(set(tags)) < len(tags):
-            raise TypeError(f"{struct_type.__name__} has one tag twice")
+            raise TypeError(f"{struct_type.__name__} has a duplicate tag")
         return layout
 
     def _field(self, info: FieldInfo, hint: Any, depth: int, where: str) -> FieldLayout:
         annotation, metadata = _unwrapped(hint)
-        field = next((one for one in metadata if isinstance(one, Field)), _PLAIN_FIELD)
+        field = next((entry for entry in metadata if isinstance(entry, Field)), _PLAIN_FIELD)
         is_present = field.since <= self._version and (
             field.until is None or self._version <= field.until
         )
@@ -298,21 +291,21 @@ class _Resolver:
         depth: int,
         where: str,
     ) -> WireType:
-        kind = next((one for one in metadata if isinstance(one, Kind)), None)
+        kind = next((entry for entry in metadata if isinstance(entry, Kind)), None)
         is_optional = False
         if get_origin(annotation) in {Union, UnionType}:
-            rest = [one for one in get_args(annotation) if one is not NoneType]
+            rest = [part for part in get_args(annotation) if part is not NoneType]
             is_optional = len(rest) < len(get_args(annotation))
             if kind is None:
                 if len(rest) != 1:
                     raise TypeError(f"{where} has several types")
                 annotation, more = _unwrapped(rest[0])
-                kind = next((one for one in more if isinstance(one, Kind)), None)
+                kind = next((entry for entry in more if isinstance(entry, Kind)), None)
         is_nullable = is_optional and self._version >= nullable_since
         kind = kind or _PLAIN_KINDS.get(annotation)
         if kind is not None:
             if is_optional and kind not in _NULLABLE_KINDS:
-                raise TypeError(f"{where}: the wire has no None of {kind.value}")
+                raise TypeError(f"{where}: {kind.value} cannot be None on the wire")
             return Primitive(kind, is_optional, is_nullable)
         if get_origin(annotation) is tuple and get_args(annotation)[1:] == (...,):
             inner, more = _unwrapped(get_args(annotation)[0])
@@ -320,11 +313,11 @@ class _Resolver:
             return Array(element, is_optional, is_nullable)
         if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
             return Nested(self.struct(annotation, depth + 1), is_optional, is_nullable)
-        raise TypeError(f"{where} has no type of the wire: {annotation}")
+        raise TypeError(f"{where} has no wire type: {annotation}")
 
 
 def _unwrapped(annotation: Any) -> tuple[Any, tuple[object, ...]]:
-    """An annotation's type and its metadata."""
+    """Return an annotation's type and its metadata."""
     if get_origin(annotation) is Annotated:
         return annotation.__origin__, annotation.__metadata__
     return annotation, ()

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's way to read its own files
     from kafka.protocol.schemas.fields import StructField
 
-LACKING = frozenset([Kind.UINT32, Kind.VARINT, Kind.VARLONG])
+LACKING = frozenset([Kind.UINT32])
 """Kinds that kafka-python does not have."""
 
 

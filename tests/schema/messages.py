@@ -17,8 +17,6 @@ from raftlog.schema.fields import (
     Uint16,
     Uint32,
     Uuid,
-    Varint,
-    Varlong,
     Versions,
 )
 
@@ -48,8 +46,6 @@ class Everything(msgspec.Struct, frozen=True):
     large: Annotated[Int64, Field(since=1, default=-1)]
     ratio: float
     topic_id: Uuid
-    zigzag: Varint
-    zigzag_long: Varlong
     text: str
     optional_text: str | None
     data: bytes

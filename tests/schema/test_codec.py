@@ -31,8 +31,6 @@ EVERYTHING = Everything(
     large=5,
     ratio=1.5,
     topic_id=TOPIC_ID,  # type: ignore[arg-type]
-    zigzag=-1,
-    zigzag_long=64,
     text="é",
     optional_text=None,
     data=b"d",
@@ -47,7 +45,7 @@ EVERYTHING = Everything(
     optional_inners=None,
     records=b"rec",
 )
-FIXED = f"01 ff 0102 ffff fffffffe ffffffff {5:016x} 3ff8000000000000 {TOPIC_ID} 01 8001"
+FIXED = f"01 ff 0102 ffff fffffffe ffffffff {5:016x} 3ff8000000000000 {TOPIC_ID}"
 VERSION_1 = (
     FIXED + "0002c3a9 ffff 00000001 64 ffffffff 0001 61"
     f"00000002 0001 6e 0000 00000001 {TOPIC_ID} 00000002 0000000000000001 ffffffffffffffff"
@@ -335,7 +333,6 @@ class TestEncode:
             ({"number": 2**31}, 1),
             ({"small": -129}, 1),
             ({"port": -1}, 1),
-            ({"zigzag": 2**31}, 1),
             ({"numbers": (2**63,)}, 1),
             ({"text": "x" * 32_768}, 1),
             ({"text": "\ud800"}, 1),
