@@ -56,8 +56,8 @@ class MemberReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     """`host:port` of the service."""
     disconnect_timeout_ms: _Timeout | None = None
     """Milliseconds of silence until removal once the member's connection has ended. Counts from the
-    end of the connection of its newest heartbeat, while the node held it. Defaults to the session timeout, as
-    for a member that keeps its connection."""
+    end of the connection of its newest heartbeat, if the node held it. Defaults to the session
+    timeout, as for a member that keeps its connection."""
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
