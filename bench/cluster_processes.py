@@ -234,6 +234,11 @@ class ClusterProcesses:
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster manager")
 
     @property
+    def servers(self) -> str:
+        """The addresses of all nodes, as `bootstrap.servers`."""
+        return ",".join(node.address for node in self.nodes.values())
+
+    @property
     def kafka_servers(self) -> str:
         """The Kafka listeners of all nodes, as `bootstrap.servers`."""
         return ",".join(node.kafka_address for node in self.nodes.values())

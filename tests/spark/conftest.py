@@ -12,6 +12,8 @@ import pytest
 from bench.cluster_processes import ClusterProcesses
 from bench.node import LoneNode
 
+from . import fault_parts, sink_parts
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -29,7 +31,11 @@ def spark() -> Iterator[SparkSession]:
     running = session(
         "tests",
         master="local[2,2]",
-        config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"},
+        config={
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.python.daemon.module": "tests.spark.warm_daemon",
+        },
     )
     running.sparkContext.setLogLevel("ERROR")
     try:
@@ -61,15 +67,37 @@ def spark_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 @pytest.fixture
 def spark_cluster(spark_processes: ClusterProcesses) -> ClusterProcesses:
     """Three real nodes, all running, after any test before."""
-    spark_processes.heal()
-    spark_processes.wait_answering()
-    spark_processes.wait_quiet()
-    for node in spark_processes.nodes.values():
-        node.wait_ready()
+    fault_parts.make_whole(spark_processes)
     return spark_processes
+
+
+@pytest.fixture
+def servers(spark_node: LoneNode) -> str:
+    """The address of the node."""
+    return spark_node.address
+
+
+@pytest.fixture
+def cluster_servers(spark_cluster: ClusterProcesses) -> str:
+    """The addresses of the three nodes."""
+    return spark_cluster.servers
 
 
 @pytest.fixture
 def topic_name() -> str:
     """A unique name."""
     return f"topic-{next(_numbers)}"
+
+
+@pytest.fixture
+def topic(servers: str, topic_name: str) -> str:
+    """An empty topic of three partitions on the node."""
+    return sink_parts.create(servers, topic_name)
+
+
+@pytest.fixture
+def filled_topic(servers: str, topic_name: str) -> fault_parts.Topic:
+    """A topic of two partitions with 30 records each on the node."""
+    made = fault_parts.Topic(servers, topic_name)
+    made.send(30)
+    return made

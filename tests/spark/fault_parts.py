@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raftlog_client import Admin, TopicPartition
 from raftlog_spark.cluster import Cluster
 
+from bench.cluster_processes import ClusterProcesses
 from tests.spark.query_parts import encoded
 
 if TYPE_CHECKING:
@@ -151,6 +152,15 @@ def failing_once(frame: DataFrame) -> DataFrame:
             raise RuntimeError("the first attempt fails")
 
     return frame.mapInArrow(fail_first, LIST)
+
+
+def make_whole(cluster: ClusterProcesses) -> None:
+    """Start every node that is down and wait until all replicas are in sync."""
+    cluster.heal()
+    cluster.wait_answering()
+    cluster.wait_quiet()
+    for node in cluster.nodes.values():
+        node.wait_ready()
 
 
 class Batches:

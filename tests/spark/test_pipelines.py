@@ -19,7 +19,6 @@ import raftlog_spark.examples
 from click.testing import CliRunner, Result
 from raftlog_spark import pipelines
 
-from bench.cluster_processes import ClusterProcesses
 from raftlog.cli.main import cli
 
 from .fault_parts import ROOT
@@ -31,8 +30,9 @@ RUN_TIMEOUT_S = 600
 
 
 @pytest.fixture
-def servers(spark_cluster: ClusterProcesses) -> str:
-    return ",".join(node.address for node in spark_cluster.nodes.values())
+def servers(cluster_servers: str) -> str:
+    """All runs are on three nodes."""
+    return cluster_servers
 
 
 def make_project(directory: Path, definitions: Mapping[str, str]) -> Path:

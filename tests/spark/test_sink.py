@@ -8,22 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from raftlog_client.produce.record_encoder import murmur2_partitioner
 
-from bench.node import LoneNode
-
 from .sink_parts import TIMEOUT_S, create, options, read, run_available_now, save, values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture
-def servers(spark_node: LoneNode) -> str:
-    return spark_node.address
-
-
-@pytest.fixture
-def topic(servers: str, topic_name: str) -> str:
-    return create(servers, topic_name)
 
 
 def numbered(spark: SparkSession, count: int, *columns: str) -> DataFrame:
@@ -120,12 +108,13 @@ def test_mistakes_are_told_before_anything_runs(
 def test_rows_that_cannot_be_written_are_told(
     spark: SparkSession, servers: str, topic: str
 ) -> None:
+    # Each attempt of a task costs a worker. Every save has a single task.
     with pytest.raises(Exception, match=r"'nope' does not exist .*raftlog topic create nope"):
-        save(numbered(spark, 3), servers, "nope")
+        save(numbered(spark, 3).coalesce(1), servers, "nope")
     with pytest.raises(Exception, match=r"partition 3 of .*has partitions 0 to 2"):
-        save(numbered(spark, 3, "3 AS partition"), servers, topic)
+        save(numbered(spark, 3, "3 AS partition").coalesce(1), servers, topic)
     with pytest.raises(Exception, match="null as its topic"):
-        save(numbered(spark, 3, "cast(null AS string) AS topic"), servers)
+        save(numbered(spark, 3, "cast(null AS string) AS topic").coalesce(1), servers)
     assert values(spark, servers, topic) == []
 
 

@@ -93,10 +93,11 @@ def test_a_stream_whose_write_is_refused_fails_and_goes_on_later(
     assert len(found) >= 50
 
 
+@pytest.mark.full  # writes 100 MB; test_exactly_once kills a leader at every step of a batch
 def test_a_leader_that_dies_while_the_sink_writes_costs_no_row(
     spark: SparkSession, spark_cluster: ClusterProcesses, topic_name: str
 ) -> None:
-    servers = ",".join(node.address for node in spark_cluster.nodes.values())
+    servers = spark_cluster.servers
     topic = create(servers, topic_name, 1, replicas=3)
     rows = 10_000
 
