@@ -35,6 +35,10 @@ def spark() -> Iterator[SparkSession]:
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "2",
             "spark.python.daemon.module": "tests.spark.warm_daemon",
+            # The session also serves Spark Connect.
+            "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
         },
     )
     running.sparkContext.setLogLevel("ERROR")

@@ -221,23 +221,6 @@ def _master_of_two_hosts(directory: Path) -> str:
     return str(masters[0])
 
 
-def connect_server() -> None:
-    """Serve Spark Connect on loopback until killed; print the address."""
-    plugin = "org.apache.spark.sql.connect.SparkConnectPlugin"
-    binding = "spark.connect.grpc.binding"
-    config = {"spark.plugins": plugin, f"{binding}.address": "127.0.0.1", f"{binding}.port": "0"}
-    spark = session(master="local[2]", config=CONFIG | config)
-    service = getattr(
-        spark.sparkContext._jvm,  # type: ignore[attr-defined]
-        "org.apache.spark.sql.connect.service.SparkConnectService$",
-    )
-    port = getattr(service, "MODULE$").localPort()
-    _tell(server=f"sc://127.0.0.1:{port}")
-    sys.stdout.flush()
-    sys.stdin.read()
-    spark.stop()
-
-
 def _batch(spark: SparkSession, servers: str, topic: str) -> DataFrame:
     return (
         spark.read.format("raftlog")
@@ -262,5 +245,4 @@ if __name__ == "__main__":
         "read": read,
         "cluster": cluster,
         "faulty_executors": faulty_executors,
-        "connect_server": connect_server,
     }[sys.argv[1]](*sys.argv[2:])

@@ -5,51 +5,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.node import LoneNode
-
 from .fault_parts import ROOT
 from .sink_parts import create
-from .test_local_cluster import PROGRAM_TIMEOUT_S, with_all_its_own, without_java
+from .test_local_cluster import PROGRAM_TIMEOUT_S, without_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """A server's address."""
-    log = tmp_path / "server.log"
-    command = [sys.executable, "-m", "tests.spark.programs", "connect_server"]
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, log.read_text()
-            yield json.loads(line)["server"]
-        finally:
-            with_all_its_own(process)
+def connect_server(spark: SparkSession) -> str:
+    """The address of the session for clients of Spark Connect."""
+    service = getattr(
+        spark.sparkContext._jvm,  # type: ignore[attr-defined]
+        "org.apache.spark.sql.connect.service.SparkConnectService$",
+    )
+    return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
 
 
 def test_a_thin_client_writes_reads_and_copies_exactly_once(
-    server: str, spark_node: LoneNode, topic_name: str, tmp_path: Path
+    connect_server: str, servers: str, topic: str, tmp_path: Path
 ) -> None:
-    nodes = spark_node.address
-    topics = [create(nodes, name) for name in (topic_name, f"{topic_name}-out")]
+    out = create(servers, f"{topic}-out")
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.spark.connect_client", server, nodes, *topics),
+            *(sys.executable, "-m", "tests.spark.connect_client"),
+            *(connect_server, servers, topic, out),
             str(tmp_path / "checkpoint"),
         ],
         env=without_java(tmp_path / "bin"),

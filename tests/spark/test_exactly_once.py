@@ -164,7 +164,7 @@ def driver(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-@pytest.mark.full  # starts Spark three times; test_faults_stream kills a driver
+@pytest.mark.full  # starts Spark three times; the fast suite fails tasks instead
 def test_a_driver_killed_at_any_step_writes_each_row_once(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -174,6 +174,12 @@ def test_a_driver_killed_at_any_step_writes_each_row_once(
     checkpoint = str(tmp_path / "checkpoint")
     held = tmp_path / "held"
     running: list[subprocess.Popen[bytes]] = []
+    # Other tests on the node may leave transactions that end by their timeout.
+    known = {each.transactional_id for each in transactions(servers, "sink/")}
+
+    def left_open() -> list[TransactionListing]:
+        found = open_transactions(servers, "sink/")
+        return [each for each in found if each.transactional_id not in known]
 
     def start(proxy: SinkProxy, log: Path) -> None:
         arguments = (servers, topic, out, checkpoint, proxy.address, str(held))
@@ -207,7 +213,7 @@ def test_a_driver_killed_at_any_step_writes_each_row_once(
         start(proxy, tmp_path / "before")
         wait_until_killed(tmp_path / "before")
         assert len(values(spark, servers, out)) == 200, "batches 0 and 1"
-        assert open_transactions(servers, "sink/")
+        assert left_open()
         proxy.before, proxy.after = None, kill_in_batch_2
         start(proxy, tmp_path / "after")
         wait_until_killed(tmp_path / "after")
@@ -216,7 +222,7 @@ def test_a_driver_killed_at_any_step_writes_each_row_once(
     frame = copied(spark, servers, topic).repartition(3)
     run_available_now(frame, tmp_path / "checkpoint", servers, out)
     assert values(spark, servers, out) == expected(ROWS)
-    assert not open_transactions(servers, "sink/")
+    assert not left_open()
 
 
 def test_a_commit_whose_answer_is_lost_is_not_lost(
@@ -409,6 +415,7 @@ def test_at_least_once_is_readable_at_once(spark: SparkSession, servers: str, to
         ).save()
 
 
+@pytest.mark.full  # test_stream_reader commits to a group without Spark
 def test_a_querys_lag_is_that_of_the_group_that_it_commits_to(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:

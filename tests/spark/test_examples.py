@@ -1,6 +1,6 @@
 """Every example on three real nodes and a real Spark, against pandas on the same flights.
 
-The fast suite runs an aggregation with state here and a pipeline in test_pipelines.
+The fast suite runs a replay here and an aggregation with state in test_pipelines.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def test_enriched_flights_have_their_airline_and_weather(
     assert all(record.key == json.loads(record.value or b"")["flight"].encode() for record in found)
 
 
+@pytest.mark.full  # an example; test_pipelines aggregates the same delays
 def test_windowed_delays_are_those_of_the_hours_that_are_over(
     spark: SparkSession, servers: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -255,7 +256,6 @@ def test_a_copy_is_the_topic_however_many_runs(
     assert sorted(found) == sorted(letters(table, "flight"))
 
 
-@pytest.mark.full  # an example
 def test_a_replayed_window_has_its_records_alone(
     spark: SparkSession, servers: str, topic_name: str
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_task_that_failed_is_run_again_and_no_row_comes_twice(
     assert merged(*batches.values()) == filled_topic.everything()
 
 
+@pytest.mark.full  # starts Spark; the next test fails before a commit in this Spark
 def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_very_same_batch(
     spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:
@@ -157,7 +158,15 @@ def test_partitions_added_to_a_running_stream_are_read_from_their_first_record(
         assert batches.all == sorted(set(filled_topic.everything()) - old)
 
 
-@pytest.mark.parametrize("count", [10, 30, 50], ids=["shorter", "as long", "longer"])
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(10, id="shorter", marks=pytest.mark.full),
+        pytest.param(30, id="as long"),
+        # The id of the topic decides, not its length. test_stream_reader has no Spark.
+        pytest.param(50, id="longer", marks=pytest.mark.full),
+    ],
+)
 def test_a_topic_recreated_ends_a_stream_that_must_not_lose_records(
     spark: SparkSession, filled_topic: Topic, tmp_path: Path, count: int
 ) -> None:
@@ -204,6 +213,7 @@ def test_a_deleted_topic_ends_a_stream_that_must_not_lose_records(
             batches.join()
 
 
+@pytest.mark.full  # starts two streams; test_faults_batch deletes the topic of a planned query
 def test_a_topic_deleted_after_a_batchs_plan_is_a_loss(
     spark: SparkSession, filled_topic: Topic, tmp_path: Path
 ) -> None:

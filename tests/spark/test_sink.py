@@ -129,6 +129,7 @@ def counted(spark: SparkSession) -> DataFrame:
     )
 
 
+@pytest.mark.full  # starts three streams; test_exactly_once resumes from checkpoints
 def test_a_stream_writes_on_from_its_checkpoint(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
