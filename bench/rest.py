@@ -22,10 +22,11 @@ import uvloop
 from bench.node import LoneNode, cpu_times, data_directory, free_port
 from bench.report import Result
 from raftlog.record.codec import BatchBuilder
-from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame, encode_produce_frames
+from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame
 from raftlog.record.types import PartitionId
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import PARTITIONS, payload
+from tests.record.wire import encode_produce_frames
 
 CONNECTIONS = 32
 RAW_BYTES = 1_000_000

@@ -15,8 +15,8 @@ from raftlog_spark.cluster import Cluster
 from raftlog_spark.session import session
 
 from bench.node import MeasuredNode
-from raftlog.record.codec import encode_batches
 from raftlog.record.compression import Compression
+from tests.record.wire import encode_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

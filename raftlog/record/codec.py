@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from aiokafka.record.default_records import (
     DefaultRecordBatch,
@@ -91,13 +91,6 @@ class Record(Protocol):
     def headers(self) -> Headers:
         """Pairs in their order. A key may repeat."""
         ...
-
-
-class EncodedBatch(NamedTuple):
-    """A batch ready to be sent."""
-
-    data: bytes | bytearray
-    record_count: int
 
 
 class BatchBuilder:
@@ -239,27 +232,6 @@ def _compressed(plain: bytearray, compression: Compression) -> bytearray:
         ),
     )
     return data
-
-
-def encode_batches(
-    records: Iterable[RecordTuple],
-    *,
-    compression: Compression = Compression.NONE,
-    size_bytes_max: int = BATCH_BYTES_MAX_DEFAULT,
-) -> Iterator[EncodedBatch]:
-    """Pack records, in their order, into as few batches as the limit allows.
-
-    Yields nothing without records. Raises as `BatchBuilder.append` does. Batches yielded before
-    stay valid.
-    """
-    builder = BatchBuilder(compression, size_bytes_max)
-    iterator = iter(records)
-    while (rest := builder.append_many(iterator)) is not None:
-        yield EncodedBatch(builder.build(), builder.record_count)
-        builder = BatchBuilder(compression, size_bytes_max)
-        builder.append(*rest)
-    if builder.record_count:
-        yield EncodedBatch(builder.build(), builder.record_count)
 
 
 def decode(

@@ -125,7 +125,6 @@ UNSUPPORTED_FORMAT = ErrorEntry(
 REQUEST_TIMEOUT = ErrorEntry(
     40801, "REQUEST_TIMEOUT", "The request did not arrive in time.", kafka_code=7, retriable=True
 )
-ALREADY_SUBSCRIBED = ErrorEntry(40901, "ALREADY_SUBSCRIBED", "Already subscribed.", kafka_code=42)
 INSTANCE_EXISTS = ErrorEntry(
     40902, "INSTANCE_EXISTS", "Consumer instance already exists.", kafka_code=92
 )

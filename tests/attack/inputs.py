@@ -12,9 +12,10 @@ from typing import Any, Final
 from raftlog.record.batch import sealed
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression, compress
-from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame, encode_produce_frames
+from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame
 from raftlog.record.header import HEADER_SIZE, LENGTH_END, parse_header
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
+from tests.record.wire import encode_produce_frames
 
 MIB: Final = 1 << 20
 TOPIC: Final = "attacked"

@@ -18,7 +18,6 @@ from raftlog.record.codec import (
     RecordTuple,
     decode,
     decompress_batch,
-    encode_batches,
 )
 from raftlog.record.compression import Compression, compress
 from raftlog.record.errors import (
@@ -43,6 +42,7 @@ from tests.record.batches import (
     with_body,
     with_field,
 )
+from tests.record.wire import encode_batches
 
 each_codec = pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
 

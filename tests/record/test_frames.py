@@ -13,13 +13,12 @@ from raftlog.record.frames import (
     TOPIC_BYTES_MAX,
     AbortedTransaction,
     FetchFrame,
-    FetchFrameReader,
     ProduceFrame,
     encode_fetch_frame,
-    encode_produce_frames,
     parse_produce_frames,
 )
 from raftlog.record.types import Offset, PartitionId, ProducerId
+from tests.record.wire import FetchFrameReader, encode_produce_frames
 
 offsets = st.integers(-1, 2**63 - 1).map(Offset)
 topics = st.text("abz09._-", min_size=1, max_size=TOPIC_BYTES_MAX) | st.just("t" * TOPIC_BYTES_MAX)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame, encode_produce_frames
+from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame
 from raftlog.record.types import PartitionId
 from tests.broker.harness import encoded
+from tests.record.wire import encode_produce_frames
 from tests.rest.data_fakes import data_node
 
 V3 = "/v3/clusters/-/topics/new/records"

@@ -8,9 +8,10 @@ from collections import Counter
 
 import pytest
 
-from raftlog.record.frames import ProduceFrame, encode_produce_frames
+from raftlog.record.frames import ProduceFrame
 from raftlog.record.types import PartitionId
 from tests.broker.data_fakes import batch_of
+from tests.record.wire import encode_produce_frames
 from tests.rest.data_fakes import data_node
 
 COUNT = 2_000

@@ -23,10 +23,11 @@ import pytest
 from raftlog.node.process import GC_THRESHOLDS
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
-from raftlog.record.frames import ProduceFrame, encode_produce_frames
+from raftlog.record.frames import ProduceFrame
 from raftlog.record.types import LeaderEpoch, PartitionId
 from tests.broker.data_fakes import batch_of
 from tests.http.http_peers import Reply
+from tests.record.wire import encode_produce_frames
 from tests.rest.data_fakes import DataPeer, data_node
 from tests.waiting import until
 

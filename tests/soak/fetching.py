@@ -10,7 +10,7 @@ import aiohttp
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode
-from raftlog.record.frames import FetchFrameReader
+from tests.record.wire import FetchFrameReader
 from tests.verification.log_history import Pairs
 
 PARTITION_BYTES_MAX: Final = 1 << 20

@@ -17,7 +17,8 @@ from raftlog_spark.errors import (
 from raftlog_spark.sink.batch_writer import BatchWriter, Written
 
 from raftlog.record.batch import iterate_batches
-from raftlog.record.codec import Record, decode, encode_batches
+from raftlog.record.codec import Record, decode
+from tests.record.wire import encode_batches
 
 
 class FakeCluster(Cluster):

@@ -12,9 +12,10 @@ from raftlog_client.transport import NodeAddress, Transport
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.compression import Compression
-from raftlog.record.frames import ProduceFrame, encode_produce_frames
+from raftlog.record.frames import ProduceFrame
 from raftlog.record.isolation import readable_batches
 from raftlog.record.types import Buffer, PartitionId
+from tests.record.wire import encode_produce_frames
 
 T = TypeVar("T")
 

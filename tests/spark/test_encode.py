@@ -12,12 +12,13 @@ from raftlog_spark.codec.encode import EncodedBatch, EncodeError, ProducerStamp,
 from raftlog_spark.codec.record_fields import TYPES
 
 from raftlog.record.batch import split_batches
-from raftlog.record.codec import RecordTuple, encode_batches
+from raftlog.record.codec import RecordTuple
 from raftlog.record.compression import Compression
 from raftlog.record.errors import LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.record.batches import COMPRESSIONS, DECOMPRESSED_BYTES_MAX, SAMPLE, validate_records
+from tests.record.wire import encode_batches
 from tests.spark.raw import read, reference, rows
 
 NOW_MS = 1_700_000_000_000

@@ -11,9 +11,10 @@ from raftlog_spark.codec.record_offsets import Bodies, record_starts
 from raftlog_spark.codec.varints import CorruptBatchError, Window
 
 from raftlog.record.batch import iterate_batches
-from raftlog.record.codec import RecordTuple, encode_batches
+from raftlog.record.codec import RecordTuple
 from raftlog.record.header import HEADER_SIZE
 from tests.record.batches import encoded
+from tests.record.wire import encode_batches
 from tests.spark.raw import lanes_everywhere, logs, raw_log
 
 CHANCE_SEED = 5

@@ -36,7 +36,7 @@ from raftlog_client.transport import NodeAddress, Part, Transport
 
 PRODUCE_FRAME_HEAD: Final = Struct(">HiI")
 """Topic length, partition, data length (raftlog.record.frames). Packed here so that batches go to
-the socket without a copy: `encode_produce_frames` would copy all into one body."""
+the socket without a copy."""
 SERVER_TIMEOUT_SHARE: Final = 0.9
 """Of the request timeout, how much a node may wait for its replicas: the answer should come
 before the client stops listening."""

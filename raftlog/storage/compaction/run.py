@@ -14,7 +14,11 @@ from typing import Final
 from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
-from raftlog.storage.compaction.plan import group_segments, plan_compaction
+from raftlog.storage.compaction.plan import (
+    CompactionHistory,
+    group_segments,
+    plan_compaction,
+)
 from raftlog.storage.compaction.retention import SegmentInfo
 from raftlog.storage.compaction.rewrite import CompactionPass, Stop
 from raftlog.storage.log.core import LogCore
@@ -143,20 +147,8 @@ class _Compaction:
             )
             if not groups:
                 return None
-            # The recovery point's position must not lie in a rewritten segment.
-            await self._operations.advance_recovery_point()
-            core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
-            if history.horizon != core.compaction.horizon:
-                # Durable before the first tombstone goes, with and without the checkpoint file.
-                core.raise_deletion_horizon(history)
-                await core.mark()
-            await core.publish()
-            rewritten = 0
-            for group in groups:
-                for start in range(0, len(group), GROUP_SEGMENTS_MAX):
-                    part = group[start : start + GROUP_SEGMENTS_MAX]
-                    await self._rewrite(work, part)
-                    rewritten += len(part)
+            await self._announce(history, groups[-1][-1].next_offset)
+            rewritten = await self._rewrite_all(work, groups)
         except _InterruptedError:
             return None
         core.compaction = work.finish()
@@ -168,6 +160,18 @@ class _Compaction:
             end_offset,
             is_partial=is_partial or work.stopped is Stop.MAP_FULL,
         )
+
+    async def _announce(self, history: CompactionHistory, end_offset: Offset) -> None:
+        """Make durable all facts that must precede a rewrite below `end_offset`."""
+        core = self._core
+        # The recovery point's position must not lie in a rewritten segment.
+        await self._operations.advance_recovery_point()
+        core.gaps_below = max(core.gaps_below, end_offset)
+        if history.horizon != core.compaction.horizon:
+            # Durable before the first tombstone goes, with and without the checkpoint file.
+            core.raise_deletion_horizon(history)
+            await core.mark()
+        await core.publish()
 
     def _report_unreadable(self, work: CompactionPass, offset: Offset) -> None:
         """Log once the batch that stops compaction."""
@@ -203,6 +207,18 @@ class _Compaction:
             raise _InterruptedError
         result = await self._reader.read_raw(offset, end=end, max_bytes=CHUNK_BYTES)
         return result.data, result.next_offset
+
+    async def _rewrite_all(
+        self, work: CompactionPass, groups: Sequence[Sequence[SegmentInfo]]
+    ) -> int:
+        """Rewrite the groups in order, and return the number of old segments."""
+        rewritten = 0
+        for group in groups:
+            for start in range(0, len(group), GROUP_SEGMENTS_MAX):
+                part = group[start : start + GROUP_SEGMENTS_MAX]
+                await self._rewrite(work, part)
+                rewritten += len(part)
+        return rewritten
 
     async def _rewrite(self, work: CompactionPass, group: Sequence[SegmentInfo]) -> None:
         """Write one segment to replace a group, and swap."""

@@ -168,6 +168,14 @@ class LogCore:
     """Whether the files are closed for good, and another log may use the directory."""
     stable_bound: Offset | None = None
     """Bound of the last stable offset while the producers are being rebuilt."""
+    unreadable: UnreadableBatch | None = None
+    """Batch at which the last compaction stopped because decoding failed."""
+    promised_end: Offset | None = None
+    """Offset from which nothing is promised, while a truncation is being prepared."""
+    restart_at: Offset | None = None
+    """Offset at which the log starts again, while it is being emptied."""
+    batches_since_recovery = 0
+    _unflushed_bytes = 0
     _sync_wanted = False
     pending_loss_resets = 0
     """Callers that wait for a checkpoint file without `possible_loss`."""
@@ -213,7 +221,6 @@ class LogCore:
         self.recovery = opened.recovery_point or initial_checkpoint(
             self.segments.all[0].base_offset, is_unknown=opened.damage is not None
         )
-        self.batches_since_recovery = 0
         # Several locks are taken in this order.
         self.arrange_lock = asyncio.Lock()
         """Lock held while segments are removed, swapped or cut."""
@@ -225,8 +232,6 @@ class LogCore:
         """Batches found damaged by readers, by segment and position, a bounded number."""
         self.damaged_segments: set[Offset | None] = set()
         """Base offsets of the segments with damage found in service, None for an unknown place."""
-        self.unreadable: UnreadableBatch | None = None
-        """Batch at which the last compaction stopped because decoding failed."""
         self.published_recovery_point = (
             Offset(0) if checkpoint is None else checkpoint.recovery_point
         )
@@ -234,17 +239,12 @@ class LogCore:
         self._published_log_start = (
             opened.log_start_offset if checkpoint is None else checkpoint.log_start_offset
         )
-        self.promised_end: Offset | None = None
-        """Offset from which nothing is promised, while a truncation is being prepared."""
-        self.restart_at: Offset | None = None
-        """Offset at which the log starts again, while it is being emptied."""
         self.listeners = Listeners()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publish = publish
         self._waiters: deque[tuple[Offset, asyncio.Future[None]]] = deque()
         self._repair_waiters: set[asyncio.Future[None]] = set()
         self._syncing: _Syncing | None = None
-        self._unflushed_bytes = 0
         if opened.damage is not None:
             self.state, self.damage = LogState.DAMAGED, opened.damage.reason
             self.failure = _damaged(directory, self.damage)

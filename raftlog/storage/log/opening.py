@@ -16,6 +16,7 @@ A damaged log is not changed at all.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -155,20 +156,34 @@ def open_log(
     if isinstance(marks, Marks):
         opened.marked_horizon = marks.horizon
     if opened.damage is None:
-        for fact, _ in facts[: plan.dropped]:
-            for suffix in SEGMENT_SUFFIXES:
-                disk.remove(f"{directory}/{segment_name(fact.base_offset, suffix)}")
-        if not plan.trusted:
-            remove_snapshots(disk, directory, opened.segments[-1].next_offset)
-        if opened.segments[-1].next_offset < opened.log_start_offset:
-            # A truncation below the log start offset's batch was interrupted.
-            _restart_at_log_start(disk, files, directory, opened)
-        else:
-            active = opened.segments[-1]
-            active.hold(files.lease(active.path))
-            # A first append without room leaves an empty file, of which no sync has taken the name.
-            active.is_name_durable = active.size_bytes > 0
+        dropped = [fact.base_offset for fact, _ in facts[: plan.dropped]]
+        _finish(disk, files, directory, opened, dropped, trusted=plan.trusted)
     return opened
+
+
+def _finish(
+    disk: Disk,
+    files: OpenFiles,
+    directory: str,
+    opened: Opened,
+    dropped: Sequence[Offset],
+    *,
+    trusted: bool,
+) -> None:
+    """Remove files outside of the recovered log, and start its active segment."""
+    for base_offset in dropped:
+        for suffix in SEGMENT_SUFFIXES:
+            disk.remove(f"{directory}/{segment_name(base_offset, suffix)}")
+    active = opened.segments[-1]
+    if not trusted:
+        remove_snapshots(disk, directory, active.next_offset)
+    if active.next_offset < opened.log_start_offset:
+        # A truncation below the log start offset's batch was interrupted.
+        _restart_at_log_start(disk, files, directory, opened)
+    else:
+        active.hold(files.lease(active.path))
+        # A first append without room leaves an empty file, of which no sync has taken the name.
+        active.is_name_durable = active.size_bytes > 0
 
 
 def _known_damage(

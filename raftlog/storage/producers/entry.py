@@ -386,8 +386,7 @@ def after(
     if known is not None and epoch == known.epoch:
         batches = (*known.batches[1 - BATCHES_REMEMBERED_MAX :], batch)
         if base_sequence == known.next_sequence:
-            # The run is half the circle at most. Beyond it "before" and "after" are
-            # indistinguishable.
+            # At most half the circle. Beyond it "before" and "after" look the same.
             run = min(known.written_run + count, SEQUENCES // 2)
     return Producer(
         producer_id=header.producer_id,

@@ -16,14 +16,13 @@ from raftlog.record.errors import DISK_FULL, NO_LEADER, STORAGE_FAILED, LogError
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
     FetchFrame,
-    FetchFrameReader,
     ProduceFrame,
-    encode_produce_frames,
 )
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 from raftlog.rest.v1.batches import FETCH_FRAME_BYTES, PARTITIONS_PER_TURN
 from tests.broker.data_fakes import contents, waiting_readers
 from tests.http.http_peers import RawPeer, Reply
+from tests.record.wire import FetchFrameReader, encode_produce_frames
 from tests.rest.data_fakes import DataPeer, data_node, few
 from tests.waiting import until
 
