@@ -64,7 +64,7 @@ def create(route: Route) -> Handler:
         try:
             created = _created_decoder.decode(reply.body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise LogError(INTERNAL, f"The home cluster answered another shape: {error}") from error
+            raise LogError(INTERNAL, f"The home cluster returned another shape: {error}") from error
         path = filled(
             "/consumers/{group}/instances/{instance}",
             {**request.path_parameters, "instance": created.instance_id},
@@ -94,7 +94,10 @@ def seek(route: Route) -> Handler:
 
     async def handler(request: Request, context: Context) -> web.StreamResponse:
         body = await required_body(request, context, positions_decoder)
-        times_ms = {(one.topic, one.partition): time_ms_of(one) for one in body.timestamps}
+        times_ms = {
+            (position.topic, position.partition): time_ms_of(position)
+            for position in body.timestamps
+        }
         found = await _at_times(context.broker, times_ms)
         offsets = [*body.offsets, *_rows(found)]
         return answer(await _to_home(request, context, route.path, Positions(offsets)))

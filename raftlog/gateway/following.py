@@ -88,7 +88,7 @@ class CatalogFollower:
                 if gateway.catalog_failure != error.message:
                     gateway.catalog_failure = error.message
                     logger.warning(
-                        "the catalog cannot be read: %s; serving it as of %.0f s ago, retrying",
+                        "cannot read the catalog (%s), serving it as of %.0f s ago, retrying",
                         error.message,
                         gateway.catalog_age_s,
                     )
@@ -137,7 +137,7 @@ class CatalogFollower:
             following = int(reply.headers[NEXT_OFFSET_HEADER])
             end = int(reply.headers[HIGH_WATERMARK_HEADER])
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
-            raise LogError(INTERNAL, f"the answer is no list of records: {error!r}") from error
+            raise LogError(INTERNAL, f"the response is no list of records: {error!r}") from error
         for record in records:
             self._apply(view, record)
         return following, end
@@ -194,7 +194,7 @@ class StubKeeper:
         """One pass over all logs. Raises LogError if the home cluster cannot be reached."""
         gateway = self._gateway
         found = await gateway.home.call("GET", "/v1/metadata", MetadataResponse, may_repeat=True)
-        learned = [join_address(one.host, one.port) for one in found.brokers]
+        learned = [join_address(broker.host, broker.port) for broker in found.brokers]
         gateway.home.replace_addresses(
             merged_addresses(gateway.home_seeds, learned, HOME_ADDRESSES_MAX)
         )

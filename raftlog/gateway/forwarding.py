@@ -84,7 +84,7 @@ async def passed_on(request: Request, context: Context, route: Route, link: Link
         return await sending
     reply = await context.broker.closing.unless_set(sending)
     if reply is None:
-        raise LogError(NOT_READY, "The gateway is stopping; use another one.")
+        raise LogError(NOT_READY, "The gateway is stopping. Use another gateway.")
     return reply
 
 

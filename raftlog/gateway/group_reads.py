@@ -73,7 +73,7 @@ class ClusterSource:
             # No position moves.
             may_repeat=True,
         )
-        parts = [part_of(one) for one in plan.partitions if self._is_served(one.topic)]
+        parts = [part_of(planned) for planned in plan.partitions if self._is_served(planned.topic)]
         if plan.partitions and not parts:
             # All partitions are of logs out of service. The home cluster waits for no further
             # partition.
@@ -134,7 +134,7 @@ class ClusterSource:
             following = int(outcome.reply.headers[NEXT_OFFSET_HEADER])
             kept_bytes = take(room, part, outcome.reply.body, following)
         except (KeyError, ValueError):
-            return LogError(INTERNAL, f"{part.name}: the cluster's answer has no next offset.")
+            return LogError(INTERNAL, f"{part.name}: the cluster's response has no next offset.")
         except LogError as error:
             return error
         finally:

@@ -69,7 +69,7 @@ class Reply:
         try:
             found = _error_decoder.decode(self.body)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return LogError(INTERNAL, f"A node answered {self.status} without an error's body.")
+            return LogError(INTERNAL, f"A node returned {self.status} without an error's body.")
         return LogError(ERROR_TABLE.get(found.error_code, INTERNAL), found.message)
 
 
@@ -137,7 +137,7 @@ class Links:
                 size_bytes += len(chunk)
                 if size_bytes > ANSWER_BYTES_MAX:
                     raise LogError(
-                        INTERNAL, f"{address} answered more than {ANSWER_BYTES_MAX} bytes."
+                        INTERNAL, f"{address} returned more than {ANSWER_BYTES_MAX} bytes."
                     )
                 if hold is not None:
                     hold(len(chunk))
@@ -165,7 +165,7 @@ class Link:
     def replace_addresses(self, addresses: Sequence[str]) -> None:
         """Use other addresses. An address in use stays the first."""
         if set(addresses) != set(self._addresses):
-            first = [one for one in self._addresses[:1] if one in addresses]
+            first = [address for address in self._addresses[:1] if address in addresses]
             self._addresses = tuple(dict.fromkeys((*first, *addresses)))
 
     async def send(
@@ -216,7 +216,7 @@ class Link:
                     continue
                 raise LogError(
                     RETRIABLE,
-                    f"The outcome is unknown: {self.name} did not answer ({failures[-1]}).",
+                    f"The outcome is unknown: {self.name} did not respond ({failures[-1]}).",
                 ) from error
             if reply.status == NOT_READY.http_status and reply.error().entry is NOT_READY:
                 refusal = reply
@@ -227,7 +227,7 @@ class Link:
         if refusal is not None:
             return refusal
         tried = "; ".join(failures) or "it has no address in the catalog"
-        raise LogError(self._unreachable, f"{self.name} cannot be reached ({tried}); try again.")
+        raise LogError(self._unreachable, f"{self.name} cannot be reached ({tried}). Try again.")
 
     async def call(
         self,
@@ -256,17 +256,17 @@ class Link:
         try:
             return msgspec.json.decode(reply.body or b"{}", type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise LogError(INTERNAL, f"{self.name} answered another shape: {error}") from error
+            raise LogError(INTERNAL, f"{self.name} returned another shape: {error}") from error
 
     def _prefer(self, address: str) -> None:
         if address != self._addresses[0] and address in self._addresses:
-            others = [one for one in self._addresses if one != address]
+            others = [other for other in self._addresses if other != address]
             self._addresses = (address, *others)
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.strerror or str(error.os_error)
     return str(error) or type(error).__name__

@@ -112,15 +112,15 @@ async def _run(settings: GatewaySettings) -> int:
     ports = await Ports.bind(settings.server)
     running = await RunningGateway.start(settings, ports, partial(_resolve, fatal))
     logger.info(
-        "raftlog %s: gateway of home cluster %s serves at http://%s",
+        "raftlog %s gateway of home cluster %s listens on http://%s",
         __version__,
         ",".join(settings.home),
         running.address,
     )
     if settings.server.is_beyond_loopback:
         logger.warning(
-            "listening on %s without authentication: every client that reaches this address can "
-            "read and write every log of the catalog; restrict access by the network",
+            "listening on %s without authentication. Every client that reaches this address can "
+            "read and write every log of the catalog. Restrict access by the network.",
             running.address,
         )
     await asyncio.wait((fatal, stop), return_when=asyncio.FIRST_COMPLETED)

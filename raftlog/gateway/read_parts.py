@@ -71,7 +71,7 @@ def take(room: Room, part: Part, body: bytes, following: int) -> int:
             kept.append(data)
             size_bytes += size
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise LogError(INTERNAL, f"{part.name}: the cluster's answer: {error}") from error
+        raise LogError(INTERNAL, f"{part.name}: the cluster's response: {error}") from error
     if kept:
         part.pieces.append(b",".join(kept))
         room.count += len(kept)

@@ -128,7 +128,7 @@ class Gateway(ListenedService):
         """The families of the gateway."""
         yield gauge(
             "raftlog_gateway_catalog_age_seconds",
-            "Time since the home cluster last answered about the catalog; -1: never.",
+            "Time since the home cluster last responded about the catalog, or -1 before that.",
             self.catalog_age_s,
         )
         states = dict.fromkeys(STATES, 0)
@@ -158,7 +158,7 @@ class Gateway(ListenedService):
         )
         yield counter(
             "raftlog_gateway_cluster_failures",
-            "Requests to nodes that broke off or had no answer in time.",
+            "Requests to nodes that failed or timed out.",
             calls.failed,
         )
         yield counter(

@@ -147,9 +147,7 @@ class Connection(web.RequestHandler):
         try:
             super().data_received(data)
         except Exception:
-            logger.exception(
-                "the parser failed on bytes from %s: closing the connection", self.address
-            )
+            logger.exception("closing the connection of %s because the parser failed", self.address)
             self._refuse(BAD_REQUEST)
             return
         self._idle_since = None
@@ -195,7 +193,7 @@ class Connection(web.RequestHandler):
         if isinstance(exc, ConnectionError):
             raise exc
         if request.writer.output_size > 0:
-            raise ConnectionResetError("the answer has begun; it cannot become an error")
+            raise ConnectionResetError("the response has begun and cannot become an error")
         if status >= 500:
             logger.error("request from %s failed outside its handler", self.address, exc_info=exc)
             response = error_response(INTERNAL)
@@ -238,7 +236,7 @@ class Connection(web.RequestHandler):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the peer has left")
         if self._message_tail or self._messages:
-            raise LogError(BAD_REQUEST, "Nothing may follow this request before its answer.")
+            raise LogError(BAD_REQUEST, "Nothing may follow this request before its response.")
         self._taken = transport
         # aiohttp would close the transport after the request.
         self._socket = self.transport = None
@@ -253,7 +251,7 @@ class Connection(web.RequestHandler):
         """
         self._reader_guard.moved(size, waited_s)
         if not self._reader_guard.patience_s:
-            logger.info("cut off %s: it read its answer too slowly", self.address)
+            logger.info("cut off %s because it read its response too slowly", self.address)
             self._server.stalled_readers += 1
             self.abort()
             raise ConnectionResetError("the reader is too slow")
@@ -277,7 +275,7 @@ class Connection(web.RequestHandler):
                 socket.abort()
         elif self._blocked_since is not None and now - self._blocked_since > limits.write_stall_s:
             logger.info(
-                "cut off %s: it read nothing of its answer for %s s",
+                "cut off %s because it read nothing of its response for %s s",
                 self.address,
                 limits.write_stall_s,
             )
@@ -496,7 +494,7 @@ class ConnectionServer(web.Server):
         A node sends its first request at once and frees its place, so only a silent connection
         grows old.
         """
-        of_address = [one for one in self._reserved if one.address_group == address]
+        of_address = [reserved for reserved in self._reserved if reserved.address_group == address]
         if len(of_address) >= NODES_RESERVED_MAX // ADDRESS_SHARE:
             oldest = of_address[0]
         elif len(self._reserved) >= NODES_RESERVED_MAX:
@@ -592,7 +590,7 @@ class ConnectionServer(web.Server):
         yield gauge("raftlog_http_bytes_in_flight_max", "Their limit.", budget.total_max)
         yield counter(
             "raftlog_http_overloaded",
-            "Requests refused for that limit, or for the share of one address.",
+            "Requests rejected for that limit, or for the share of one address.",
             budget.refused,
         )
         requests = self.context.broker.requests_in_flight

@@ -109,7 +109,7 @@ class Dispatcher:
         """The error response. If a response has already begun, cut the connection instead."""
         if request.writer.output_size > 0:
             self._context.release(request)
-            raise ConnectionResetError("failed after the answer had begun")
+            raise ConnectionResetError("failed after the response had begun")
         media_type = JSON if route is None else route.error_media_type
         if media_type != JSON and prefers(request, JSON, over=media_type):
             media_type = JSON

@@ -48,7 +48,7 @@ def routes(
             "GET",
             "/healthy",
             healthy,
-            "Whether the process answers",
+            "Whether the process responds",
             tag=tag,
             response_type=response_type,
             serves_always=True,

@@ -115,7 +115,7 @@ class ServerMetrics(Collector):
 
     def _route_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            "raftlog_http_requests", "Requests answered.", labels=["route", "status"]
+            "raftlog_http_requests", "Requests with a response.", labels=["route", "status"]
         )
         aborted = CounterMetricFamily(
             "raftlog_http_requests_aborted", "Requests aborted by their peer.", labels=["route"]
@@ -129,7 +129,7 @@ class ServerMetrics(Collector):
         yield from (requests, aborted)
         yield histograms(
             "raftlog_http_request_seconds",
-            "From the end of the headers to the start of the answer, long polls included.",
+            "Time from the end of the headers to the start of the response, long polls included.",
             "route",
             ((route or UNROUTED, counters.seconds) for route, counters in self._routes.items()),
         )
@@ -167,12 +167,12 @@ class LoopLag:
         """The families of the histograms."""
         yield self._lags.family(
             "raftlog_event_loop_lag_seconds",
-            "Delay of the event loop's timers: how long other work, or a machine without a free "
-            "processor, held the loop.",
+            "Delay of the event loop's timers, caused by other work or by a machine without a "
+            "free processor.",
         )
         yield self._holds.family(
             "raftlog_event_loop_hold_seconds",
-            "Processor time of the event loop within that delay: how long its own work held it.",
+            "Processor time of the event loop within that delay, caused by its own work.",
         )
 
 
@@ -233,7 +233,7 @@ def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[M
     )
     yield gauge(
         f"{MANAGER}_atminisrpartitioncount",
-        "Partitions led by this node at min.insync.replicas: they can lose no further replica.",
+        "Partitions led by this node at min.insync.replicas, which can lose no further replica.",
         status.at_min_isr,
     )
     yield from _replication_metrics(status)
@@ -272,7 +272,7 @@ def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[M
     yield gauge("raftlog_log_producer_ids", "Remembered producer ids.", totals.producers)
     yield counter(
         "raftlog_log_producer_ids_refused",
-        "Appends refused because a partition had no room for their new producer ids.",
+        "Appends rejected because a partition had no room for their new producer ids.",
         totals.refused_producers,
     )
     yield gauge(
@@ -303,7 +303,7 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
     )
     yield gauge(
         f"{MANAGER}_offlinereplicacount",
-        "Replicas on this node that serve no client: failed, damaged, or not opened.",
+        "Replicas on this node that serve no client (failed, damaged, or not open).",
         status.offline,
     )
     yield counter(
@@ -328,7 +328,7 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
     )
     lags = GaugeMetricFamily(
         f"{prefix}_follower_lag_records_max",
-        "Records of one partition led here that a follower lacks on disk, at most.",
+        "Most records of one partition led here that a follower lacks on disk.",
         labels=["follower"],
     )
     # Bounded by the nodes of the cluster.
@@ -417,7 +417,7 @@ def coordinator_metrics(services: NodeServices, labels_max: int) -> Iterator[Met
     yield open_by_state
     yield gauge(
         "raftlog_transaction_seconds_max",
-        "Age of the oldest of these transactions; 0 without any.",
+        "Age of the oldest of these transactions, or 0 without any.",
         status.oldest_transaction_ms / 1000,
     )
     yield counter(
@@ -427,7 +427,7 @@ def coordinator_metrics(services: NodeServices, labels_max: int) -> Iterator[Met
     )
     yield counter(
         "raftlog_producers_fenced",
-        "Requests to this node as coordinator that were refused for their producer's old epoch.",
+        "Requests to this node as coordinator that were rejected for their producer's old epoch.",
         status.producers_fenced,
     )
     yield _stable_lags(services, labels_max)
@@ -437,13 +437,13 @@ def _group_lags(status: CoordinatorStatus, labels_max: int) -> Metric:
     """Lag per group and topic. The largest are by name, the others summed."""
     family = GaugeMetricFamily(
         "raftlog_group_lag_records",
-        "Records that a group has not committed yet, of groups coordinated by this node; measured "
-        "every 10 s or less often.",
+        "Records that a group coordinated by this node has not committed yet, measured every 10 s"
+        " or less often.",
         labels=["group", "topic"],
     )
-    for one in sorted(status.lags[:labels_max]):
-        family.add_metric([one.group, one.topic], one.records)
-    others = status.other_lags + sum(one.records for one in status.lags[labels_max:])
+    for lag in sorted(status.lags[:labels_max]):
+        family.add_metric([lag.group, lag.topic], lag.records)
+    others = status.other_lags + sum(lag.records for lag in status.lags[labels_max:])
     family.add_metric([OTHER_TOPICS, OTHER_TOPICS], others)
     return family
 
@@ -452,8 +452,8 @@ def _stable_lags(services: NodeServices, labels_max: int) -> Metric:
     """Records that open transactions hold back, in the topics with most of them."""
     family = GaugeMetricFamily(
         "raftlog_last_stable_offset_lag_records",
-        "Committed records of one partition led by this node that an open transaction holds back, "
-        "at most. Topics without any are in `__other__`.",
+        "Most committed records of one partition led by this node that an open transaction holds "
+        "back. Topics without any are in `__other__`.",
         labels=["topic"],
     )
     lags: dict[str, int] = {}
@@ -505,7 +505,7 @@ def quorum_metrics(services: NodeServices) -> Iterator[Metric]:
     )
     yield gauge(f"{prefix}_journal_bytes", "Size of the metadata journal.", status.journal_bytes)
     yield gauge(
-        f"{prefix}_peers_connected", "Other members connected to this one.", len(quorum.peers())
+        f"{prefix}_peers_connected", "Other members connected to this member.", len(quorum.peers())
     )
     yield gauge(
         "kafka_controller_kafkacontroller_activecontrollercount",

@@ -97,7 +97,9 @@ class Route:
 
     def __post_init__(self) -> None:
         """Build the name once, because every request counts under it."""
-        object.__setattr__(self, "query_names", frozenset(one.name for one in self.query))
+        object.__setattr__(
+            self, "query_names", frozenset(parameter.name for parameter in self.query)
+        )
         object.__setattr__(self, "name", f"{self.method} {self.path}")
 
 

@@ -1,8 +1,8 @@
-"""The APIs that the listener serves, with their versions: what ApiVersions offers.
+"""ApiVersions offers the APIs that the listener serves, with their versions.
 
-`first` and `last` bound what a client may send. Produce is *offered* from version 0 on: older
-librdkafka looks for single old versions, and compresses nothing where they are missing
-(KAFKA-18659).
+`first` and `last` bound the versions that a client may send. Produce is *offered* from version 0
+on, because older librdkafka searches for single old versions, and compresses nothing where they are
+missing (KAFKA-18659).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MESSAGES: Final[dict[str, type[msgspec.Struct]]] = {
 """Requests and responses by name. Handlers and messages have modules of the same names."""
 
 Handler = Callable[[Call, Any], Awaitable[msgspec.Struct | None]]
-"""None: the request has no answer."""
+"""A handler of one API. It returns None for a request without a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +73,25 @@ class Api:
     last: int
     """The newest version."""
     flexible: float
-    """The first version with tagged fields in the request's head; infinity without one."""
+    """First version with tagged fields in the request's head, or infinity."""
     request_type: type[msgspec.Struct]
     response_type: type[msgspec.Struct]
     takes_records: bool = False
     """Whether a request may be as large as a Produce request."""
     has_trailing_bytes: bool = False
-    """Whether a client of this API is known to send bytes after its message; they are ignored."""
+    """Whether a client of this API sends bytes after its message, which are ignored."""
     is_held: bool = False
-    """Whether its answer may be held back: no later request of the connection begins before."""
+    """Whether its response may be delayed. Until then no later request of the connection begins."""
     ends_with_connection: bool = False
     """Whether the request is of no use without its client."""
 
     @property
     def offered(self) -> ApiVersion:
-        """The line of ApiVersions."""
+        """The entry in ApiVersions."""
         return ApiVersion(self.key, 0 if self.key == PRODUCE else self.first, self.last)
 
     def request_decoder(self, version: int) -> Callable[[Buffer, int, int], Any]:
-        """The function that decodes the request in a frame, after its head: see `Codec`."""
+        """The function that decodes the request in a frame, after its head. See `Codec`."""
         codec = codec_of(self.request_type, version)
         if not self.has_trailing_bytes:
             return codec.decode
@@ -103,7 +103,7 @@ class Api:
         return decode
 
     def response_codec(self, version: int) -> Codec[Any]:
-        """Of answers."""
+        """The codec of responses."""
         return codec_of(self.response_type, version)
 
     def is_request_flexible(self, version: int) -> bool:
@@ -111,7 +111,10 @@ class Api:
         return version >= self.flexible
 
     def is_answer_flexible(self, version: int) -> bool:
-        """The same of the answer's head: never of ApiVersions, which is read before all else."""
+        """Whether the response's head has tagged fields. That of ApiVersions never has.
+
+        Clients read ApiVersions before they know the node's versions.
+        """
         return self.key != API_VERSIONS and version >= self.flexible
 
 
@@ -133,12 +136,12 @@ def _api(key: int, name: str, handler: Handler, last: int, **options: bool) -> A
 
 
 async def api_versions(_call: Call, _request: ApiVersionsRequest) -> ApiVersionsResponse:
-    """18: what this listener serves."""
+    """18. Returns the APIs and versions of this listener."""
     return OFFERED
 
 
 def unsupported_version(frame: Buffer) -> list[Buffer]:
-    """The answer to ApiVersions of a version unknown here: version 0 (KIP-511)."""
+    """The response to ApiVersions of an unknown version, in version 0 (KIP-511)."""
     head = parse_head(frame, is_flexible=False)
     answer = codec_of(ApiVersionsResponse, 0).encode(
         ApiVersionsResponse(UNSUPPORTED_VERSION, OFFERED.api_keys)
@@ -147,7 +150,7 @@ def unsupported_version(frame: Buffer) -> list[Buffer]:
 
 
 LOOKUP: Final = {"ends_with_connection": True}
-"""Of reads that may take long: thousands of groups, each of them a call."""
+"""Options of long reads, such as thousands of groups with a call each."""
 HELD: Final = {"is_held": True, **LOOKUP}
 
 APIS: Final = {
@@ -157,7 +160,7 @@ APIS: Final = {
         _api(1, "Fetch", fetch.fetch, 18, **HELD),
         _api(2, "ListOffsets", offsets.list_offsets, 10, **LOOKUP),
         # librdkafka writes the count of no topics with four bytes in place of one (its issue 5049).
-        # The first of them says all topics, and Kafka does not look at the rest.
+        # The first byte means all topics, and Kafka ignores the rest.
         _api(3, "Metadata", metadata.metadata, 13, has_trailing_bytes=True),
         _api(8, "OffsetCommit", group_offsets.commit, 10),
         _api(9, "OffsetFetch", group_offsets.fetch, 10, **LOOKUP),
@@ -174,9 +177,9 @@ APIS: Final = {
         _api(21, "DeleteRecords", offsets.delete_records, 2),
         _api(22, "InitProducerId", transactions.init_producer_id, 5),
         _api(23, "OffsetForLeaderEpoch", offsets.offset_for_leader_epoch, 4),
-        # From version 4 on it is for brokers only: ours ask by their own channel.
-        # Both wait for the markers of the transaction before. An abort must not overtake them: it
-        # would end a transaction that has not begun.
+        # From version 4 on it is for brokers only, and raftlog's brokers have a separate channel.
+        # Both wait for the markers of the previous transaction. An abort must not overtake them,
+        # because it would end a transaction that has not begun.
         _api(24, "AddPartitionsToTxn", transactions.add_partitions, 3, is_held=True),
         _api(25, "AddOffsetsToTxn", transactions.add_offsets, 4, is_held=True),
         _api(26, "EndTxn", transactions.end, 5),
@@ -203,10 +206,10 @@ APIS: Final = {
         _api(75, "DescribeTopicPartitions", topics.describe_topic_partitions, 0),
     )
 }
-"""By key."""
+"""APIs by key."""
 
 FEATURES: Final = {"group.version": 1, "transaction.version": 2}
-"""Feature levels (KIP-584): groups of KIP-848; transactions that end by EndTxn 5 (KIP-890)."""
+"""Feature levels (KIP-584) for groups of KIP-848, and transactions that EndTxn 5 ends (KIP-890)."""
 
 OFFERED: Final = ApiVersionsResponse(
     api_keys=tuple(api.offered for api in APIS.values()),

@@ -1,4 +1,4 @@
-"""What a handler learns besides its request."""
+"""A handler receives its request and the call's surroundings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from raftlog.broker.service import Broker
 from raftlog.record.types import BrokerId
 
 FENCED_LISTED_S: Final = 15.0
-"""A fenced broker is listed for so long. Apache Kafka lists one for the 9 s until it is fenced."""
+"""Seconds for which a fenced broker is listed. Apache Kafka lists a broker for the 9 s until it is
+fenced."""
 
 
 class Fences:
-    """Since when brokers are fenced, as a listener's requests have found them."""
+    """The start of each broker's fence, as a listener's requests have found it."""
 
     def __init__(self) -> None:
         self._since: dict[BrokerId, float] = {}
 
     def recent(self, fenced: Collection[BrokerId], now: float) -> set[BrokerId]:
-        """Those of all fenced brokers that are to be listed still."""
-        self._since = {one: self._since.get(one, now) for one in fenced}
-        return {one for one, since in self._since.items() if now - since < FENCED_LISTED_S}
+        """The fenced brokers that are still to be listed."""
+        self._since = {broker_id: self._since.get(broker_id, now) for broker_id in fenced}
+        return {
+            broker_id for broker_id, since in self._since.items() if now - since < FENCED_LISTED_S
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,16 @@ class Call:
 
     broker: Broker
     version: int
-    """Of the API."""
+    """Version of the API."""
     address: str
-    """The client's."""
+    """Address of the client."""
     fences: Fences
-    """The listener's."""
+    """Fences of the listener."""
     client_id: str = ""
-    """As the client names itself; for logs and quotas, not for rights."""
+    """Name that the client gives itself, for logs and quotas, not for rights."""
     principal: Principal = ANONYMOUS
     gateway: tuple[str, int] | None = None
-    """See `KafkaSettings.gateway`."""
+    """Gateway of `KafkaSettings.gateway`."""
 
     @property
     def any_node(self) -> bool:

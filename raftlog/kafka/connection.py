@@ -1,13 +1,13 @@
-"""One client's connection: frames in, answers out in the order of the requests.
+"""A client's connection reads frames, and sends responses in the order of the requests.
 
-Requests begin in order and are handled at the same time, up to a bound; their answers wait for each
-other in `_slots`. A request that may be held back (a fetch, a join) lets no later one begin: its
-answer would have to wait all the same.
+Requests begin in order and are handled at the same time, up to a bound. Their responses wait for
+each other in `_slots`. A request whose response may be delayed (a fetch, a join) lets no later
+request begin, because the later response would have to wait anyway.
 
 All connections receive into one buffer of the listener, which is empty again when the event loop
-goes on: frames are copied out, and a large frame gets a buffer of its exact size, which the kernel
-fills. Its bytes are taken from the node's budget first; without room the socket is not read. So
-an idle connection holds no buffer, and a producer is slowed down, never refused.
+continues. Frames are copied out, and a large frame gets a separate buffer of its exact size, which
+the kernel fills. Its bytes are reserved from the node's budget first. Without room the socket is
+not read. So an idle connection holds no buffer, and a producer is slowed down, never rejected.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from raftlog.kafka.listener import KafkaListener
 
 LARGE_BYTES: Final = 32 * 1024
-"""A frame of more gets a buffer of its own."""
+"""Bytes of a frame above which it gets a separate buffer."""
 MAPPED_BYTES: Final = 1 << 20
-"""A buffer of more is mapped, so that only received bytes cost time."""
+"""Bytes of a buffer above which it is mapped. Only received bytes then cost time."""
 WRITE_BUFFER_BYTES: Final = 256 * 1024
-"""With more in the transport no further answer is given to it."""
+"""Bytes in the transport above which it gets no further response."""
 
 logger = logging.getLogger(__name__)
 
 
 def _large_buffer(size: int) -> memoryview:
-    """Memory for a frame that is still to come; little time, whatever a client claims.
+    """Allocate memory for an incoming frame, in little time for any size.
 
-    A bytearray is cleared at once: 32 MiB, claimed by 14 bytes, held the event loop for 10 ms. The
+    A bytearray is cleared at once. 32 MiB, claimed by 14 bytes, held the event loop for 10 ms. The
     pages of a map are cleared as bytes arrive.
     """
     return memoryview(mmap.mmap(-1, size) if size > MAPPED_BYTES else bytearray(size))
@@ -63,7 +63,7 @@ def _large_buffer(size: int) -> memoryview:
 def _encoded(
     api: Api, version: int, correlation_id: int, response: msgspec.Struct | None
 ) -> Sequence[Buffer]:
-    """The answer's pieces; none without a response. Raises EncodeError."""
+    """The pieces of the response, or none without a response. Raises EncodeError."""
     if response is None:
         return ()
     pieces = api.response_codec(version).encode_pieces(response)
@@ -73,7 +73,7 @@ def _encoded(
 
 
 class _Slot:
-    """The place of one request's answer."""
+    """The place of one request's response."""
 
     __slots__ = ("answer", "api", "is_done", "is_refused", "size", "taken", "task")
 
@@ -82,12 +82,12 @@ class _Slot:
         self.taken = taken
         """Bytes of the budget for the request's frame."""
         self.answer: Sequence[Buffer] = ()
-        """In pieces; none: there is no answer."""
+        """Pieces of the response, or none if there is no response."""
         self.size = 0
-        """Of the answer, taken from the budget until the client has it."""
+        """Bytes of the response, reserved from the budget until the client has it."""
         self.is_done = False
         self.is_refused = False
-        """There is no answer, and no later one of the connection is sent."""
+        """Whether there is no response, and the connection sends no later response."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -103,20 +103,20 @@ class Connection(asyncio.BufferedProtocol):
         self.address_group = ""
         """The address, as limits count it."""
         self._rest = bytearray()
-        """Received bytes of a frame that is not whole yet, or has to wait for its turn."""
+        """Received bytes of a frame that is incomplete, or has to wait for its turn."""
         self._large: memoryview | None = None
         """A large frame that is being received, without its size."""
         self._filled = 0
-        """Bytes of it that have come."""
+        """Bytes of it that have arrived."""
         self._is_muted = False
         self._slots: deque[_Slot] = deque()
         self._is_answering = True
-        """Until a request without its answer has had its turn."""
+        """Whether responses are sent, until the turn of a request that has no required response."""
         self._is_write_paused = False
         self._sending = 0
-        """Bytes of answers in the transport, held in the budget."""
+        """Bytes of responses in the transport, held in the budget."""
         self._written = 0
-        """Bytes of all answers so far."""
+        """Bytes of all responses so far."""
         self._is_ending = False
         self.end_reason = EndReason.CLIENT
         """The listener's first reason to end it, or the client's end."""
@@ -124,17 +124,17 @@ class Connection(asyncio.BufferedProtocol):
         self._active_at = now
         self._receiving_since: float | None = None
         self._received = 0
-        """Bytes since then."""
+        """Bytes received since then."""
         self._reader_guard: RateGuard | None = None
-        """While the transport holds something at each look."""
+        """Guard of the reader's rate, while the transport holds something at each check."""
         self._looked_at = now
         self._taken = 0
-        """Bytes of answers that the client had taken by then."""
+        """Bytes of responses that the client had taken by then."""
 
     # The transport's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, unless there are too many connections."""
+        """Start, unless there are too many connections."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
@@ -146,13 +146,16 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """End what waits for this client alone. Writes go on: they may be in the log already."""
+        """End the work that waits only for this client.
+
+        Writes continue, because they may already be in the log.
+        """
         self._is_ending = True
         self._transport = None
         for slot in self._slots:
             if slot.task is not None and slot.api.ends_with_connection:
                 slot.task.cancel()
-                # The task may not have begun; then it never does.
+                # The task may not have started. Then it never does.
                 self._give_frame(slot)
             self._give(slot.size)
         self._slots.clear()
@@ -168,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._listener.buffer
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes have come."""
+        """Handle `count` received bytes."""
         self._active_at = self._listener.now()
         self._received += count
         if self._is_ending:
@@ -192,11 +195,11 @@ class Connection(asyncio.BufferedProtocol):
         self._after_parsing()
 
     def pause_writing(self) -> None:
-        """The client is slow to take its answers."""
+        """The client is slow to take its responses."""
         self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        """All is sent."""
+        """All responses are sent."""
         self._is_write_paused = False
         self._sent()
         self._flush()
@@ -204,12 +207,12 @@ class Connection(asyncio.BufferedProtocol):
     # Frames
 
     def _parse_rest(self) -> None:
-        # Frames are copies: nothing refers to the bytes that are cut off.
+        # Frames are copies, so no view refers to the bytes that are cut off.
         end = self._parse(self._rest)
         del self._rest[:end]
 
     def _parse(self, data: bytearray | memoryview) -> int:
-        """Begin the requests that are there; the end of what was used."""
+        """Start the requests of complete frames. Returns the end of the parsed bytes."""
         position = 0
         while (
             len(data) - position >= PREFIX_BYTES
@@ -239,7 +242,7 @@ class Connection(asyncio.BufferedProtocol):
         return position
 
     def _complaint(self, prefix: Prefix) -> str | None:
-        """Why the frame is not taken; None if it is."""
+        """Reason to reject the frame, or None."""
         api = APIS.get(prefix.api_key)
         if api is None:
             return f"there is no API {prefix.api_key} here"
@@ -264,11 +267,14 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _after_parsing(self) -> None:
-        """Read the socket while a request may begin, or goes on; note since when one is coming."""
+        """Read the socket while a request may begin, or its frame continues.
+
+        Also record the time since which a frame is incomplete.
+        """
         if self._transport is None or self._is_ending:
             return
         is_coming = self._large is not None
-        # While nothing has come that would have to wait, the end of the connection is to be heard.
+        # While no received bytes would have to wait, the end of the connection is to be detected.
         is_full = bool(self._rest) and not (
             is_coming or (self._may_begin() and not self._listener.is_in_line(self))
         )
@@ -285,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
             self._receiving_since, self._received = self._listener.now(), 0
 
     def proceed(self) -> None:
-        """Begin requests that have come meanwhile."""
+        """Begin requests that have arrived since the last call."""
         if self._is_ending:
             return
         if self._rest:
@@ -295,9 +301,9 @@ class Connection(asyncio.BufferedProtocol):
     # Requests
 
     def _begin(self, frame: Buffer, taken: int) -> None:
-        """Handle a frame, which has taken so many bytes of the budget."""
+        """Handle a frame, which has reserved `taken` bytes of the budget."""
         if self._sending and not self._buffered():
-            # Before the request takes bytes: the client has the answers before it.
+            # The client has the earlier responses before the request reserves bytes.
             self._sent()
         prefix = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
         api = APIS[prefix[0]]
@@ -332,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
             slot.is_refused = True
             self._refuse(f"{api.name}, version {version}: {error}")
         except LogError as error:
-            # Handlers answer errors; this one leaves the client without an answer.
+            # Handlers return errors. This error leaves the client without a response.
             slot.is_refused = True
             self._refuse(f"{api.name}: {error.message}", EndReason.ERROR)
         except Exception as error:
@@ -357,17 +363,17 @@ class Connection(asyncio.BufferedProtocol):
                     self._broker.bytes_in_flight.force_reserve(slot.size, self.address_group)
                 self._flush()
 
-    # Answers
+    # Responses
 
     def _flush(self) -> None:
-        """Give the next finished answers to the transport, then begin more requests."""
+        """Pass the next finished responses to the transport, then begin more requests."""
         slots = self._slots
         while slots and slots[0].is_done and not self._is_write_paused:
             slot = slots.popleft()
             self._is_answering = self._is_answering and not slot.is_refused
             if not self._is_answering:
-                # A closing transport with something left takes more: it would stand for the answer
-                # that is missing.
+                # A closing transport with unsent bytes accepts more. They would take the place of
+                # the missing response.
                 self._give(slot.size)
             elif slot.answer and self._transport is not None:
                 self._sending += slot.size
@@ -397,8 +403,8 @@ class Connection(asyncio.BufferedProtocol):
     # The end
 
     def _refuse(self, complaint: str, reason: EndReason = EndReason.MALFORMED) -> None:
-        """The client's bytes make no sense, or there is no answer: close, as Kafka does."""
-        logger.info("kafka: connection of %s closed: %s", self.address, complaint)
+        """Close as Kafka does, because the bytes are malformed or a response is missing."""
+        logger.info("closed the Kafka connection of %s (%s)", self.address, complaint)
         self._end(reason)
 
     def _set_ending(self, reason: EndReason) -> None:
@@ -419,22 +425,22 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests wait for their answers, or answers for the client."""
+        """Whether requests wait for their responses, or responses for the client."""
         return bool(self._slots or self._buffered())
 
     def abort(self, reason: EndReason, detail: str) -> None:
         """Cut the connection."""
-        logger.info("kafka: connection of %s cut: %s", self.address, detail)
+        logger.info("cut off the Kafka connection of %s (%s)", self.address, detail)
         self._set_ending(reason)
         if self._transport is not None:
             self._transport.abort()
 
     def close(self, reason: EndReason) -> None:
-        """Close the connection; what is in the transport is sent."""
+        """Close the connection. The bytes in the transport are sent."""
         self._end(reason)
 
     def stop_reading(self) -> None:
-        """Begin no more requests: the listener closes."""
+        """Begin no more requests, because the listener closes."""
         self._set_ending(EndReason.STOPPING)
         if self._transport is not None and not self._is_muted:
             self._is_muted = True
@@ -444,7 +450,7 @@ class Connection(asyncio.BufferedProtocol):
         """Cut the connection if its client is idle, or too slow."""
         settings = self._settings
         if self._reads_too_slowly(now):
-            self.abort(EndReason.SLOW_READER, "it read its answers too slowly")
+            self.abort(EndReason.SLOW_READER, "it read its responses too slowly")
         elif self._receiving_since is not None:
             taken_s = now - self._receiving_since
             is_slow = self._received < taken_s * settings.bytes_per_second_min
@@ -459,8 +465,9 @@ class Connection(asyncio.BufferedProtocol):
     def _reads_too_slowly(self, now: float) -> bool:
         """Whether the client has taken less than the minimum for too long.
 
-        A transport below its limit never says when it is empty: what it has sent is given back to
-        the budget here, and a client that reads nothing is noticed here, also after `close`.
+        A transport below its limit never reports that it is empty. So the bytes that it has sent
+        are released to the budget here. A client that reads nothing is detected here, even after
+        `close`.
         """
         buffered = self._buffered()
         if not buffered:

@@ -1,8 +1,8 @@
-"""Frames of the Kafka protocol: heads of requests, and heads of answers. Pure.
+"""Frames of the Kafka protocol have heads of requests and of responses. Pure.
 
-A frame is its size (int32) and so many bytes. A request begins with its head: the API's key and
-version, a correlation id, the client's id, and tagged fields in flexible versions (KIP-482). An
-answer begins with the correlation id, and tagged fields in flexible versions.
+A frame is its size (int32) and that number of bytes. A request begins with its head, which has the
+API's key and version, a correlation id, the client's id, and tagged fields in flexible versions
+(KIP-482). A response begins with the correlation id, and tagged fields in flexible versions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftlog.schema.varints import decode_uvarint
 
 SIZE_BYTES: Final = 4
 PREFIX_BYTES: Final = 8
-"""Size, API key and version: enough to judge a frame before memory is taken for it."""
+"""Bytes of size, API key and version, which precede the allocation of a frame."""
 CLIENT_ID_BYTES_MAX: Final = 1_000
 TAGS_MAX: Final = 100
 
@@ -29,7 +29,7 @@ class Prefix(NamedTuple):
     """The first bytes of a frame."""
 
     size: int
-    """Of the frame after these four bytes."""
+    """Bytes of the frame after these four bytes."""
     api_key: int
     api_version: int
 
@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
 
 def parse_prefix(data: Buffer, start: int) -> Prefix:
-    """The prefix of the frame at `start`; there must be PREFIX_BYTES."""
+    """The prefix of the frame at `start`. There must be PREFIX_BYTES."""
     return Prefix(*_PREFIX.unpack_from(data, start))
 
 
@@ -90,7 +90,7 @@ def _skip_tags(frame: Buffer, position: int) -> int:
 
 
 def answer_head(correlation_id: int, size: int, *, is_flexible: bool) -> bytes:
-    """Size and head of an answer with a message of `size` bytes."""
+    """Size and head of a response with a message of `size` bytes."""
     if is_flexible:
         return _ANSWER.pack(size + SIZE_BYTES + 1, correlation_id) + b"\0"
     return _ANSWER.pack(size + SIZE_BYTES, correlation_id)

@@ -1,4 +1,4 @@
-"""The listener: accepts connections, counts them, and ends them when the node stops."""
+"""The listener accepts connections, counts them, and ends them when the node stops."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.errors import LogError
 
 RECEIVE_BUFFER_BYTES: Final = 64 * 1024
-"""The one buffer into which all connections receive."""
+"""Bytes of the one buffer into which all connections receive."""
 SWEEP_S: Final = 1.0
-"""Pause between two looks at all connections."""
+"""Seconds between two checks of all connections."""
 REQUESTS_PER_TURN: Final = 64
 """Requests that begin in one turn of the event loop, of all connections."""
 SLOW_REQUESTS_PER_TURN: Final = 2
-"""The same while turns take long."""
+"""Requests that begin in one turn while turns take long."""
 TURN_S: Final = 0.002
-"""A turn that takes longer makes the next ones smaller."""
+"""Seconds of a turn above which the next turns are smaller."""
 ROOM_S: Final = 0.05
-"""Pause between two looks for room of connections that wait for it."""
+"""Seconds between two checks for room of connections that wait for it."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +54,16 @@ class KafkaListener:
         self._connections: dict[Connection, None] = {}
         self._by_address: Counter[str] = Counter()
         self._in_line: dict[str, dict[Connection, None]] = {}
-        """Connections with requests left for later turns of the event loop, in order, by address:
-        the addresses take turns."""
+        """Connections with requests left for later turns of the event loop, in order, by address.
+        The addresses take turns."""
         self._served: Connection | None = None
-        """The one in front, until its request begins."""
+        """Connection in front, until its request begins."""
         self._turn_max = self._turn_left = REQUESTS_PER_TURN
-        """Requests of one turn, and those that may still begin in this one."""
+        """Requests of one turn, and requests that may still begin in this turn."""
         self._turn_at = 0.0
         self._is_turn_due = False
         self._waiting: dict[Connection, None] = {}
-        """Connections that wait for room for a large frame, the longest first."""
+        """Connections that wait for room for a large frame, ordered by the longest wait."""
         self._is_room_due = False
         self._tasks: set[asyncio.Task[None]] = set()
         """Requests being handled."""
@@ -72,7 +72,7 @@ class KafkaListener:
 
     @property
     def port(self) -> int:
-        """The port that it listens on; 0 before `start`."""
+        """The port that it listens on, or 0 before `start`."""
         sockets = self._server.sockets if self._server is not None else ()
         return int(sockets[0].getsockname()[1]) if sockets else 0
 
@@ -84,7 +84,7 @@ class KafkaListener:
     async def close(self) -> None:
         """Accept no more, let requests in flight finish for a while, and close all connections."""
         self._is_closing = True
-        # The HTTP server closes after this listener: requests held back end now.
+        # The HTTP server closes after this listener, so delayed requests end now.
         self.broker.closing.set()
         if self._server is not None:
             self._server.close()
@@ -115,12 +115,14 @@ class KafkaListener:
         return self._loop.time()
 
     def opened(self, connection: Connection) -> EndReason | None:
-        """Count a new connection; the reason to end it at once, if there is one."""
+        """Count a new connection. Returns the reason to end it at once, or None."""
         settings, group = self.settings, connection.address_group
         self.metrics.accepted += 1
         is_full = len(self._connections) >= settings.connections_max
         if is_full or self._by_address[group] >= settings.connections_per_address_max:
-            logger.warning("kafka: too many connections, one of %s is closed", connection.address)
+            logger.warning(
+                "too many Kafka connections, closing a connection of %s", connection.address
+            )
             return EndReason.TOO_MANY
         self._connections[connection] = None
         self._by_address[group] += 1
@@ -149,17 +151,17 @@ class KafkaListener:
         return task
 
     def on_broken_invariant(self, error: BaseException) -> None:
-        """A handler failed with an error that it should not have: an assertion ends the node."""
+        """A handler failed with an unexpected error. An assertion ends the node."""
         if isinstance(error, AssertionError):
             self._on_broken_invariant(error)
 
     # Turns of the event loop
 
     def may_begin(self, connection: Connection) -> bool:
-        """Whether a request may begin in this turn of the event loop; if not, it is in line.
+        """Whether a request may begin in this turn of the event loop. Otherwise it is in line.
 
-        Then `proceed` is called in a later turn: thousands of connections with pipelines would hold
-        the loop, and with it all other work of the node.
+        Then `proceed` is called in a later turn. Without turns, thousands of connections with
+        pipelines would hold the loop, and with it all other work of the node.
         """
         if self._turn_left > 0 and (connection is self._served or not self._in_line):
             return True
@@ -172,7 +174,7 @@ class KafkaListener:
         return connection in self._in_line.get(connection.address_group, ())
 
     def begun(self) -> None:
-        """Count a request in this turn; the next one of its connection is behind the line."""
+        """Count a request in this turn. Its connection goes to the end of the line."""
         self._turn_left -= 1
         self._served = None
         self._schedule_turn()
@@ -208,7 +210,7 @@ class KafkaListener:
     # Room for large frames
 
     def take(self, connection: Connection, size: int) -> bool:
-        """Take bytes of the budget for a frame; without room, `proceed` is called once there is."""
+        """Reserve bytes of the budget for a frame. Without room, `proceed` is called later."""
         first = next(iter(self._waiting), connection)
         if first is connection:
             try:
@@ -227,7 +229,7 @@ class KafkaListener:
         return connection in self._waiting
 
     def room_made(self) -> None:
-        """Bytes were given back."""
+        """Bytes of the budget were released."""
         if self._waiting:
             self._look_for_room(0.0)
 
@@ -242,7 +244,7 @@ class KafkaListener:
             first = next(iter(self._waiting))
             first.proceed()
             if first in self._waiting:
-                # Its turn has not come: other listeners hold bytes, too.
+                # The connection's turn has not come, because other listeners also hold bytes.
                 return
 
     def _sweep(self) -> None:

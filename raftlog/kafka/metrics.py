@@ -1,6 +1,6 @@
-"""Metrics of the Kafka listener: plain counts in the hot path, Prometheus families at scrape time.
+"""The Kafka listener adds to plain counts, which become Prometheus families at scrape time.
 
-Label sets are bounded: the names and versions of the API table, and `EndReason`.
+Label sets are bounded by the names and versions of the API table, and `EndReason`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class EndReason(StrEnum):
-    """Why a connection ended."""
+    """The reason why a connection ended."""
 
     CLIENT = "client"
-    """The client closed it, or is gone."""
+    """The client closed the connection, or is gone."""
     ERROR = "error"
-    """A request failed without an answer: acks=0, a node that does not serve yet, a defect."""
+    """A request failed without a response, by acks=0, an unready node, or a defect."""
     IDLE = "idle"
     MALFORMED = "malformed"
-    """Bytes that are no request of an API and version that is served, or are too many."""
+    """The bytes are no request of a served API and version, or are too many."""
     SLOW_READER = "slow-reader"
     SLOW_SENDER = "slow-sender"
     STOPPING = "stopping"
     TOO_MANY = "too-many"
-    """Over a limit of connections: closed at once."""
+    """The connection is over a limit, and is closed at once."""
 
 
 class _ApiCounts:
@@ -49,7 +49,7 @@ class _ApiCounts:
 
 
 class KafkaMetrics:
-    """The counts of one listener. Everything runs in the event loop; nothing is locked."""
+    """The counts of one listener. Everything runs in the event loop, so nothing is locked."""
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -59,7 +59,7 @@ class KafkaMetrics:
     def handled(
         self, api: Api, version: int, seconds: float, *, bytes_in: int, bytes_out: int
     ) -> None:
-        """Count a request; `seconds` from its last byte to its answer."""
+        """Count a request. `seconds` is the time from its last byte to its response."""
         counts = self._apis.get(api.key) or self._apis.setdefault(api.key, _ApiCounts(api))
         versions = counts.versions
         versions[version] = versions.get(version, 0) + 1
@@ -102,7 +102,7 @@ class KafkaMetrics:
         yield from self._api_families()
 
     def _api_families(self) -> Iterator[Metric]:
-        apis = sorted(self._apis.values(), key=lambda one: one.name)
+        apis = sorted(self._apis.values(), key=lambda api: api.name)
         requests = CounterMetricFamily(
             "raftlog_kafka_requests", "Requests of Kafka clients.", labels=["api", "version"]
         )
@@ -110,17 +110,17 @@ class KafkaMetrics:
             "raftlog_kafka_request_bytes", "Bytes of these requests.", labels=["api"]
         )
         bytes_out = CounterMetricFamily(
-            "raftlog_kafka_response_bytes", "Bytes of their answers.", labels=["api"]
+            "raftlog_kafka_response_bytes", "Bytes of their responses.", labels=["api"]
         )
-        for one in apis:
-            for version, count in sorted(one.versions.items()):
-                requests.add_metric([one.name, str(version)], count)
-            bytes_in.add_metric([one.name], one.bytes_in)
-            bytes_out.add_metric([one.name], one.bytes_out)
+        for api in apis:
+            for version, count in sorted(api.versions.items()):
+                requests.add_metric([api.name, str(version)], count)
+            bytes_in.add_metric([api.name], api.bytes_in)
+            bytes_out.add_metric([api.name], api.bytes_out)
         yield from (requests, bytes_in, bytes_out)
         yield histograms(
             "raftlog_kafka_request_seconds",
-            "From the last byte of the request to its answer, the wait of held ones included.",
+            "Time from the last byte of the request to its response, long polls included.",
             "api",
-            ((one.name, one.durations) for one in apis),
+            ((api.name, api.durations) for api in apis),
         )

@@ -1,3 +1,5 @@
-"""Handlers, a module for each family of APIs: a request to an operation of the broker, its outcome
-to Kafka's answer. They know no sockets, and decide nothing that another listener would decide, too.
+"""Each family of APIs has a module of handlers.
+
+A handler turns a request into an operation of the broker, and its outcome into Kafka's response.
+Handlers know no sockets, and make no decision that another listener would also make.
 """

@@ -1,8 +1,8 @@
-"""The brokers, leaders and coordinators that clients learn: the cluster's, or one gateway.
+"""Clients see the cluster's brokers, leaders and coordinators, or one gateway.
 
 A gateway node names one broker, with the address of a load balancer, as the leader of every
-partition and as every coordinator. Its id is the same on all nodes, and no node's: node ids begin
-with 1. Replicas and in-sync replicas keep the nodes' ids.
+partition and as every coordinator. Its id is the same on all nodes, and is not the id of a node,
+because node ids begin with 1. Replicas and in-sync replicas keep the nodes' ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionId
 
 GATEWAY_ID: Final = BrokerId(0)
-"""The broker id of the gateway: clients take it for a node's, and -1 for none."""
+"""Broker id of the gateway. Clients accept it as a node's, and take -1 for none."""
 LEADER_NOT_AVAILABLE: Final = 5
 NO_CONTROLLER: Final = BrokerId(-1)
 
@@ -33,19 +33,19 @@ class Endpoint(NamedTuple):
 
 
 class KnownLeader(NamedTuple):
-    """A partition's leader, for the answer to a client that knows an older one (KIP-951)."""
+    """A partition's leader, for the response to a client that knows an older leader (KIP-951)."""
 
     endpoint: Endpoint
     epoch: LeaderEpoch
 
 
 class Brokers:
-    """The brokers of one answer."""
+    """The brokers of one response."""
 
     def __init__(self, call: Call, *, with_fenced: bool = False, with_recent: bool = False) -> None:
-        """`with_fenced`: describe also those that the controller has not heard from.
+        """`with_fenced` also describes the brokers that the controller considers fenced.
 
-        `with_recent`: of these, those that are away for seconds only.
+        `with_recent` limits that to brokers that are away only for seconds.
         """
         admin = call.broker.admin
         nodes = sorted(admin.brokers().items())
@@ -64,12 +64,14 @@ class Brokers:
             elif with_recent:
                 left_out -= recent
             known = (_own_endpoint(image) for number, image in nodes if number not in left_out)
-            self.endpoints = tuple(one for one in known if one is not None)
-            self._serving = {one.broker_id for one in self.endpoints if not one.is_fenced}
+            self.endpoints = tuple(endpoint for endpoint in known if endpoint is not None)
+            self._serving = {
+                endpoint.broker_id for endpoint in self.endpoints if not endpoint.is_fenced
+            }
 
     @property
     def controller(self) -> BrokerId:
-        """The broker that clients take for the controller; any node does its work."""
+        """The broker that clients take for the controller. Any node does its work."""
         controller = self._controller
         if controller is None or not (self._is_gateway or controller in self._serving):
             return NO_CONTROLLER
@@ -85,11 +87,11 @@ class Brokers:
 
     def offline(self, row: PartitionImage) -> tuple[BrokerId, ...]:
         """The replicas that serve no client."""
-        return tuple(one for one in row.replicas if one not in self._serving)
+        return tuple(replica for replica in row.replicas if replica not in self._serving)
 
 
 def current_leader(call: Call, topic: str, number: int) -> KnownLeader | None:
-    """The leader of a partition by the applied metadata; None: none that clients reach."""
+    """The partition's leader by the applied metadata, or None if no client reaches it."""
     try:
         epoch, node = call.broker.produce.current_leader(topic, PartitionId(number))
     except LogError:
@@ -99,7 +101,7 @@ def current_leader(call: Call, topic: str, number: int) -> KnownLeader | None:
 
 
 def endpoint(call: Call, image: BrokerImage) -> Endpoint | None:
-    """Where clients reach a broker; None if it has no Kafka listener."""
+    """The address of a broker for clients, or None if it has no Kafka listener."""
     return _gateway(call) or _own_endpoint(image)
 
 

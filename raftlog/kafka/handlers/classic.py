@@ -1,6 +1,6 @@
-"""Members of classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+"""Members of classic groups use JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
-The members' leader assigns; subscriptions and assignments are bytes that only clients understand.
+The members' leader assigns. Subscriptions and assignments are bytes that only clients understand.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from raftlog.record.errors import MEMBER_ID_REQUIRED, LogError
 
 
 async def join(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
-    """11: answered when the group's next generation begins."""
+    """11. Responds when the group's next generation begins."""
     wanted = JoinGroup(
         group_id=request.group_id,
         protocol_type=request.protocol_type,
-        protocols=tuple(Protocol(one.name, one.metadata) for one in request.protocols),
+        protocols=tuple(
+            Protocol(protocol.name, protocol.metadata) for protocol in request.protocols
+        ),
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         member_id=request.member_id,
@@ -76,14 +78,14 @@ def _joined(joined: Joined) -> JoinGroupResponse:
         skip_assignment=joined.skip_assignment,
         member_id=joined.member_id,
         members=tuple(
-            JoinGroupResponseMember(one.member_id, one.instance_id, one.metadata)
-            for one in joined.members
+            JoinGroupResponseMember(member.member_id, member.instance_id, member.metadata)
+            for member in joined.members
         ),
     )
 
 
 async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
-    """14: answered when the leader has brought the assignments."""
+    """14. Responds when the leader has brought the assignments."""
     wanted = SyncGroup(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -92,7 +94,8 @@ async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
         protocol_type=request.protocol_type,
         protocol=request.protocol_name,
         assignments=tuple(
-            MemberAssignment(one.member_id, one.assignment) for one in request.assignments
+            MemberAssignment(assignment.member_id, assignment.assignment)
+            for assignment in request.assignments
         ),
     )
     try:
@@ -109,7 +112,7 @@ async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
 
 
 async def heartbeat(call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
-    """12: keep the session, and hear of a rebalance."""
+    """12. Keeps the session, and reports a rebalance."""
     beat = ClassicHeartbeat(
         request.group_id, request.member_id, request.generation_id, request.group_instance_id
     )
@@ -121,9 +124,11 @@ async def heartbeat(call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
 
 
 async def leave(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
-    """13: end one membership, or from version 3 on several."""
+    """13. Ends one membership, or from version 3 on several."""
     is_one = call.version < 3
-    leaving = tuple(LeavingMember(one.member_id, one.group_instance_id) for one in request.members)
+    leaving = tuple(
+        LeavingMember(member.member_id, member.group_instance_id) for member in request.members
+    )
     if is_one:
         leaving = (LeavingMember(request.member_id),)
     try:
@@ -136,7 +141,7 @@ async def leave(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
         return LeaveGroupResponse(error_code=code_of(outcomes[0].error_code))
     return LeaveGroupResponse(
         members=tuple(
-            MemberResponse(one.member_id, one.instance_id, code_of(one.error_code))
-            for one in outcomes
+            MemberResponse(outcome.member_id, outcome.instance_id, code_of(outcome.error_code))
+            for outcome in outcomes
         )
     )

@@ -1,8 +1,8 @@
-"""The cluster: brokers, leaders, reassignments, log directories, the metadata quorum.
+"""The cluster has brokers, leaders, reassignments, log directories and the metadata quorum.
 
-The node that receives a request answers it: changes go through the metadata quorum from any node,
-and descriptions are this node's view. DescribeLogDirs is about this node's disk alone, and clients
-send it to each broker.
+The node that receives a request responds to it. Changes go through the metadata quorum from any
+node, and descriptions are this node's view. DescribeLogDirs is only about this node's disk, and
+clients send it to each broker.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from raftlog.record.types import BrokerId, TopicId
 
 NO_CONTROLLER: Final = -1
 BROKERS: Final = 1
-"""The endpoint type of brokers; the other one is that of controllers."""
+"""Endpoint type of brokers. Controllers have the other type."""
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
@@ -79,7 +79,7 @@ ELIGIBLE_LEADERS_NOT_AVAILABLE: Final = 83
 ELECTION_NOT_NEEDED: Final = 84
 NO_REASSIGNMENT_IN_PROGRESS: Final = 85
 LOG_DIRECTORY: Final = "data"
-"""The name of a node's one log directory; its path is no concern of clients."""
+"""Name of a node's one log directory. Its path is no concern of clients."""
 METADATA_TOPIC: Final = "__cluster_metadata"
 CONTROLLER_LISTENER: Final = "CONTROLLER"
 UNKNOWN: Final = -1
@@ -90,7 +90,7 @@ T = TypeVar("T")
 
 
 async def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
-    """60: the brokers with a Kafka listener, and which of them is the active controller."""
+    """60. Returns the brokers with a Kafka listener, and the active controller."""
     if request.endpoint_type != BROKERS:
         return DescribeClusterResponse(
             error_code=MISMATCHED_ENDPOINT_TYPE,
@@ -105,9 +105,13 @@ async def describe_cluster(call: Call, request: DescribeClusterRequest) -> Descr
         controller_id=brokers.controller,
         brokers=tuple(
             DescribeClusterBroker(
-                one.broker_id, one.host, one.port, one.rack, is_fenced=one.is_fenced
+                endpoint.broker_id,
+                endpoint.host,
+                endpoint.port,
+                endpoint.rack,
+                is_fenced=endpoint.is_fenced,
             )
-            for one in brokers.endpoints
+            for endpoint in brokers.endpoints
         ),
         cluster_authorized_operations=(
             cluster_operations(call) if wants_operations else UNKNOWN_OPERATIONS
@@ -116,10 +120,13 @@ async def describe_cluster(call: Call, request: DescribeClusterRequest) -> Descr
 
 
 async def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeadersResponse:
-    """43: leaders where the preferred replica does not lead, or, unclean, where no replica does."""
+    """43. Elects leaders where the preferred replica does not lead.
+
+    An unclean election is for partitions where no replica leads.
+    """
     wanted: list[tuple[str, int]] | None = None
     if request.topic_partitions is not None:
-        named = [(one.topic, n) for one in request.topic_partitions for n in one.partitions]
+        named = [(topic.topic, n) for topic in request.topic_partitions for n in topic.partitions]
         wanted = list(dict.fromkeys(named))
     is_unclean = request.election_type == UNCLEAN
     error_code, message = NONE, ""
@@ -136,7 +143,7 @@ async def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeader
             )
         except LogError as error:
             error_code, message = cluster_code(error), error.message
-    results = [(one.topic, _elected(one, is_unclean=is_unclean)) for one in outcomes]
+    results = [(outcome.topic, _elected(outcome, is_unclean=is_unclean)) for outcome in outcomes]
     if error_code and wanted is not None:
         # Version 0 has errors of partitions only.
         results = [(topic, PartitionResult(n, error_code, message)) for topic, n in wanted]
@@ -148,16 +155,16 @@ async def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeader
     )
 
 
-def _elected(one: ElectionOutcome, *, is_unclean: bool) -> PartitionResult:
-    if one.error is None:
-        error_code = NONE if one.is_needed else ELECTION_NOT_NEEDED
-        return PartitionResult(one.partition, error_code, None)
-    error_code = cluster_code(one.error)
-    if one.error.entry is ILLEGAL_STATE:
+def _elected(outcome: ElectionOutcome, *, is_unclean: bool) -> PartitionResult:
+    if outcome.error is None:
+        error_code = NONE if outcome.is_needed else ELECTION_NOT_NEEDED
+        return PartitionResult(outcome.partition, error_code, None)
+    error_code = cluster_code(outcome.error)
+    if outcome.error.entry is ILLEGAL_STATE:
         error_code = (
             ELIGIBLE_LEADERS_NOT_AVAILABLE if is_unclean else PREFERRED_LEADER_NOT_AVAILABLE
         )
-    return PartitionResult(one.partition, error_code, one.error.message)
+    return PartitionResult(outcome.partition, error_code, outcome.error.message)
 
 
 def _by_topic(rows: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
@@ -171,10 +178,10 @@ def _by_topic(rows: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
 async def alter_partition_reassignments(
     call: Call, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
-    """45: begin to move partitions to other brokers, or cancel that: null replicas."""
+    """45. Starts to move partitions to other brokers. Null replicas cancel that."""
     deadline = deadline_of(request.timeout_ms)
-    rows = [(topic.name, one) for topic in request.topics for one in topic.partitions]
-    counts = Counter((name, one.partition_index) for name, one in rows)
+    rows = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
+    counts = Counter((name, partition.partition_index) for name, partition in rows)
     errors: dict[tuple[str, int], LogError] = {
         key: LogError(BAD_REQUEST, "The request names this partition twice.")
         for key, count in counts.items()
@@ -183,17 +190,18 @@ async def alter_partition_reassignments(
     codes: dict[tuple[str, int], int] = {}
     moves: list[Move] = []
     cancelled: list[tuple[str, int]] = []
-    for name, one in rows:
-        key = name, one.partition_index
+    for name, partition in rows:
+        key = name, partition.partition_index
         if key in errors:
             continue
-        if one.replicas is None:
+        if partition.replicas is None:
             cancelled.append(key)
             continue
-        move = Move(*key, tuple(map(BrokerId, one.replicas)))
+        move = Move(*key, tuple(map(BrokerId, partition.replicas)))
         if not request.allow_replication_factor_change and _changes_factor(call, move):
             errors[key] = LogError(
-                INVALID_PARTITIONS, f"{name}-{one.partition_index} has another number of replicas."
+                INVALID_PARTITIONS,
+                f"{name}-{partition.partition_index} has another number of replicas.",
             )
             codes[key] = INVALID_REPLICATION_FACTOR
             continue
@@ -262,12 +270,12 @@ def _reassigned(
 async def list_partition_reassignments(
     call: Call, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    """46: the partitions that are being moved."""
+    """46. Returns the partitions that are being moved."""
     wanted: dict[str, set[int]] | None = None
     if request.topics is not None:
         wanted = {}
-        for one in request.topics:
-            wanted.setdefault(one.name, set()).update(one.partition_indexes)
+        for named in request.topics:
+            wanted.setdefault(named.name, set()).update(named.partition_indexes)
     found: list[tuple[TopicImage, PartitionImage]] = []
     try:
         moving = call.broker.admin.reassignments(call.principal, None)
@@ -292,22 +300,22 @@ async def list_partition_reassignments(
                     for _, row in rows
                 ),
             )
-            for name, rows in groupby(found, key=lambda one: one[0].name)
+            for name, rows in groupby(found, key=lambda pair: pair[0].name)
         ),
     )
 
 
 async def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    """35: this node's replicas and their sizes; the size of the whole disk is not known."""
+    """35. Returns this node's replicas and their sizes, without the size of the whole disk."""
     try:
         sizes, free_bytes = call.broker.placement.replica_sizes(call.principal)
     except LogError as error:
         return DescribeLogDirsResponse(error_code=cluster_code(error))
     if request.topics is not None:
-        wanted = {(one.topic, number) for one in request.topics for number in one.partitions}
-        sizes = [one for one in sizes if one[:2] in wanted]
+        wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
+        sizes = [size for size in sizes if size[:2] in wanted]
     topics = _by_topic(
-        (one.topic, DescribeLogDirsPartition(one.partition, one.size_bytes)) for one in sizes
+        (size.topic, DescribeLogDirsPartition(size.partition, size.size_bytes)) for size in sizes
     )
     result = DescribeLogDirsResult(
         NONE,
@@ -320,7 +328,10 @@ async def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> Desc
 
 
 async def describe_quorum(call: Call, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-    """55: the metadata quorum as this node knows it. Only its leader knows the others' offsets."""
+    """55. Returns the metadata quorum as this node knows it.
+
+    Only its leader knows the others' offsets.
+    """
     try:
         membership = call.broker.admin.membership(call.principal)
     except LogError as error:
@@ -329,8 +340,8 @@ async def describe_quorum(call: Call, request: DescribeQuorumRequest) -> Describ
         ResponseTopicData(
             topic.topic_name,
             tuple(
-                _quorum(call, membership, topic.topic_name, one.partition_index)
-                for one in topic.partitions
+                _quorum(call, membership, topic.topic_name, partition.partition_index)
+                for partition in topic.partitions
             ),
         )
         for topic in request.topics
@@ -394,7 +405,7 @@ def _state(call: Call, membership: ClusterMembership, node_id: int, now_ms: int)
 
 
 def _directory_id(membership: ClusterMembership, node_id: int) -> TopicId | None:
-    """The identity of a node's data directory, as a uuid; None unless it has the form of one."""
+    """A node's data directory identity as a uuid, or None if it is no uuid."""
     broker = membership.image.brokers.get(BrokerId(node_id))
     if broker is None:
         return None

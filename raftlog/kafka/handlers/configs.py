@@ -1,9 +1,9 @@
-"""Configs of topics and brokers.
+"""Topics and brokers have configs.
 
-Broker configs hold for all brokers, so any node describes those of any broker, and they are changed
-for all of them only: by the resource `BROKER` without a name, Kafka's cluster-wide default. Topic
+Broker configs hold for all brokers, so any node describes those of any broker. They are changed
+only for all of them, by the resource `BROKER` without a name, Kafka's cluster-wide default. Topic
 configs set there are the defaults of all topics. A single broker has no configs to remove, so that
-a removal there changes nothing; Kafka's tools remove throttles after each reassignment.
+a removal there changes nothing. Kafka's tools remove throttles after each reassignment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ BROKER_LOGGER: Final = 8
 CLIENT_METRICS: Final = 16
 GROUP: Final = 32
 LISTED: Final = frozenset([TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP])
-"""Resource types that ListConfigResources knows; only topics and brokers have configs here."""
+"""Resource types of ListConfigResources. Only topics and brokers have configs here."""
 
 DYNAMIC_TOPIC: Final = 1
 DYNAMIC_DEFAULT_BROKER: Final = 3
@@ -82,7 +82,7 @@ APPEND: Final = 2
 SUBTRACT: Final = 3
 
 DESCRIBED_MAX: Final = 100_000
-"""Configs of one answer, with up to 300 bytes each; further resources get an error."""
+"""Configs of one response, with up to 300 bytes each. Further resources get an error."""
 CONFIGS_PER_TURN: Final = 2_000
 
 
@@ -94,7 +94,7 @@ class _Change(NamedTuple):
 
 
 async def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    """32: values in force, with their sources."""
+    """32. Returns values in force, with their sources."""
     results: list[DescribeConfigsResult] = []
     count = 0
     turn_ends = CONFIGS_PER_TURN
@@ -121,7 +121,7 @@ async def describe_configs(call: Call, request: DescribeConfigsRequest) -> Descr
                 error_message=None,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
-                configs=tuple(_described(request, one) for one in described),
+                configs=tuple(_described(request, config) for config in described),
             )
         )
     return DescribeConfigsResponse(results=tuple(results))
@@ -130,9 +130,9 @@ async def describe_configs(call: Call, request: DescribeConfigsRequest) -> Descr
 def _describe(
     call: Call, resource: DescribeConfigsResource, before: int
 ) -> list[ConfigDescription]:
-    """All configs of a resource, after `before` others of the answer. Raises LogError."""
+    """All configs of a resource, after `before` others of the response. Raises LogError."""
     if before >= DESCRIBED_MAX:
-        raise LogError(BAD_REQUEST, "These are too many configs: describe fewer at once.")
+        raise LogError(BAD_REQUEST, "These are too many configs. Describe fewer at once.")
     admin, name = call.broker.admin, resource.resource_name
     if resource.resource_type == TOPIC:
         _, described = admin.describe_configs(call.principal, name)
@@ -143,54 +143,56 @@ def _describe(
         _check_broker(call, name)
         own = admin.broker_configs(call.principal)
         return own + _set_for_all(admin.topic_defaults(call.principal))
-    # Without a broker: what is set for all of them.
+    # Without a broker, the configs set for all of them are meant.
     return _set_for_all(admin.broker_configs(call.principal) + admin.topic_defaults(call.principal))
 
 
 def _chosen(
     resource: DescribeConfigsResource, described: list[ConfigDescription]
 ) -> list[ConfigDescription]:
-    """Those of the wanted names; without names, all."""
+    """The configs of the wanted names. Without names, all configs."""
     if not resource.configuration_keys:
         return described
     names = frozenset(resource.configuration_keys)
-    return [one for one in described if one.entry.name in names]
+    return [config for config in described if config.entry.name in names]
 
 
 def _set_for_all(described: Iterable[ConfigDescription]) -> list[ConfigDescription]:
-    return [one for one in described if one.source is ConfigSource.CLUSTER]
+    return [config for config in described if config.source is ConfigSource.CLUSTER]
 
 
 def _described(
-    request: DescribeConfigsRequest, one: ConfigDescription
+    request: DescribeConfigsRequest, config: ConfigDescription
 ) -> DescribeConfigsResourceResult:
     synonyms: tuple[DescribeConfigsSynonym, ...] = ()
     if request.include_synonyms:
         synonyms = tuple(
-            DescribeConfigsSynonym(one.entry.name, value, SOURCES[source])
-            for source, value in one.synonyms
+            DescribeConfigsSynonym(config.entry.name, value, SOURCES[source])
+            for source, value in config.synonyms
         )
     return DescribeConfigsResourceResult(
-        one.entry.name,
-        one.value,
-        config_source=SOURCES[one.source],
+        config.entry.name,
+        config.value,
+        config_source=SOURCES[config.source],
         synonyms=synonyms,
-        config_type=TYPES[one.entry.type],
-        documentation=one.entry.doc if request.include_documentation else None,
+        config_type=TYPES[config.entry.type],
+        documentation=config.entry.doc if request.include_documentation else None,
     )
 
 
 async def incremental_alter_configs(
     call: Call, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    """44: set, unset, or change lists; all configs of a resource or none."""
-    counts = Counter((one.resource_type, one.resource_name) for one in request.resources)
+    """44. Sets, unsets, or changes lists, of all configs of a resource or none."""
+    counts = Counter(
+        (resource.resource_type, resource.resource_name) for resource in request.resources
+    )
     responses: dict[tuple[int, str], IncrementalResourceResponse] = {}
-    for one in request.resources:
-        kind, name = key = one.resource_type, one.resource_name
+    for resource in request.resources:
+        kind, name = key = resource.resource_type, resource.resource_name
         try:
             _check_changeable(call, kind, name, counts[key])
-            change = _change_of(call, kind, name, one.configs)
+            change = _change_of(call, kind, name, resource.configs)
             if kind == BROKER and name:
                 change = _of_one_broker(change)
             await _alter(call, kind, name, change, validate_only=request.validate_only)
@@ -207,34 +209,36 @@ def _change_of(call: Call, kind: int, name: str, configs: Iterable[AlterableConf
     """The change that the operations amount to. Raises LogError."""
     change = _Change({}, [])
     present: Mapping[str, str] | None = None
-    for one in configs:
-        if one.name in change.values or one.name in change.removals:
-            raise LogError(BAD_REQUEST, f"The request changes {one.name} twice.")
-        if one.config_operation == DELETE:
-            change.removals.append(one.name)
-        elif one.config_operation not in {SET, APPEND, SUBTRACT}:
-            raise LogError(BAD_REQUEST, f"There is no operation {one.config_operation}.")
-        elif one.value is None:
-            raise LogError(BAD_REQUEST, f"Config {one.name} has no value.")
-        elif one.config_operation == SET:
-            change.values[one.name] = one.value
+    for config in configs:
+        if config.name in change.values or config.name in change.removals:
+            raise LogError(BAD_REQUEST, f"The request changes {config.name} twice.")
+        if config.config_operation == DELETE:
+            change.removals.append(config.name)
+        elif config.config_operation not in {SET, APPEND, SUBTRACT}:
+            raise LogError(BAD_REQUEST, f"There is no operation {config.config_operation}.")
+        elif config.value is None:
+            raise LogError(BAD_REQUEST, f"Config {config.name} has no value.")
+        elif config.config_operation == SET:
+            change.values[config.name] = config.value
         else:
-            entry = find_entry(one.name) if kind == TOPIC else find_cluster_setting(one.name)
+            entry = find_entry(config.name) if kind == TOPIC else find_cluster_setting(config.name)
             if present is None:
                 present = _values(call, kind, name)
-            words = _changed_list(entry, present.get(one.name, ""), one.config_operation, one.value)
-            change.values[one.name] = words
+            words = _changed_list(
+                entry, present.get(config.name, ""), config.config_operation, config.value
+            )
+            change.values[config.name] = words
     return change
 
 
 def _values(call: Call, kind: int, name: str) -> Mapping[str, str]:
-    """The values in force. Another change may come in between: the later one wins."""
+    """The values in force. Of two concurrent changes, the later one wins."""
     admin = call.broker.admin
     if kind == TOPIC:
         _, described = admin.describe_configs(call.principal, name)
     else:
         described = admin.broker_configs(call.principal) + admin.topic_defaults(call.principal)
-    return {one.entry.name: one.value for one in described}
+    return {config.entry.name: config.value for config in described}
 
 
 def _changed_list(entry: ConfigEntry, present: str, operation: int, value: str) -> str:
@@ -255,16 +259,18 @@ def _words(value: str) -> list[str]:
 
 
 async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    """33: replace all configs of a resource."""
-    counts = Counter((one.resource_type, one.resource_name) for one in request.resources)
+    """33. Replaces all configs of a resource."""
+    counts = Counter(
+        (resource.resource_type, resource.resource_name) for resource in request.resources
+    )
     responses: dict[tuple[int, str], AlterConfigsResourceResponse] = {}
-    for one in request.resources:
-        kind, name = key = one.resource_type, one.resource_name
+    for resource in request.resources:
+        kind, name = key = resource.resource_type, resource.resource_name
         try:
             _check_changeable(call, kind, name, counts[key])
             if kind == BROKER and name:
                 raise _not_of_one_broker()
-            change = _Change(_whole(one.configs), [])
+            change = _Change(_whole(resource.configs), [])
             await _alter(
                 call, kind, name, change, replaces=True, validate_only=request.validate_only
             )
@@ -278,17 +284,17 @@ async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfig
 
 
 def _whole(configs: Iterable[WholeConfig]) -> dict[str, str]:
-    """All configs of a resource to be. Raises LogError."""
+    """All configs of a resource after the change. Raises LogError."""
     values: dict[str, str] = {}
-    for one in configs:
-        if one.value is None or one.name in values:
-            raise LogError(BAD_REQUEST, f"Config {one.name} needs one value.")
-        values[one.name] = one.value
+    for config in configs:
+        if config.value is None or config.name in values:
+            raise LogError(BAD_REQUEST, f"Config {config.name} needs one value.")
+        values[config.name] = config.value
     return values
 
 
 TIMEOUT_MS: Final = 30_000
-"""Of a change: these requests have no timeout of their own."""
+"""Milliseconds for a change, because these requests have no timeout field."""
 
 
 async def _alter(
@@ -300,7 +306,7 @@ async def _alter(
     replaces: bool = False,
     validate_only: bool,
 ) -> None:
-    """Carry out the change of a resource that may be changed. Raises LogError."""
+    """Execute the change of a resource that may be changed. Raises LogError."""
     admin, (values, removals) = call.broker.admin, change
 
     async def alter() -> None:
@@ -332,7 +338,7 @@ def _check_changeable(call: Call, kind: int, name: str, count: int) -> None:
 
 
 def _of_one_broker(change: _Change) -> _Change:
-    """The rest of a change of one broker: nothing. Raises LogError BAD_REQUEST: it sets values."""
+    """The empty change of one broker. Raises LogError BAD_REQUEST if it sets values."""
     if change.values:
         raise _not_of_one_broker()
     return _Change({}, [])
@@ -341,7 +347,7 @@ def _of_one_broker(change: _Change) -> _Change:
 def _not_of_one_broker() -> LogError:
     return LogError(
         BAD_REQUEST,
-        "Broker configs hold for all brokers: change them without a broker id, as the default of "
+        "Broker configs hold for all brokers. Change them without a broker id, as the default of "
         "all brokers.",
     )
 
@@ -366,7 +372,7 @@ def _error_code(kind: int, error: LogError) -> int:
 async def list_config_resources(
     call: Call, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
-    """74: all topics and brokers. Version 0 lists client metrics, of which there are none."""
+    """74. Returns all topics and brokers, and in version 0, as client metrics, nothing."""
     wanted = frozenset(request.resource_types) or LISTED
     if call.version == 0:
         wanted = frozenset([CLIENT_METRICS])

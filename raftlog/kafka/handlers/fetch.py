@@ -1,4 +1,4 @@
-"""Fetch: stored batches as they are, of many partitions."""
+"""Fetch returns the stored batches of many partitions, as they are."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ from raftlog.record.types import Buffer, Offset, PartitionId
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 INVALID_FETCH_SESSION_EPOCH: Final = 71
 FIRST_EPOCHS: Final = (-1, 0)
-"""Session epochs of a full fetch: without a session, and to begin one, which we never do."""
+"""Session epochs of a full fetch. -1 is without a session, 0 requests a session, which never
+begins."""
 PARTITIONS_PER_TURN: Final = 256
 ROOM_BYTES_MIN: Final = 1 << 20
-"""Of the budget, at least, for an answer with data: its first batch comes whole."""
+"""Least bytes of the budget for a response with data. Its first batch is whole."""
 LONE_BYTES: Final = 1 << 16
-"""Of an answer to an address that holds nothing, while others hold the whole budget."""
+"""Bytes of a response to an address that holds nothing while the budget is full."""
 ROOM_POLLS: Final = 50
 ROOM_POLL_S: Final = 0.02
-"""Pause between two looks for room in the budget."""
+"""Seconds between two checks for room in the budget."""
 CHUNK_BYTES: Final = 1 << 20
-"""Clients ask for as much of a partition by default: one read, and no join."""
+"""Bytes of one read, as many as clients fetch of a partition by default. No chunks are joined
+then."""
 
 
 class _Part:
-    """One partition of the answer."""
+    """One partition of the response."""
 
     __slots__ = ("error_code", "fetched", "pieces", "wanted")
 
@@ -55,14 +57,14 @@ class _Part:
         self.wanted = wanted
         self.error_code = 0
         self.fetched: Fetched | None = None
-        """The first chunk's marks."""
+        """Offsets of the first chunk."""
         self.pieces: list[Buffer] = []
 
 
 async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
-    """1: wait for `min_bytes`, then answer with what there is, in the request's order."""
+    """1. Waits for `min_bytes`, then returns the batches there are, in the request's order."""
     if request.session_id:
-        # There are no fetch sessions (KIP-227) here: the client goes on with full fetches.
+        # There are no fetch sessions (KIP-227) here. The client continues with full fetches.
         return FetchResponse(error_code=FETCH_SESSION_ID_NOT_FOUND)
     if request.session_epoch not in FIRST_EPOCHS:
         return FetchResponse(error_code=INVALID_FETCH_SESSION_EPOCH)
@@ -97,7 +99,7 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
                     Offset(wanted.fetch_offset),
                     max_bytes=wanted.partition_max_bytes,
                 )
-    # With an error the answer leaves at once.
+    # With an error the response leaves at once.
     wait_s = max(request.max_wait_ms, 0) / 1000 if parts and len(parts) == seen else 0.0
     if plan.is_at_end():
         await plan.wait(min_bytes=request.min_bytes, timeout_s=wait_s)
@@ -117,7 +119,7 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
 
 
 def _plan(call: Call, count: int, isolation: Isolation) -> MultiFetch | RoutedFetch:
-    """A fetch of `count` partitions, of this node or (gateway) of all."""
+    """A fetch of `count` partitions, of this node or (for a gateway) of all."""
     service = call.broker.fetch
     if call.any_node:
         return service.routed(call.principal, count, isolation=isolation)
@@ -134,33 +136,33 @@ async def _read(
 ) -> None:
     """Read the partitions, within the bytes that the client's address may hold.
 
-    The answer's bytes are taken from the budget until the client has them; here they are taken
-    before they are read, so that many slow readers hold no more than one address may.
+    The response's bytes are reserved from the budget before they are read, until the client has
+    them. So many slow readers hold no more than one address may.
     """
     budget, group = call.broker.bytes_in_flight, address_group(call.address)
     wanted = min(max_bytes, sum(part.wanted.partition_max_bytes for part in parts.values()))
     taken = await _room(call, group, wanted) if max_bytes > 0 else 0
     budget.force_reserve(taken, group)
     try:
-        async for one, fetched in plan.chunks(min(max_bytes, taken)):
-            part = parts[one.topic, one.number]
+        async for partition, fetched in plan.chunks(min(max_bytes, taken)):
+            part = parts[partition.topic, partition.number]
             if part.fetched is None:
                 part.fetched = fetched
-            if one.error is not None:
-                part.error_code = partition_code(one.error)
+            if partition.error is not None:
+                part.error_code = partition_code(partition.error)
             elif fetched.data:
                 part.pieces.append(fetched.data)
                 part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
     finally:
-        # The connection takes the bytes of the answer before another task runs.
+        # The connection reserves the bytes of the response before another task runs.
         budget.release(taken, group)
 
 
 async def _room(call: Call, group: str, wanted: int) -> int:
-    """Bytes that the answer may have now; 0: the address held its share for a while.
+    """Bytes that the response may have now. 0 means that the address held its share for a while.
 
-    Then the answer has no data, and the client fetches again. An address that holds nothing gets a
-    few bytes in any case: others may hold all that there is.
+    Then the response has no data, and the client fetches again. An address that holds nothing gets
+    a few bytes in any case, because others may hold the whole budget.
     """
     broker, budget = call.broker, call.broker.bytes_in_flight
     most = min(max(wanted, ROOM_BYTES_MIN), broker.fetch.settings.response_bytes_max)
@@ -181,7 +183,7 @@ _UNCOMMITTED: Final = Isolation.READ_UNCOMMITTED
 
 
 def _merged(first: Fetched, later: Fetched) -> Fetched:
-    """Marks of both chunks."""
+    """Offsets of both chunks."""
     aborted = dict.fromkeys((*first.aborted, *later.aborted))
     return Fetched(
         data=first.data,
@@ -221,10 +223,12 @@ def _answer(
 
 
 def _leader(call: Call, name: str, number: int, nodes: dict[int, NodeEndpoint]) -> LeaderIdAndEpoch:
-    """The leader that an answer names (KIP-951); its address goes to `nodes`."""
+    """The leader that a response names (KIP-951). Its address is added to `nodes`."""
     known = current_leader(call, name, number) if call.version >= 16 else None
     if known is None:
         return LeaderIdAndEpoch()
-    one = known.endpoint
-    nodes[one.broker_id] = NodeEndpoint(one.broker_id, one.host, one.port, one.rack)
-    return LeaderIdAndEpoch(one.broker_id, known.epoch)
+    endpoint = known.endpoint
+    nodes[endpoint.broker_id] = NodeEndpoint(
+        endpoint.broker_id, endpoint.host, endpoint.port, endpoint.rack
+    )
+    return LeaderIdAndEpoch(endpoint.broker_id, known.epoch)

@@ -1,6 +1,6 @@
-"""Committed offsets of groups: OffsetCommit, OffsetFetch, OffsetDelete.
+"""Groups commit offsets by OffsetCommit, OffsetFetch and OffsetDelete.
 
-Newer versions name topics by their ids alone, and several groups in one fetch.
+Newer versions name topics only by their ids, and several groups in one fetch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
 
 
 async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
-    """8: commit offsets as a member, or of a group without members."""
+    """8. Commits offsets as a member, or of a group without members."""
     codes: list[int] = []
     offsets: list[OffsetToCommit] = []
     places: list[int] = []
@@ -63,16 +63,16 @@ async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespon
             name = topic_name(call.broker, topic.name, topic.topic_id)
         except LogError as error:
             refusal = code(error)
-        for one in topic.partitions:
+        for partition in topic.partitions:
             if refusal == NONE:
                 places.append(len(codes))
                 offsets.append(
                     OffsetToCommit(
                         topic=name,
-                        partition=one.partition_index,
-                        offset=one.committed_offset,
-                        leader_epoch=one.committed_leader_epoch,
-                        metadata=one.committed_metadata or "",
+                        partition=partition.partition_index,
+                        offset=partition.committed_offset,
+                        leader_epoch=partition.committed_leader_epoch,
+                        metadata=partition.committed_metadata or "",
                         topic_id=topic.topic_id,
                     )
                 )
@@ -86,8 +86,8 @@ async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespon
                 topic.name,
                 topic.topic_id,
                 tuple(
-                    OffsetCommitResponsePartition(one.partition_index, next(following))
-                    for one in topic.partitions
+                    OffsetCommitResponsePartition(partition.partition_index, next(following))
+                    for partition in topic.partitions
                 ),
             )
             for topic in request.topics
@@ -115,7 +115,7 @@ async def _committed(
         if error.entry is STALE_MEMBER_EPOCH and call.version < EPOCHS_SINCE:
             error_code = ILLEGAL_GENERATION.kafka_code
         return [error_code] * len(offsets)
-    return [code_of(one.error_code) for one in outcomes]
+    return [code_of(outcome.error_code) for outcome in outcomes]
 
 
 class _Wanted(NamedTuple):
@@ -123,12 +123,12 @@ class _Wanted(NamedTuple):
 
     name: str
     topic_id: TopicId | None
-    """None: known by its name."""
+    """Id of the topic, or None if the request names it."""
     numbers: tuple[int, ...]
 
 
 class _Row(NamedTuple):
-    """A partition of an answer, in the order of its fields."""
+    """A partition of a response, in the order of its fields."""
 
     number: int
     offset: int = NO_OFFSET
@@ -138,7 +138,7 @@ class _Row(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A topic of an answer."""
+    """A topic of a response."""
 
     name: str
     topic_id: TopicId | None
@@ -146,26 +146,26 @@ class _Found(NamedTuple):
 
 
 async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """9: committed offsets of one group, or of several."""
+    """9. Returns committed offsets of one group, or of several."""
     is_stable = request.require_stable
     if call.version >= GROUPS_SINCE:
         groups = await each(call, partial(_of_group, call, is_stable=is_stable), request.groups)
         return OffsetFetchResponse(groups=tuple(groups))
     wanted = None
     if request.topics is not None:
-        wanted = [_Wanted(one.name, None, one.partition_indexes) for one in request.topics]
+        wanted = [_Wanted(topic.name, None, topic.partition_indexes) for topic in request.topics]
     error_code = NONE
     try:
         found = await _found(call, request.group_id, wanted, None, is_stable=is_stable)
     except LogError as error:
         error_code, found = coordinator_code(error), []
         if call.version < GROUP_ERROR_SINCE:
-            found = [_failed(one, error_code) for one in wanted or ()]
+            found = [_failed(topic, error_code) for topic in wanted or ()]
     topics = (
         OffsetFetchResponseTopic(
-            one.name, tuple(OffsetFetchResponsePartition(*row) for row in one.rows)
+            topic.name, tuple(OffsetFetchResponsePartition(*row) for row in topic.rows)
         )
-        for one in found
+        for topic in found
     )
     return OffsetFetchResponse(topics=tuple(topics), error_code=error_code)
 
@@ -175,7 +175,9 @@ async def _of_group(
 ) -> OffsetFetchResponseGroup:
     wanted = None
     if group.topics is not None:
-        wanted = [_Wanted(one.name, one.topic_id, one.partition_indexes) for one in group.topics]
+        wanted = [
+            _Wanted(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics
+        ]
     reader = Committer(group.member_id or "", group.member_epoch)
     try:
         found = await _found(call, group.group_id, wanted, reader, is_stable=is_stable)
@@ -183,11 +185,11 @@ async def _of_group(
         return OffsetFetchResponseGroup(group.group_id, (), coordinator_code(error))
     topics = (
         OffsetFetchResponseTopics(
-            one.name,
-            one.topic_id,
-            tuple(OffsetFetchResponsePartitions(*row) for row in one.rows),
+            topic.name,
+            topic.topic_id,
+            tuple(OffsetFetchResponsePartitions(*row) for row in topic.rows),
         )
-        for one in found
+        for topic in found
     )
     return OffsetFetchResponseGroup(group.group_id, tuple(topics))
 
@@ -200,18 +202,18 @@ async def _found(
     *,
     is_stable: bool,
 ) -> list[_Found]:
-    """The topics of the answer, in the request's order; None: all. Raises LogError."""
+    """The topics of the response, in the request's order, or all if None. Raises LogError."""
     topics: list[tuple[_Wanted, str | None, int]] = []
     numbers: dict[str, dict[int, None]] = {}
-    for one in wanted or ():
+    for topic in wanted or ():
         try:
-            name = topic_name(call.broker, one.name, one.topic_id)
+            name = topic_name(call.broker, topic.name, topic.topic_id)
         except LogError as error:
-            topics.append((one, None, code(error)))
+            topics.append((topic, None, code(error)))
         else:
-            # Offsets of topics without the right to describe them are missing in the answer.
-            topics.append((one, name, code(LogError(FORBIDDEN))))
-            numbers.setdefault(name, {}).update(dict.fromkeys(one.numbers))
+            # Offsets of topics without the right to describe them are missing in the response.
+            topics.append((topic, name, code(LogError(FORBIDDEN))))
+            numbers.setdefault(name, {}).update(dict.fromkeys(topic.numbers))
     committed = await call.broker.groups.committed(
         call.principal,
         group_id,
@@ -221,14 +223,14 @@ async def _found(
     )
     if wanted is None:
         return _of_all(call, committed)
-    rows = {(one.topic, one.partition): _row(one) for one in committed}
+    rows = {(offset.topic, offset.partition): _row(offset) for offset in committed}
     return [
         _Found(
-            one.name,
-            one.topic_id,
-            [rows.get((name or "", n), _Row(n, error_code=missing)) for n in one.numbers],
+            topic.name,
+            topic.topic_id,
+            [rows.get((name or "", n), _Row(n, error_code=missing)) for n in topic.numbers],
         )
-        for one, name, missing in topics
+        for topic, name, missing in topics
     ]
 
 
@@ -236,24 +238,24 @@ def _of_all(call: Call, committed: Iterable[FetchedOffset]) -> list[_Found]:
     """All offsets by topic, without those of topics that have been deleted."""
     by_name = call.broker.services.metadata.image.topics_by_name
     found: dict[str, _Found] = {}
-    for one in committed:
-        topic = by_name.get(one.topic)
+    for offset in committed:
+        topic = by_name.get(offset.topic)
         topic_id = None if topic is None else topic.topic_id
         if topic_id is None and call.version >= IDS_SINCE:
             continue
-        if None not in (topic_id, one.topic_id) and topic_id != one.topic_id:
+        if None not in (topic_id, offset.topic_id) and topic_id != offset.topic_id:
             continue
-        found.setdefault(one.topic, _Found(one.topic, topic_id, [])).rows.append(_row(one))
+        found.setdefault(offset.topic, _Found(offset.topic, topic_id, [])).rows.append(_row(offset))
     return list(found.values())
 
 
-def _row(one: FetchedOffset) -> _Row:
+def _row(offset: FetchedOffset) -> _Row:
     return _Row(
-        number=one.partition,
-        offset=one.offset,
-        leader_epoch=one.leader_epoch,
-        metadata=one.metadata,
-        error_code=code_of(one.error_code),
+        number=offset.partition,
+        offset=offset.offset,
+        leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+        error_code=code_of(offset.error_code),
     )
 
 
@@ -264,10 +266,10 @@ def _failed(wanted: _Wanted, error_code: int) -> _Found:
 
 
 async def delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
-    """47: forget committed offsets, of topics that no member subscribes to."""
+    """47. Deletes committed offsets, of topics that no member subscribes to."""
     groups = call.broker.groups
     try:
-        # The right to the group, and its existence: errors of the whole request.
+        # The right to the group, and its existence, are errors of the whole request.
         await groups.delete_offsets(call.principal, request.group_id, {})
     except LogError as error:
         return OffsetDeleteResponse(error_code=coordinator_code(error))
@@ -279,10 +281,10 @@ async def delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteRespon
 async def _deleted(
     call: Call, group_id: str, topic: OffsetDeleteRequestTopic
 ) -> OffsetDeleteResponseTopic:
-    numbers = [one.partition_index for one in topic.partitions]
+    numbers = [partition.partition_index for partition in topic.partitions]
     error_code = NONE
     try:
-        # Unknown topics have no offsets; clients expect to hear of them.
+        # Unknown topics have no offsets. Clients expect an error for them.
         call.broker.services.metadata.image.topic(topic.name)
         await call.broker.groups.delete_offsets(call.principal, group_id, {topic.name: numbers})
     except LogError as error:

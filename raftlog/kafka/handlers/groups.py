@@ -1,7 +1,8 @@
-"""Groups: where their coordinators are, modern members (KIP-848), descriptions, deletion.
+"""Groups have coordinators, modern members (KIP-848), descriptions and deletion.
 
-Groups of the kind `offsets`, with commits and no member ever, are empty classic groups to Kafka's
-clients. Clients ask each node for its groups, and so get only those that the node coordinates.
+For Kafka's clients, groups of the kind `offsets`, with commits and no member ever, are empty
+classic groups. Clients query each node for its groups, so a node returns only the groups that it
+coordinates.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ from raftlog.record.errors import (
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 FORBIDDEN_KEYS: Final = {GROUP_KEY: GROUP_AUTHORIZATION_FAILED, TRANSACTION_KEY: 53}
-"""The codes of keys without the right to them, by their type."""
+"""Codes of keys without the right to them, by type of the key."""
 COORDINATOR_LOAD_IN_PROGRESS: Final = 14
 NO_NODE: Final = -1
 KEYS_SINCE: Final = 4
@@ -88,19 +89,19 @@ CONSUMER_MEMBER: Final = 1
 
 
 async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """10: the nodes that coordinate groups or transactional ids."""
+    """10. Returns the nodes that coordinate groups or transactional ids."""
     if call.version >= KEYS_SINCE:
         find = partial(_coordinator, call, request.key_type)
         found = await each(call, find, request.coordinator_keys)
         return FindCoordinatorResponse(coordinators=tuple(found))
-    one = await _coordinator(call, request.key_type, request.key)
+    node = await _coordinator(call, request.key_type, request.key)
     return FindCoordinatorResponse(
         throttle_time_ms=0,
-        error_code=one.error_code,
-        error_message=one.error_message,
-        node_id=one.node_id,
-        host=one.host,
-        port=one.port,
+        error_code=node.error_code,
+        error_message=node.error_message,
+        node_id=node.node_id,
+        host=node.host,
+        port=node.port,
     )
 
 
@@ -145,7 +146,7 @@ def _no_coordinator(key: str, error_code: int, message: str) -> Coordinator:
 async def heartbeat(
     call: Call, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
-    """68: join, stay in, or leave a consumer group. Answered at once: clients do not wait."""
+    """68. Joins, stays in, or leaves a consumer group. Responds at once, as clients do not wait."""
     try:
         answer = await call.broker.groups.heartbeat(
             call.principal,
@@ -177,14 +178,14 @@ async def heartbeat(
 
 
 def _owned(topics: Iterable[RequestTopicPartitions] | None) -> tuple[TopicPartitions, ...] | None:
-    """The owned partitions; None: unchanged. Raises LogError(BAD_REQUEST)."""
+    """The owned partitions, or None if unchanged. Raises LogError(BAD_REQUEST)."""
     if topics is None:
         return None
     owned = []
-    for one in topics:
-        if one.topic_id is None:
+    for topic in topics:
+        if topic.topic_id is None:
             raise LogError(BAD_REQUEST, "Owned partitions are named by topic ids.")
-        owned.append(TopicPartitions(one.topic_id, one.partitions))
+        owned.append(TopicPartitions(topic.topic_id, topic.partitions))
     return tuple(owned)
 
 
@@ -192,14 +193,16 @@ def _assignment(answer: ConsumerHeartbeatResponse) -> Assignment | None:
     if answer.assignment is None:
         return None
     return Assignment(
-        tuple(ResponseTopicPartitions(one.topic_id, one.partitions) for one in answer.assignment)
+        tuple(
+            ResponseTopicPartitions(topic.topic_id, topic.partitions) for topic in answer.assignment
+        )
     )
 
 
 async def describe_consumer_groups(
     call: Call, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
-    """69: modern groups with their members."""
+    """69. Returns modern groups with their members."""
     describe = partial(
         _described_consumer, call, wants_operations=request.include_authorized_operations
     )
@@ -222,7 +225,7 @@ async def _described_consumer(
         group_epoch=found.epoch,
         assignment_epoch=found.assignment_epoch,
         assignor_name=found.assignor,
-        members=tuple(_member(call, one) for one in found.members),
+        members=tuple(_member(call, member) for member in found.members),
         authorized_operations=_operations(call, group_id, wants_operations),
     )
 
@@ -238,30 +241,30 @@ async def _consumer_group(call: Call, group_id: str) -> ConsumerGroupDescription
     return found
 
 
-def _member(call: Call, one: MemberDescription) -> Member:
+def _member(call: Call, member: MemberDescription) -> Member:
     return Member(
-        member_id=one.member_id,
-        instance_id=one.instance_id,
-        rack_id=one.rack_id,
-        member_epoch=one.member_epoch,
-        client_id=one.client_id,
-        client_host=one.client_host,
-        subscribed_topic_names=one.subscribed_names,
-        subscribed_topic_regex=one.subscribed_pattern,
-        assignment=_named(call, one.assignment),
-        target_assignment=_named(call, one.target),
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.member_epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=member.subscribed_names,
+        subscribed_topic_regex=member.subscribed_pattern,
+        assignment=_named(call, member.assignment),
+        target_assignment=_named(call, member.target),
         member_type=CONSUMER_MEMBER,
     )
 
 
 def _named(call: Call, topics: Iterable[TopicPartitions]) -> DescribedAssignment:
-    """Partitions with the names of their topics, without deleted ones."""
+    """Partitions with the names of their topics, without deleted topics."""
     by_id = call.broker.services.metadata.image.topics_by_id
     return DescribedAssignment(
         tuple(
-            NamedPartitions(one.topic_id, by_id[one.topic_id].name, one.partitions)
-            for one in topics
-            if one.topic_id in by_id
+            NamedPartitions(topic.topic_id, by_id[topic.topic_id].name, topic.partitions)
+            for topic in topics
+            if topic.topic_id in by_id
         )
     )
 
@@ -270,7 +273,7 @@ def _named(call: Call, topics: Iterable[TopicPartitions]) -> DescribedAssignment
 
 
 async def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    """15: classic groups with their members. Others are missing here."""
+    """15. Returns classic groups with their members, and no others."""
     describe = partial(
         _described_classic, call, wants_operations=request.include_authorized_operations
     )
@@ -302,21 +305,21 @@ async def _described_classic(
         protocol_data=found.protocol or "",
         members=tuple(
             DescribedGroupMember(
-                member_id=one.member_id,
-                group_instance_id=one.instance_id,
-                client_id=one.client_id,
-                client_host=one.client_host,
-                member_metadata=one.metadata,
-                member_assignment=one.assignment,
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
             )
-            for one in found.members
+            for member in found.members
         ),
         authorized_operations=operations,
     )
 
 
 async def _classic_group(call: Call, group_id: str) -> DescribedGroup | None:
-    """The group; None: committed offsets alone. Raises LogError."""
+    """The group, or None if it has only committed offsets. Raises LogError."""
     found = await call.broker.groups.description(call.principal, group_id)
     if isinstance(found, DescribedGroup):
         return found
@@ -326,9 +329,12 @@ async def _classic_group(call: Call, group_id: str) -> DescribedGroup | None:
 
 
 async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
-    """16: the groups that this node coordinates, as clients ask each node; a gateway's: all."""
-    states = {one.strip().lower() for one in request.states_filter}
-    types = {one.strip().lower() for one in request.types_filter}
+    """16. Returns the groups that this node coordinates. A gateway returns all groups.
+
+    Clients query each node.
+    """
+    states = {state.strip().lower() for state in request.states_filter}
+    types = {kind.strip().lower() for kind in request.types_filter}
     try:
         found, incomplete = await call.broker.groups.groups(
             call.principal, of_this_node=not call.any_node
@@ -339,12 +345,12 @@ async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsRespo
         return ListGroupsResponse(error_code=COORDINATOR_LOAD_IN_PROGRESS)
     rows = (
         ListedGroup(
-            one.group,
-            CONSUMER if one.kind == CONSUMER else one.protocol_type,
-            one.state,
-            CONSUMER if one.kind == CONSUMER else CLASSIC,
+            group.group,
+            CONSUMER if group.kind == CONSUMER else group.protocol_type,
+            group.state,
+            CONSUMER if group.kind == CONSUMER else CLASSIC,
         )
-        for one, _ in found
+        for group, _ in found
     )
     return ListGroupsResponse(
         groups=tuple(
@@ -357,7 +363,7 @@ async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsRespo
 
 
 async def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
-    """42: delete empty groups with their offsets."""
+    """42. Deletes empty groups with their offsets."""
     results = await each(call, partial(_deleted, call), request.groups_names)
     return DeleteGroupsResponse(results=tuple(results))
 

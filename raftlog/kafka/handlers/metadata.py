@@ -1,4 +1,4 @@
-"""Metadata: brokers with a Kafka listener, topics, partitions with their leaders."""
+"""Metadata has brokers with a Kafka listener, topics, and partitions with their leaders."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from raftlog.record.errors import UNKNOWN_TOPIC, LogError
 
 UNKNOWN_TOPIC_ID: Final = 100
 NULLABLE_NAMES: Final = 12
-"""The first version whose answers may have topics without a name."""
+"""The first version whose responses may have topics without a name."""
 PARTITIONS_PER_TURN: Final = 1_000
-"""Partitions described in one turn of the event loop: 5 ms with their encoding."""
+"""Partitions described in one turn of the event loop (5 ms with their encoding)."""
 
 
 async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
-    """3: a client's first look at the cluster, and each one after a leader has moved."""
+    """3. Describes the cluster, at a client's start and after a leader has moved."""
     broker = call.broker
-    # librdkafka forgets a broker that is not listed: its next transaction waits in vain for a
-    # coordinator among them (librdkafka 5511). Other clients find out by a refused connection.
+    # librdkafka forgets a broker that is not listed. Its next transaction then waits in vain for a
+    # coordinator among the listed brokers (librdkafka 5511). Other clients detect the loss by a
+    # refused connection.
     brokers = Brokers(call, with_recent=True)
     topics = await _topics(call, request)
     described = []
@@ -58,8 +59,8 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     wants_operations = request.include_cluster_authorized_operations
     return MetadataResponse(
         brokers=tuple(
-            MetadataResponseBroker(one.broker_id, one.host, one.port, one.rack)
-            for one in brokers.endpoints
+            MetadataResponseBroker(endpoint.broker_id, endpoint.host, endpoint.port, endpoint.rack)
+            for endpoint in brokers.endpoints
         ),
         cluster_id=broker.cluster_id,
         controller_id=brokers.controller,
@@ -71,22 +72,26 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
 
 
 async def _topics(call: Call, request: MetadataRequest) -> list[TopicImage | MetadataResponseTopic]:
-    """The topics of the request; an answer with an error in place of each that is not there."""
+    """The topics of the request. A topic that does not exist has a response with an error."""
     broker, principal = call.broker, call.principal
     if request.topics is None or (call.version == 0 and not request.topics):
         return list(broker.admin.topics(principal))
     found: list[TopicImage | MetadataResponseTopic] = []
     by_id = broker.services.metadata.image.topics_by_id
-    names = [one.name for one in request.topics if one.topic_id is None and one.name is not None]
+    names = [
+        wanted.name
+        for wanted in request.topics
+        if wanted.topic_id is None and wanted.name is not None
+    ]
     known = broker.admin.topics_of(principal, names)
-    for one in request.topics:
-        name = one.name
-        if one.topic_id is not None:
-            topic = by_id.get(one.topic_id)
+    for wanted in request.topics:
+        name = wanted.name
+        if wanted.topic_id is not None:
+            topic = by_id.get(wanted.topic_id)
             seen = None if topic is None else broker.admin.topics_of(principal, [topic.name])
             if topic is None or not seen or seen[topic.name] is None:
                 unknown = None if call.version >= NULLABLE_NAMES else ""
-                found.append(MetadataResponseTopic(UNKNOWN_TOPIC_ID, unknown, one.topic_id))
+                found.append(MetadataResponseTopic(UNKNOWN_TOPIC_ID, unknown, wanted.topic_id))
             else:
                 found.append(topic)
         elif name is not None:

@@ -1,4 +1,4 @@
-"""What the handlers share: topics by name or id, error codes, deadlines."""
+"""The handlers share topics by name or id, error codes and deadlines."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ FENCED_LEADER_EPOCH: Final = 74
 UNKNOWN_LEADER_EPOCH: Final = 75
 
 ITEMS_PER_TURN: Final = 8
-"""Items of a request, each a call of a coordinator or a leader, at once and in one turn of the
-event loop: 2 ms."""
+"""Items of a request that run at once, in one turn (2 ms). Each is a call of a
+coordinator or a leader."""
 ITEMS_S_MAX: Final = 60.0
-"""Longest time for all items of a request: no client waits longer for it."""
+"""Longest seconds for all items of a request. No client waits longer for it."""
 CONTROLLER_PAUSE_S: Final = 0.2
-"""Before the repetition of a change that found no active controller."""
+"""Seconds until a change that found no active controller is repeated."""
 REQUEST_MS_MAX: Final = 300_000
-"""Longest timeout of a request; a longer one counts as this."""
+"""Longest timeout of a request in milliseconds. A longer timeout counts as this."""
 
 _CODES: Final = {
     Operation.READ: 3,
@@ -91,7 +91,7 @@ _OF_CLUSTER: Final = (
 )
 _OF_GROUPS: Final = (Operation.READ, Operation.DELETE, Operation.DESCRIBE)
 UNKNOWN_OPERATIONS: Final = -(1 << 31)
-"""Of a request that does not want to know the authorized operations."""
+"""Operations in the response to a request without authorized operations."""
 
 _ABSENT: Final = frozenset(
     entry.code
@@ -105,8 +105,8 @@ _ABSENT: Final = frozenset(
         STORAGE_FAILED,
     )
 )
-"""Errors of a coordinator's partition. Their own codes end clients of groups: a client finds the
-coordinator again, and repeats its request, for COORDINATOR_NOT_AVAILABLE alone."""
+"""Errors of a coordinator's partition. Their own codes end clients of groups. Only for
+COORDINATOR_NOT_AVAILABLE does a client find the coordinator again, and repeat its request."""
 
 
 def code(error: LogError) -> int:
@@ -117,19 +117,19 @@ def code(error: LogError) -> int:
 def partition_code(error: LogError) -> int:
     """Kafka's code of an error of a partition's data.
 
-    A gateway without room for one more forwarded request has done nothing of it. Clients repeat it
-    for NOT_LEADER_OR_FOLLOWER; the code of OVERLOADED is for requests to coordinators alone.
+    A gateway without room for another forwarded request has done nothing of it. Clients repeat it
+    for NOT_LEADER_OR_FOLLOWER. The code of OVERLOADED is only for requests to coordinators.
     """
     return NO_LEADER.kafka_code if error.entry is OVERLOADED else code(error)
 
 
 def code_of(our_code: int) -> int:
-    """Kafka's code of a code of the error table; 0 is success in both."""
+    """Kafka's code of a code of the error table. 0 is success in both."""
     return ERROR_TABLE[our_code].kafka_code if our_code else NONE
 
 
 def coordinator_code(error: LogError, *, forbidden: int = GROUP_AUTHORIZATION_FAILED) -> int:
-    """Kafka's code of a coordinator's error; `forbidden`: of a request without the right."""
+    """Kafka's code of a coordinator's error. `forbidden` is the code without the right."""
     if error.entry is FORBIDDEN:
         return forbidden
     return COORDINATOR_NOT_AVAILABLE if error.entry.code in _ABSENT else code(error)
@@ -141,9 +141,10 @@ def cluster_code(error: LogError) -> int:
 
 
 def epoch_error(broker: Broker, name: str, number: int, current_epoch: int) -> int:
-    """The code for a client with another leader epoch than this node's; -1: it has none (KIP-320).
+    """The code for a client with another leader epoch than this node's (KIP-320).
 
-    NONE for a fitting epoch; that of the LogError for an unknown partition.
+    -1 stands for a client without an epoch. NONE is for a fitting epoch, the code of the LogError
+    for an unknown partition.
     """
     if current_epoch < 0:
         return NONE
@@ -165,8 +166,8 @@ def deadline_of(timeout_ms: int) -> float:
 async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
     """The result of a part of a request. Raises LogError REQUEST_TIMEOUT at the deadline.
 
-    Repeated while the cluster has no active controller, since nothing was changed then: librdkafka
-    gives up at NOT_CONTROLLER.
+    It is repeated while the cluster has no active controller, since nothing was changed then.
+    librdkafka gives up at NOT_CONTROLLER.
     """
     refusal = LogError(REQUEST_TIMEOUT, "The request's time was over before this was begun.")
     while asyncio.get_running_loop().time() < deadline:
@@ -176,7 +177,7 @@ async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
         except TimeoutError:
             raise LogError(
                 REQUEST_TIMEOUT,
-                "The request's time was over before this was known to be done: it may be, or not.",
+                "The request timed out before its outcome was known. It may have succeeded.",
             ) from None
         except LogError as error:
             if error.entry is not NO_CONTROLLER:
@@ -189,7 +190,7 @@ async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
 async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Sequence[Item]) -> list[T]:
     """The results of a request's items in their order, a few at a time.
 
-    Calls of a coordinator or partition on this node never suspend: without turns of the event loop,
+    Calls of a coordinator or partition on this node never suspend. Without turns of the event loop,
     thousands would hold it. Raises LogError REQUEST_TIMEOUT.
     """
     loop = asyncio.get_running_loop()
@@ -205,17 +206,17 @@ async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Sequence
 
 
 def topic_operations(call: Call, name: str) -> int:
-    """The operations on a topic that the client may perform: a bit for each, of its code."""
+    """The operations on a topic that the client may perform, as a bit per code."""
     return _permitted(call, topic_resource(name), _OF_TOPICS)
 
 
 def cluster_operations(call: Call) -> int:
-    """The same of the cluster."""
+    """The operations on the cluster that the client may perform."""
     return _permitted(call, CLUSTER, _OF_CLUSTER)
 
 
 def group_operations(call: Call, group_id: str) -> int:
-    """The same of a group."""
+    """The operations on a group that the client may perform."""
     return _permitted(call, group_resource(group_id), _OF_GROUPS)
 
 
@@ -225,9 +226,9 @@ def _permitted(call: Call, resource: Resource, operations: Iterable[Operation]) 
 
 
 def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:
-    """The topic's name: newer versions name topics by their ids alone.
+    """The topic's name, which newer versions replace by the id.
 
-    Raises LogError UNKNOWN_TOPIC_ID: a deleted topic's id is not that of its successor.
+    Raises LogError UNKNOWN_TOPIC_ID, because a deleted topic's id is not that of its successor.
     """
     if topic_id is None:
         return name

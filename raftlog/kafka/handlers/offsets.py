@@ -1,4 +1,4 @@
-"""Offsets by time, the bounds of partitions, their leader epochs, and the deletion of records."""
+"""Partitions have offsets by time, bounds, leader epochs, and the deletion of records."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ NEWEST: Final = -3
 """The record with the largest timestamp (KIP-734)."""
 EARLIEST_LOCAL: Final = -4
 EPOCHS_PER_TURN: Final = 1_000
-"""Partitions of an OffsetForLeaderEpoch request looked up in one turn of the event loop."""
+"""Partitions of an OffsetForLeaderEpoch request resolved in one turn of the event loop."""
 
 
 async def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    """2: the first offset at or after a time; the first, and the end for the isolation."""
+    """2. Returns the first offset at or after a time, the first offset, or the end.
+
+    The end depends on the isolation.
+    """
     isolation = Isolation(1 if request.isolation_level == 1 else 0)
     return ListOffsetsResponse(
         topics=tuple([await _topic(call, topic, isolation) for topic in request.topics])
@@ -58,10 +61,18 @@ async def _topic(
     call: Call, topic: ListOffsetsTopic, isolation: Isolation
 ) -> ListOffsetsTopicResponse:
     rows: dict[int, ListOffsetsPartitionResponse] = {}
-    wanted = {one.partition_index: one for one in topic.partitions}
-    newest = [number for number, one in wanted.items() if one.timestamp == NEWEST]
-    ends = [n for n, one in wanted.items() if one.timestamp < 0 and one.timestamp != NEWEST]
-    times = {PartitionId(n): one.timestamp for n, one in wanted.items() if one.timestamp >= 0}
+    wanted = {partition.partition_index: partition for partition in topic.partitions}
+    newest = [number for number, partition in wanted.items() if partition.timestamp == NEWEST]
+    ends = [
+        n
+        for n, partition in wanted.items()
+        if partition.timestamp < 0 and partition.timestamp != NEWEST
+    ]
+    times = {
+        PartitionId(n): partition.timestamp
+        for n, partition in wanted.items()
+        if partition.timestamp >= 0
+    }
     offsets, name = call.broker.offsets, topic.name
     try:
         if ends:
@@ -78,7 +89,7 @@ async def _topic(
         for number in wanted:
             rows.setdefault(number, ListOffsetsPartitionResponse(number, partition_code(error)))
     return ListOffsetsTopicResponse(
-        name, tuple(rows[one.partition_index] for one in topic.partitions)
+        name, tuple(rows[partition.partition_index] for partition in topic.partitions)
     )
 
 
@@ -95,14 +106,14 @@ async def _newest(
 
 
 def _bound(
-    one: ListOffsetsPartition, bounds: PartitionBounds | LogError, isolation: Isolation
+    partition: ListOffsetsPartition, bounds: PartitionBounds | LogError, isolation: Isolation
 ) -> ListOffsetsPartitionResponse:
-    number = one.partition_index
+    number = partition.partition_index
     if isinstance(bounds, LogError):
         return ListOffsetsPartitionResponse(number, partition_code(bounds))
-    if one.timestamp == LATEST:
+    if partition.timestamp == LATEST:
         return ListOffsetsPartitionResponse(number, 0, -1, bounds.end(isolation))
-    if one.timestamp in {EARLIEST, EARLIEST_LOCAL}:
+    if partition.timestamp in {EARLIEST, EARLIEST_LOCAL}:
         return ListOffsetsPartitionResponse(number, 0, -1, bounds.log_start_offset)
     # Offsets of tiered storage.
     return ListOffsetsPartitionResponse(number, UNSUPPORTED_VERSION)
@@ -119,11 +130,11 @@ def _placed(number: int, place: tuple[int, int] | LogError | None) -> ListOffset
 
 
 async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    """21: raise log start offsets; offset -1: to the high watermark."""
+    """21. Raises log start offsets. Offset -1 stands for the high watermark."""
     targets = [
-        (topic.name, one.partition_index, Offset(one.offset))
+        (topic.name, partition.partition_index, Offset(partition.offset))
         for topic in request.topics
-        for one in topic.partitions
+        for partition in topic.partitions
     ]
     deadline = deadline_of(request.timeout_ms)
     outcomes: list[Offset | LogError]
@@ -138,7 +149,10 @@ async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRec
         topics=tuple(
             DeleteRecordsTopicResult(
                 topic.name,
-                tuple(_deleted(one.partition_index, next(outcome)) for one in topic.partitions),
+                tuple(
+                    _deleted(partition.partition_index, next(outcome))
+                    for partition in topic.partitions
+                ),
             )
             for topic in request.topics
         )
@@ -154,26 +168,26 @@ def _deleted(number: int, outcome: Offset | LogError) -> DeleteRecordsPartitionR
 async def offset_for_leader_epoch(
     call: Call, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
-    """23: where leader epochs end, for clients that look for records lost since (KIP-320)."""
+    """23. Returns the ends of leader epochs, by which clients detect lost records (KIP-320)."""
     topics: list[OffsetForLeaderTopicResult] = []
     count = 0
     for topic in request.topics:
         rows: list[EpochEndOffset] = []
-        for one in topic.partitions:
+        for partition in topic.partitions:
             count += 1
             if count % EPOCHS_PER_TURN == 0:
                 await call.broker.turns.wait()
             if not call.any_node:
-                rows.append(await _epoch_end(call, topic.topic, one))
+                rows.append(await _epoch_end(call, topic.topic, partition))
         if call.any_node:
             rows = await each(call, partial(_epoch_end, call, topic.topic), topic.partitions)
         topics.append(OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
     return OffsetForLeaderEpochResponse(topics=tuple(topics))
 
 
-async def _epoch_end(call: Call, topic: str, one: OffsetForLeaderPartition) -> EpochEndOffset:
-    number, epoch = one.partition, LeaderEpoch(one.leader_epoch)
-    error_code = epoch_error(call.broker, topic, number, one.current_leader_epoch)
+async def _epoch_end(call: Call, topic: str, partition: OffsetForLeaderPartition) -> EpochEndOffset:
+    number, epoch = partition.partition, LeaderEpoch(partition.leader_epoch)
+    error_code = epoch_error(call.broker, topic, number, partition.current_leader_epoch)
     if error_code:
         return EpochEndOffset(error_code, number)
     try:

@@ -1,4 +1,7 @@
-"""Produce: batches as clients built them, to partitions led here; a gateway forwards the others."""
+"""Produce appends batches as clients built them to partitions led here.
+
+A gateway forwards the others.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +46,24 @@ ADDS_BY_PRODUCE: Final = 12
 """The version from which on the first batch of a transaction adds its partition (KIP-890)."""
 UNKNOWN_OFFSET: Final = -1
 INVALID_PRODUCER_EPOCH: Final = 47
-"""Of a fenced producer, in Produce: clients take PRODUCER_FENCED (90) for the end there."""
+"""Error code of a fenced producer in Produce. Clients end there at PRODUCER_FENCED (90)."""
 
 
 async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
-    """0: append batches. With acks=0 there is no answer."""
+    """0. Appends batches. With acks=0 there is no response."""
     outcomes: list[list[BatchesAppended | LogError]]
     forbidden = FORBIDDEN.kafka_code
     try:
         outcomes = await _append(call, request)
     except LogError as error:
         failed = error.as_outcome()
-        # Topics are refused one by one, the whole request for its transactional id.
+        # Topics are rejected one by one, the whole request for its transactional id.
         forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         outcomes = [[failed] * len(topic.partition_data) for topic in request.topic_data]
     if request.acks == Acks.NONE:
-        errors = [one for row in outcomes for one in row if isinstance(one, LogError)]
+        errors = [outcome for row in outcomes for outcome in row if isinstance(outcome, LogError)]
         if errors:
-            # The client learns it by the end of its connection, as with Kafka.
+            # As in Kafka, the connection ends, which reports the error to the client.
             raise errors[0]
         return None
     nodes: dict[int, NodeEndpoint] = {}
@@ -79,7 +82,7 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
         raise LogError(BAD_REQUEST, f"acks is {request.acks}; it may be 0, 1 or -1.")
     frames: list[ProduceFrame] = []
     refused: list[LogError | None] = []
-    """By topic: the error of all its partitions, or None if each has a frame."""
+    """Errors by topic. A topic has the error of all its partitions, or None if each has a frame."""
     seen: defaultdict[str, set[int]] = defaultdict(set)
     for topic in request.topic_data:
         try:
@@ -88,11 +91,13 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
             refused.append(error.as_outcome())
             continue
         refused.append(None)
-        for one in topic.partition_data:
-            if one.index in seen[name]:
-                raise LogError(INVALID_BODY, f"Partition {name}-{one.index} is there twice.")
-            seen[name].add(one.index)
-            frames.append(ProduceFrame(name, PartitionId(one.index), one.records or b""))
+        for partition in topic.partition_data:
+            if partition.index in seen[name]:
+                raise LogError(INVALID_BODY, f"Partition {name}-{partition.index} is there twice.")
+            seen[name].add(partition.index)
+            frames.append(
+                ProduceFrame(name, PartitionId(partition.index), partition.records or b"")
+            )
     timeout_s = min(max(request.timeout_ms, 1), TIMEOUT_MS_MAX) / 1000
     options = ProduceOptions(
         acks,
@@ -120,18 +125,18 @@ def _answer(
     *,
     forbidden: int,
 ) -> TopicProduceResponse:
-    """One topic's part; the leaders that it names go to `nodes` (KIP-951).
+    """One topic's part. The leaders that it names are added to `nodes` (KIP-951).
 
-    `forbidden`: Kafka's code of FORBIDDEN.
+    `forbidden` is Kafka's code of FORBIDDEN.
     """
     rows = []
-    for one, outcome in zip(topic.partition_data, outcomes, strict=True):
+    for partition, outcome in zip(topic.partition_data, outcomes, strict=True):
         if isinstance(outcome, LogError):
-            rows.append(_failed(call, topic, one.index, outcome, nodes, forbidden=forbidden))
+            rows.append(_failed(call, topic, partition.index, outcome, nodes, forbidden=forbidden))
         else:
             rows.append(
                 PartitionProduceResponse(
-                    index=one.index,
+                    index=partition.index,
                     error_code=NONE,
                     base_offset=outcome.base_offset,
                     log_append_time_ms=outcome.log_append_time_ms,
@@ -158,9 +163,11 @@ def _failed(
             name = ""
         known = current_leader(call, name, number)
         if known is not None:
-            one = known.endpoint
-            nodes[one.broker_id] = NodeEndpoint(one.broker_id, one.host, one.port, one.rack)
-            leader = LeaderIdAndEpoch(one.broker_id, known.epoch)
+            endpoint = known.endpoint
+            nodes[endpoint.broker_id] = NodeEndpoint(
+                endpoint.broker_id, endpoint.host, endpoint.port, endpoint.rack
+            )
+            leader = LeaderIdAndEpoch(endpoint.broker_id, known.epoch)
     error_code = partition_code(error)
     if error.entry is PRODUCER_FENCED:
         error_code = INVALID_PRODUCER_EPOCH
@@ -177,12 +184,12 @@ def _failed(
 
 
 def _log_start_offset(call: Call, topic: TopicProduceData, number: int, error: LogError) -> int:
-    """The offset beside an unknown producer's error: Java repeats the batch while it is -1."""
+    """The offset beside an unknown producer's error. Java repeats the batch while it is -1."""
     if error.entry is not UNKNOWN_PRODUCER_ID:
         return UNKNOWN_OFFSET
     try:
         name = topic_name(call.broker, topic.name, topic.topic_id)
         return call.broker.produce.log_start_offset(name, PartitionId(number))
     except LogError:
-        # Moved or deleted meanwhile: the next attempt learns that.
+        # The partition was moved or deleted in between, which the next attempt finds.
         return UNKNOWN_OFFSET

@@ -1,4 +1,4 @@
-"""Topics and partitions: creation, deletion, growth, description page by page."""
+"""Topics are created, deleted, grown, and described page by page."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ DEFAULT: Final = -1
 """A number of partitions or replicas that the cluster is to choose."""
 DELETIONS_AT_ONCE: Final = 16
 DESCRIBED_PARTITIONS_MAX: Final = 2_000
-"""Partitions of one page; Kafka's own bound."""
+"""Partitions of one page, Kafka's own bound."""
 
 
 async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    """19: create topics one after the other; each placement counts the ones before."""
+    """19. Creates topics one after the other. Each placement counts the topics before it."""
     deadline = deadline_of(request.timeout_ms)
     counts = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatableTopicResult] = {}
@@ -109,7 +109,7 @@ async def _create(
     try:
         described = call.broker.admin.describe_configs_of(call.principal, topic)
     except LogError as error:
-        # The topic is there; its configs are not for this client.
+        # The topic exists. Its configs are not for this client.
         return CreatableTopicResult(
             topic.name, topic.topic_id, NONE, None, topic_config_error_code=code(error)
         )
@@ -122,9 +122,12 @@ async def _create(
         replication_factor=topic.replication_factor,
         configs=tuple(
             CreatableTopicConfigs(
-                one.entry.name, one.value, config_source=SOURCES[one.source], is_sensitive=False
+                config.entry.name,
+                config.value,
+                config_source=SOURCES[config.source],
+                is_sensitive=False,
             )
-            for one in described
+            for config in described
         ),
     )
 
@@ -137,26 +140,28 @@ def _assignments(wanted: CreatableTopic) -> Assignments | None:
         raise LogError(
             BAD_REQUEST, "With assignments, the numbers of partitions and replicas must be -1."
         )
-    replicas = {one.partition_index: one.broker_ids for one in wanted.assignments}
+    replicas = {
+        assignment.partition_index: assignment.broker_ids for assignment in wanted.assignments
+    }
     if sorted(replicas) != list(range(len(wanted.assignments))):
         raise LogError(INVALID_PARTITIONS, "Assigned partitions must be 0, 1, 2 …, each once.")
     return tuple(tuple(map(BrokerId, replicas[number])) for number in range(len(replicas)))
 
 
 def _configs(wanted: CreatableTopic) -> dict[str, str]:
-    """The configs of a topic to be. Raises LogError INVALID_CONFIG for one without a value."""
+    """The configs of a new topic. Raises LogError INVALID_CONFIG for a config without a value."""
     configs: dict[str, str] = {}
-    for one in wanted.configs:
-        if one.value is None:
-            raise LogError(INVALID_CONFIG, f"Config {one.name} has no value.")
-        configs[one.name] = one.value
+    for config in wanted.configs:
+        if config.value is None:
+            raise LogError(INVALID_CONFIG, f"Config {config.name} has no value.")
+        configs[config.name] = config.value
     return configs
 
 
 def _creation_code(call: Call, wanted: CreatableTopic, error: LogError) -> int:
-    """Kafka's code: it tells numbers of partitions, numbers of replicas and assignments apart."""
+    """Kafka's code, which differs for partition counts, replica counts and assignments."""
     if error.entry is NOT_ENOUGH_REPLICAS:
-        # The code of that name is one of Produce.
+        # The code of that name belongs to Produce.
         return INVALID_REPLICATION_FACTOR
     if error.entry is not INVALID_PARTITIONS:
         return code(error)
@@ -171,16 +176,16 @@ def _creation_code(call: Call, wanted: CreatableTopic, error: LogError) -> int:
 
 
 async def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
-    """20: delete topics by name, or by id."""
+    """20. Deletes topics by name, or by id."""
     deadline = deadline_of(request.timeout_ms)
     wanted = request.topics or tuple(DeleteTopicState(name) for name in request.topic_names)
-    counts = Counter((one.name, one.topic_id) for one in wanted)
+    counts = Counter((topic.name, topic.topic_id) for topic in wanted)
     distinct = [DeleteTopicState(*key) for key in counts]
     results: list[DeletableTopicResult] = []
     for start in range(0, len(distinct), DELETIONS_AT_ONCE):
         some = distinct[start : start + DELETIONS_AT_ONCE]
         results += await asyncio.gather(
-            *(_delete(call, one, counts[one.name, one.topic_id], deadline) for one in some)
+            *(_delete(call, topic, counts[topic.name, topic.topic_id], deadline) for topic in some)
         )
     return DeleteTopicsResponse(responses=tuple(results))
 
@@ -193,7 +198,7 @@ async def _delete(
         found = _named(call, wanted, count)
         await by(deadline, lambda: call.broker.admin.delete_topic(call.principal, found))
     except LogError as error:
-        # The name of a topic known by its id alone stays hidden.
+        # The name of a topic known only by its id stays hidden.
         return DeletableTopicResult(name, topic_id, code(error), error.message)
     return DeletableTopicResult(found, topic_id, NONE, None)
 
@@ -208,7 +213,7 @@ def _named(call: Call, wanted: DeleteTopicState, count: int) -> str:
 async def create_partitions(
     call: Call, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    """37: grow topics."""
+    """37. Grows topics."""
     deadline = deadline_of(request.timeout_ms)
     counts = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
@@ -225,7 +230,9 @@ async def _grow(
 ) -> tuple[int, str]:
     assignments = None
     if wanted.assignments:
-        assignments = tuple(tuple(map(BrokerId, one.broker_ids)) for one in wanted.assignments)
+        assignments = tuple(
+            tuple(map(BrokerId, assignment.broker_ids)) for assignment in wanted.assignments
+        )
     try:
         await by(
             deadline,
@@ -255,7 +262,7 @@ def _grows(call: Call, wanted: CreatePartitionsTopic) -> bool:
 async def describe_topic_partitions(
     call: Call, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
-    """75: partitions in the order of names and numbers, a page at a time."""
+    """75. Returns partitions in the order of names and numbers, a page at a time."""
     admin, cursor = call.broker.admin, request.cursor
     if request.topics:
         known = admin.topics_of(call.principal, sorted({topic.name for topic in request.topics}))

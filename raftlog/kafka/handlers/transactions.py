@@ -76,7 +76,7 @@ from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
 INVALID_PRODUCER_EPOCH: Final = 47
-"""Of a fenced producer, for versions older than its own code (90)."""
+"""Error code of a fenced producer, for versions older than its own code (90)."""
 INVALID_REGULAR_EXPRESSION: Final = 128
 STATES: Final = {
     "empty": "Empty",
@@ -87,7 +87,8 @@ STATES: Final = {
     "complete-commit": "CompleteCommit",
     "complete-abort": "CompleteAbort",
 }
-"""Ours and Kafka's. A prepared transaction is open, and Kafka's tools know no other name for it."""
+"""Transaction states of raftlog by Kafka's. A prepared transaction is open, and Kafka's tools know
+no other name for it."""
 PATTERN_CHARACTERS_MAX: Final = 1_000
 
 
@@ -98,7 +99,7 @@ def _code(
     since: int,
     forbidden: int = TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 ) -> int:
-    """The error's code; `since`: the first version that knows the code of a fenced producer."""
+    """The error's code. Versions before `since` do not know a fenced producer's code."""
     if error.entry is PRODUCER_FENCED and call.version < since:
         return INVALID_PRODUCER_EPOCH
     return coordinator_code(error, forbidden=forbidden)
@@ -109,7 +110,10 @@ def _producer(producer_id: int, epoch: int) -> Producer:
 
 
 async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """22: a producer id; with a transactional id its coordinator's, and the older one is fenced."""
+    """22. Returns a producer id. A transactional id gets it from its coordinator.
+
+    The coordinator fences the older producer.
+    """
     broker = call.broker
     forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     try:
@@ -134,7 +138,7 @@ async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitPr
 async def add_partitions(
     call: Call, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    """24: partitions join a transaction of version 1; all of them or none."""
+    """24. Adds partitions to a transaction of version 1, all of them or none."""
     topics = request.v3_and_below_topics
     error_code = NONE
     try:
@@ -161,7 +165,7 @@ async def add_partitions(
 
 
 async def add_offsets(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
-    """25: a group's offsets join a transaction of version 1."""
+    """25. Adds a group's offsets to a transaction of version 1."""
     try:
         await call.broker.transactions.add_group(
             call.principal,
@@ -175,7 +179,7 @@ async def add_offsets(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsets
 
 
 async def end(call: Call, request: EndTxnRequest) -> EndTxnResponse:
-    """26: commit or abort; the decision is committed when the answer leaves."""
+    """26. Commits or aborts. The decision is committed before the response leaves."""
     is_new = call.version >= 5
     try:
         producer = await call.broker.transactions.end(
@@ -193,17 +197,17 @@ async def end(call: Call, request: EndTxnRequest) -> EndTxnResponse:
 
 
 async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
-    """28: a group's offsets, to be committed with the transaction."""
+    """28. Adds a group's offsets, to be committed with the transaction."""
     offsets = [
         OffsetToCommit(
             topic=topic.name,
-            partition=one.partition_index,
-            offset=one.committed_offset,
-            leader_epoch=one.committed_leader_epoch,
-            metadata=one.committed_metadata or "",
+            partition=partition.partition_index,
+            offset=partition.committed_offset,
+            leader_epoch=partition.committed_leader_epoch,
+            metadata=partition.committed_metadata or "",
         )
         for topic in request.topics
-        for one in topic.partitions
+        for partition in topic.partitions
     ]
     transaction = OpenTransaction(
         request.transactional_id,
@@ -219,15 +223,15 @@ async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffs
     except LogError as error:
         codes = [_code(error, call, since=3)] * len(offsets)
     else:
-        codes = [code_of(one.error_code) for one in outcomes]
+        codes = [code_of(outcome.error_code) for outcome in outcomes]
     following = iter(codes)
     return TxnOffsetCommitResponse(
         topics=tuple(
             TxnOffsetCommitResponseTopic(
                 topic.name,
                 tuple(
-                    TxnOffsetCommitResponsePartition(one.partition_index, next(following))
-                    for one in topic.partitions
+                    TxnOffsetCommitResponsePartition(partition.partition_index, next(following))
+                    for partition in topic.partitions
                 ),
             )
             for topic in request.topics
@@ -238,7 +242,10 @@ async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffs
 async def describe_producers(
     call: Call, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    """61: the producers of partitions led here; `kafka-transactions` finds hanging ones by it."""
+    """61. Returns the producers of partitions led here.
+
+    `kafka-transactions` finds hanging producers by it.
+    """
     topics = []
     for topic in request.topics:
         rows = await each(call, partial(_producers, call, topic.name), topic.partition_indexes)
@@ -260,22 +267,22 @@ async def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
         None,
         tuple(
             ProducerState(
-                producer_id=one.producer_id,
-                producer_epoch=one.producer_epoch,
-                last_sequence=one.last_sequence,
-                last_timestamp=now_ms - one.idle_ms,
-                coordinator_epoch=one.coordinator_epoch,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                last_sequence=producer.last_sequence,
+                last_timestamp=now_ms - producer.idle_ms,
+                coordinator_epoch=producer.coordinator_epoch,
                 current_txn_start_offset=-1
-                if one.transaction_start is None
-                else one.transaction_start,
+                if producer.transaction_start is None
+                else producer.transaction_start,
             )
-            for one in found
+            for producer in found
         ),
     )
 
 
 async def write_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """27: an operator's abort of a transaction in single partitions (KIP-664)."""
+    """27. Executes an operator's abort of a transaction in single partitions (KIP-664)."""
     return WriteTxnMarkersResponse(tuple(await each(call, partial(_marked, call), request.markers)))
 
 
@@ -301,7 +308,7 @@ async def _marked(call: Call, wanted: WritableTxnMarker) -> WritableTxnMarkerRes
 async def describe(
     call: Call, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
-    """65: transactional ids with their transactions."""
+    """65. Returns transactional ids with their transactions."""
     return DescribeTransactionsResponse(
         transaction_states=tuple(
             await each(call, partial(_described, call), request.transactional_ids)
@@ -336,7 +343,10 @@ def _topics(found: TransactionDescription) -> tuple[TopicData, ...]:
 
 
 async def list_(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
-    """66: transactional ids of this node's coordinators, as clients ask each; a gateway's: all."""
+    """66. Returns this node's transactional ids. A gateway returns those of all nodes.
+
+    Clients query each coordinator.
+    """
     broker = call.broker
     known = set(STATES.values())
     states = set(request.state_filters)
@@ -353,16 +363,16 @@ async def list_(call: Call, request: ListTransactionsRequest) -> ListTransaction
     ids = set(request.producer_id_filters)
     rows = [
         TransactionState(
-            one.summary.transactional_id,
-            one.summary.producer.producer_id,
-            STATES[one.summary.state],
+            transaction.summary.transactional_id,
+            transaction.summary.producer.producer_id,
+            STATES[transaction.summary.state],
         )
-        for one in found.transactions
-        if (call.any_node or one.coordinator == broker.node_id)
-        and (not states or STATES[one.summary.state] in states)
-        and (not ids or one.summary.producer.producer_id in ids)
-        and one.summary.open_ms >= request.duration_filter
-        and (pattern is None or pattern.fullmatch(one.summary.transactional_id))
+        for transaction in found.transactions
+        if (call.any_node or transaction.coordinator == broker.node_id)
+        and (not states or STATES[transaction.summary.state] in states)
+        and (not ids or transaction.summary.producer.producer_id in ids)
+        and transaction.summary.open_ms >= request.duration_filter
+        and (pattern is None or pattern.fullmatch(transaction.summary.transactional_id))
     ]
     return ListTransactionsResponse(
         unknown_state_filters=tuple(sorted(states - known)), transaction_states=tuple(rows)

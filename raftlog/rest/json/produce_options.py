@@ -46,7 +46,9 @@ ACKS: Final[Mapping[str, Acks]] = MappingProxyType(
 _is_transactional_id: Final = re.compile(TRANSACTIONAL_ID_PATTERN).fullmatch
 
 QUERY: Final = (
-    QueryParameter("acks", str, "all (or -1), 1, 0: how safe the records are on success.", "all"),
+    QueryParameter(
+        "acks", str, "Durability of the records on success. One of all (or -1), 1, 0.", "all"
+    ),
     QueryParameter("timeout", int, "Milliseconds to wait for the acknowledgements."),
 )
 TRANSACTIONAL_QUERY: Final = (
@@ -56,8 +58,8 @@ TRANSACTIONAL_QUERY: Final = (
 )  # fmt: skip
 IDEMPOTENT_QUERY: Final = (
     *QUERY,
-    QueryParameter("producer_id", int, "With producer_epoch and sequence: a repeat is not written "
-                   "again, but answered with the first one's offsets."),
+    QueryParameter("producer_id", int, "With producer_epoch and sequence, a repeat is not written"
+                                       " again. It returns the offsets of the first write."),
     QueryParameter("producer_epoch", int, "Incarnation of the producer id."),
     QueryParameter("sequence", int, "Number of the first record, counted on by each record of this "
                    "producer to this partition."),
@@ -139,7 +141,7 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
     if missing not in (0, 3):
         raise LogError(
             BAD_REQUEST,
-            "producer_id, producer_epoch and sequence go together: give all three, or none.",
+            "producer_id, producer_epoch and sequence go together. Send all three or none.",
         )
     transactional_id = request.query_parameters.get("transactional_id")
     if transactional_id is not None:
@@ -166,11 +168,13 @@ def raise_if_nothing_written(writes: Sequence[PartitionWrite]) -> None:
     request.
     """
     worst: LogError | None = None
-    for one in writes:
-        if not isinstance(one.outcome, LogError):
+    for write in writes:
+        if not isinstance(write.outcome, LogError):
             return
-        if worst is None or (one.outcome.entry.outcome_unknown and not worst.entry.outcome_unknown):
-            worst = one.outcome
+        if worst is None or (
+            write.outcome.entry.outcome_unknown and not worst.entry.outcome_unknown
+        ):
+            worst = write.outcome
     if worst is not None:
         raise worst
 

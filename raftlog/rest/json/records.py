@@ -429,7 +429,7 @@ class BatchReader:
             raise LogError(
                 UNSUPPORTED_FORMAT,
                 f"The record at offset {offset} takes {needed_bytes} bytes with its batch in this "
-                f"format; one client may hold {per_client_max}. Read it with POST /v1/fetch.",
+                f"format. One client may hold {per_client_max}. Read it with POST /v1/fetch.",
             )
         self._context.hold(self._request, size_bytes)
 

@@ -146,7 +146,9 @@ ROUTES = (
         "Brokers, topics and partition leaders",
         tag="v1",
         query=(
-            QueryParameter("topics", str, "Topic names, separated by commas; all if left out."),
+            QueryParameter(
+                "topics", str, ("Topic names, separated by commas. The default is all topics.")
+            ),
         ),
         response_type=MetadataResponse,
     ),
@@ -154,7 +156,7 @@ ROUTES = (
         "POST",
         "/v1/metadata",
         get_metadata_to_produce,
-        "Metadata of topics to write to; unknown ones are created where auto.create.topics is on",
+        "Metadata of topics to write to. Unknown topics are created if auto.create.topics is on",
         tag="v1",
         request_type=TopicsToProduce,
         response_type=MetadataResponse,

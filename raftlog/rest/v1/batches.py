@@ -123,16 +123,16 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
         isolation=isolation,
     )
     turns = context.broker.turns
-    for index, one in enumerate(body.partitions, start=1):
+    for index, wanted in enumerate(body.partitions, start=1):
         if index % PARTITIONS_PER_TURN == 0:
             await turns.wait()
         fetch.add(
-            one.topic,
-            PartitionId(one.partition),
-            one.offset,
-            max_bytes=one.max_bytes,
-            end_offset=one.end_offset,
-            topic_id=one.topic_id,
+            wanted.topic,
+            PartitionId(wanted.partition),
+            wanted.offset,
+            max_bytes=wanted.max_bytes,
+            end_offset=wanted.end_offset,
+            topic_id=wanted.topic_id,
         )
     if fetch.is_at_end():
         await fetch.wait(min_bytes=body.min_bytes, timeout_s=body.max_wait_ms / 1000)
@@ -189,8 +189,8 @@ ROUTES: Final = (
         "POST",
         "/v1/produce",
         produce_batches,
-        "Write record batches to many partitions. The body is frames (raftlog.record.frames); "
-        "each is answered by a result of its own.",
+        "Write record batches to many partitions. The body has frames (raftlog.record.frames), "
+        "each with a separate result.",
         tag="batches",
         query=TRANSACTIONAL_QUERY,
         request_type=bytes,
@@ -209,8 +209,8 @@ ROUTES: Final = (
         "POST",
         "/v1/fetch",
         fetch_batches,
-        "Read record batches of many partitions. The answer is frames "
-        "(raftlog.record.frames), one or more for each partition, errors included.",
+        "Read record batches of many partitions. The response has frames (raftlog.record.frames),"
+        " one or more for each partition, errors included.",
         tag="batches",
         request_type=FetchRequest,
         response_media_types=(BATCHES_MEDIA_TYPE,),

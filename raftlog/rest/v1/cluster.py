@@ -63,8 +63,10 @@ async def reassign(request: Request, context: ServerContext) -> web.StreamRespon
     """Start to move partitions."""
     body = await read_json(request, context, _REASSIGNMENTS)
     moves = [
-        Move(one.topic, one.partition, tuple(map(BrokerId, one.replicas)))
-        for one in body.reassignments
+        Move(
+            reassignment.topic, reassignment.partition, tuple(map(BrokerId, reassignment.replicas))
+        )
+        for reassignment in body.reassignments
     ]
     await context.broker.admin.reassign(request.principal, moves)
     return empty_response()
@@ -222,7 +224,7 @@ ROUTES: Final = (
         "PUT",
         "/v1/nodes/{node}/maintenance",
         begin_maintenance,
-        "Begin maintenance: the node leads only where no other can",
+        "Begin maintenance. The node leads only where no other node can",
         tag="v1",
         status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),

@@ -114,8 +114,8 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
             owned=None
             if body.owned is None
             else tuple(
-                TopicPartitions(TopicId(one.topic_id), tuple(sorted(one.partitions)))
-                for one in body.owned
+                TopicPartitions(TopicId(topic.topic_id), tuple(sorted(topic.partitions)))
+                for topic in body.owned
             ),
             max_wait_ms=body.max_wait_ms,
             sequence=body.sequence,
@@ -141,9 +141,9 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
             if assignment is None
             else [
                 AssignedPartitions(
-                    groups.topic_name(one.topic_id), one.topic_id, list(one.partitions)
+                    groups.topic_name(topic.topic_id), topic.topic_id, list(topic.partitions)
                 )
-                for one in assignment
+                for topic in assignment
             ],
         )
     )
@@ -167,7 +167,7 @@ async def committed(request: Request, context: ServerContext) -> web.StreamRespo
     found = await context.broker.groups.committed(
         request.principal, _group(request), body.topics, require_stable=body.require_stable
     )
-    return json_response(CommittedResponse([_committed_offset(one) for one in found]))
+    return json_response(CommittedResponse([_committed_offset(offset) for offset in found]))
 
 
 async def list_groups(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -177,13 +177,13 @@ async def list_groups(request: Request, context: ServerContext) -> web.StreamRes
         GroupList(
             [
                 GroupListing(
-                    group=one.group,
-                    kind=one.kind,
-                    state=state_words(one.state),
-                    members=one.members,
+                    group=group.group,
+                    kind=group.kind,
+                    state=state_words(group.state),
+                    members=group.members,
                     coordinator=NO_LEADER_ID if leader is None else leader,
                 )
-                for one, leader in found
+                for group, leader in found
             ],
             incomplete,
         )
@@ -196,17 +196,17 @@ async def describe_group(request: Request, context: ServerContext) -> web.Stream
     view = await groups.describe(request.principal, _group(request))
     description = view.description
     offsets = []
-    for one, end_offset, member_id in view.offsets:
-        is_known = end_offset is not None and one.offset != NO_OFFSET
+    for offset, end_offset, member_id in view.offsets:
+        is_known = end_offset is not None and offset.offset != NO_OFFSET
         offsets.append(
             GroupOffset(
-                topic=one.topic,
-                partition=one.partition,
-                offset=one.offset,
+                topic=offset.topic,
+                partition=offset.partition,
+                offset=offset.offset,
                 end_offset=NO_OFFSET if end_offset is None else end_offset,
-                lag=max(0, (end_offset or 0) - one.offset) if is_known else NO_OFFSET,
+                lag=max(0, (end_offset or 0) - offset.offset) if is_known else NO_OFFSET,
                 member_id=member_id,
-                metadata=one.metadata,
+                metadata=offset.metadata,
             )
         )
     return json_response(
@@ -217,7 +217,7 @@ async def describe_group(request: Request, context: ServerContext) -> web.Stream
             epoch=description.epoch,
             assignor=description.assignor,
             coordinator=NO_LEADER_ID if view.coordinator is None else view.coordinator,
-            members=[_member(groups, one) for one in description.members],
+            members=[_member(groups, member) for member in description.members],
             offsets=offsets,
         )
     )
@@ -255,22 +255,25 @@ def offsets_to_commit(offsets: Iterable[OffsetCommit]) -> list[OffsetToCommit]:
     """Convert the offsets of a request for the broker."""
     return [
         OffsetToCommit(
-            topic=one.topic,
-            partition=one.partition,
-            offset=one.offset,
-            leader_epoch=one.leader_epoch,
-            metadata=one.metadata,
-            topic_id=None if one.topic_id is None else TopicId(one.topic_id),
-            expected=one.expected,
+            topic=offset.topic,
+            partition=offset.partition,
+            offset=offset.offset,
+            leader_epoch=offset.leader_epoch,
+            metadata=offset.metadata,
+            topic_id=None if offset.topic_id is None else TopicId(offset.topic_id),
+            expected=offset.expected,
         )
-        for one in offsets
+        for offset in offsets
     ]
 
 
 def commit_response(outcomes: Iterable[PartitionOutcome]) -> CommitResponse:
     """The response to a commit."""
     return CommitResponse(
-        [CommittedPartition(one.topic, one.partition, *_error(one.error_code)) for one in outcomes]
+        [
+            CommittedPartition(outcome.topic, outcome.partition, *_error(outcome.error_code))
+            for outcome in outcomes
+        ]
     )
 
 
@@ -308,32 +311,32 @@ def _reset_row(row: ResetRow, error: LogError | None) -> ResetPartition:
     )
 
 
-def _committed_offset(one: FetchedOffset) -> CommittedOffset:
+def _committed_offset(offset: FetchedOffset) -> CommittedOffset:
     return CommittedOffset(
-        one.topic,
-        one.partition,
-        one.offset,
-        one.leader_epoch,
-        one.metadata,
-        one.topic_id,
-        *_error(one.error_code),
+        offset.topic,
+        offset.partition,
+        offset.offset,
+        offset.leader_epoch,
+        offset.metadata,
+        offset.topic_id,
+        *_error(offset.error_code),
     )
 
 
-def _member(groups: GroupService, one: MemberDescription) -> GroupMember:
+def _member(groups: GroupService, member: MemberDescription) -> GroupMember:
     return GroupMember(
-        member_id=one.member_id,
-        member_epoch=one.member_epoch,
-        instance_id=one.instance_id,
-        client_id=one.client_id,
-        host=one.client_host,
-        state="stable" if one.assignment == one.target else "reconciling",
-        topics=list(one.subscribed_names),
-        pattern=one.subscribed_pattern,
-        assignment=_assigned(groups, one.assignment),
-        target=_assigned(groups, one.target),
-        position=None if one.report is None else one.report.position,
-        endpoint=None if one.report is None else one.report.endpoint,
+        member_id=member.member_id,
+        member_epoch=member.member_epoch,
+        instance_id=member.instance_id,
+        client_id=member.client_id,
+        host=member.client_host,
+        state="stable" if member.assignment == member.target else "reconciling",
+        topics=list(member.subscribed_names),
+        pattern=member.subscribed_pattern,
+        assignment=_assigned(groups, member.assignment),
+        target=_assigned(groups, member.target),
+        position=None if member.report is None else member.report.position,
+        endpoint=None if member.report is None else member.report.endpoint,
     )
 
 
@@ -342,9 +345,9 @@ def _assigned(
 ) -> list[AssignedPartitions]:
     return [
         AssignedPartitions(
-            groups.topic_name_or_id(one.topic_id), one.topic_id, list(one.partitions)
+            groups.topic_name_or_id(topic.topic_id), topic.topic_id, list(topic.partitions)
         )
-        for one in assignment
+        for topic in assignment
     ]
 
 
@@ -360,7 +363,7 @@ ROUTES: Final = (
         "POST",
         f"{_GROUP}/heartbeat",
         heartbeat,
-        "Join a group, stay in it, or leave it (KIP-848). The node may hold the answer back for "
+        "Join a group, stay in it, or leave it (KIP-848). The node may delay the response for "
         "`max_wait_ms`, until the member has something to do.",
         tag="groups",
         request_type=HeartbeatRequest,
@@ -386,8 +389,9 @@ ROUTES: Final = (
         "POST",
         f"{_GROUP}/offsets",
         commit,
-        "Commit offsets, as a member, or without one while the group is empty. Each partition "
-        "succeeds or fails by itself (40935: another offset than the `expected` one is there).",
+        "Commit offsets, as a member, or without a member while the group is empty. Each "
+        "partition succeeds or fails separately (40935 if the offset is not the `expected` "
+        "offset).",
         tag="groups",
         request_type=CommitRequest,
         response_type=CommitResponse,
@@ -397,7 +401,7 @@ ROUTES: Final = (
         "POST",
         f"{_GROUP}/committed",
         committed,
-        "Committed offsets of some partitions, or of all that have one",
+        "Committed offsets of some partitions, or of all with a committed offset",
         tag="groups",
         request_type=CommittedRequest,
         response_type=CommittedResponse,
@@ -407,7 +411,7 @@ ROUTES: Final = (
         "GET",
         "/v1/groups",
         list_groups,
-        "All groups; `incomplete` says why some are missing",
+        "All groups. `incomplete` has the reason if some are missing",
         tag="groups",
         response_type=GroupList,
     ),

@@ -60,9 +60,12 @@ async def begin_read(request: Request, context: ServerContext) -> web.StreamResp
             request_timeout_ms=plan.request_timeout_ms,
             partitions=[
                 PlannedPosition(
-                    one.handle.topic, one.handle.topic_id, one.handle.partition, one.offset
+                    partition.handle.topic,
+                    partition.handle.topic_id,
+                    partition.handle.partition,
+                    partition.offset,
                 )
-                for one in found.partitions
+                for partition in found.partitions
             ],
         )
     )
@@ -77,15 +80,18 @@ async def end_read(request: Request, context: ServerContext) -> web.StreamRespon
         request.path_parameters["instance"],
         [
             PartitionMove(
-                topic_id=TopicId(one.topic_id),
-                partition=one.partition,
-                planned=one.planned,
-                next=one.next,
-                reset_to=one.reset_to,
+                topic_id=TopicId(move.topic_id),
+                partition=move.partition,
+                planned=move.planned,
+                next=move.next,
+                reset_to=move.reset_to,
             )
-            for one in body.moves
+            for move in body.moves
         ],
-        [(TopicId(one.topic_id), PartitionId(one.partition)) for one in body.last],
+        [
+            (TopicId(partition.topic_id), PartitionId(partition.partition))
+            for partition in body.last
+        ],
     )
     return json_response(
         EndReadResponse([ReadPartition(topic_id, number) for topic_id, number in sorted(lost)])
@@ -121,16 +127,16 @@ ROUTES: Final = (
     _route(
         "begin-read",
         begin_read,
-        "Begin a read of a consumer instance whose records another process fetches: its options, "
-        "and the position of each partition",
+        "Begin a read of a consumer instance whose records another process fetches. Returns its "
+        "options, and the position of each partition",
         BeginReadRequest,
         BeginReadResponse,
     ),
     _route(
         "end-read",
         end_read,
-        "End such a read: move positions from where they were planned to what was read. Records of "
-        "a partition in `lost` must not be answered.",
+        "End such a read. Moves positions from the planned offsets to the offsets read. Records "
+        "of a partition in `lost` must not be returned.",
         EndReadRequest,
         EndReadResponse,
     ),

@@ -133,9 +133,9 @@ ROUTES: Final = (
         "POST",
         "/v1/offsets",
         bulk_offsets,
-        "The readable offsets: `topics` lists topics, for all their partitions, or is an object "
-        "with the partitions of each. This node must lead them all, unless `any_node` is true: "
-        "then each partition has offsets, or an error_code of its own.",
+        "The readable offsets. `topics` lists topics, for all their partitions, or is an object "
+        "with the partitions of each. This node must lead them all, unless `any_node` is true. "
+        "Then each partition has offsets or a separate error_code.",
         tag="offsets",
         request_type=OffsetsRequest,
         response_type=OffsetsResponse,
@@ -145,9 +145,9 @@ ROUTES: Final = (
         "POST",
         "/v1/offsets-for-times",
         offsets_for_times,
-        "The first offset that is not older than a timestamp, of many partitions. This node "
-        "must lead them all, unless `any_node` is true: then each partition has an offset, "
-        "null, or an error_code of its own.",
+        "The first offset that is not older than a timestamp, of many partitions. This node must "
+        "lead them all, unless `any_node` is true. Then each partition has an offset, null, or a "
+        "separate error_code.",
         tag="offsets",
         request_type=TimesRequest,
         response_type=TimesResponse,

@@ -52,7 +52,7 @@ ROUTES: Final = (
             QueryParameter(
                 "fresh",
                 bool,
-                "true: linearizable, through the quorum; else as applied here.",
+                "Whether to read through the quorum (linearizable). Default false.",
                 False,
             ),
         ),

@@ -79,10 +79,10 @@ class EventWriter:
         An id names up to TAIL_PARTITIONS_MAX partitions. To build the whole id for each record
         would cost more than the record.
         """
-        index = next(i for i, one in enumerate(self._positions) if one is position)
-        others = [f"{one.number}:{one.offset}" for one in self._positions]
-        self._before = "".join(f"{one}," for one in others[:index]) + f"{position.number}:"
-        after = "".join(f",{one}" for one in others[index + 1 :])
+        index = next(i for i, other in enumerate(self._positions) if other is position)
+        others = [f"{other.number}:{other.offset}" for other in self._positions]
+        self._before = "".join(f"{text}," for text in others[:index]) + f"{position.number}:"
+        after = "".join(f",{text}" for text in others[index + 1 :])
         self._after = f"{after}@{position.partition.topic_id}"
 
     def record(self, document: bytes, position: TailPosition) -> bytes:
@@ -180,7 +180,7 @@ class _Forwarder:
         broker, idle_s = self._context.broker, self._context.limits.tail_idle_s
         begun_s = broker.clock.monotonic()
         await broker.fetch.wait(
-            [(one.partition, one.offset) for one in positions],
+            [(position.partition, position.offset) for position in positions],
             timeout_s=idle_s,
             isolation=self._isolation,
         )
@@ -265,15 +265,17 @@ async def _positions(
         resumed = parse_event_id(seen)
         # A partition that the id does not name was added later, so all its records are new.
         return [
-            TailPosition(one, one.partition, resumed[one.partition])
-            if one.partition in resumed
-            else TailPosition(one, one.partition, (await one.bounds())[0])
-            for one in partitions
+            TailPosition(partition, partition.partition, resumed[partition.partition])
+            if partition.partition in resumed
+            else TailPosition(partition, partition.partition, (await partition.bounds())[0])
+            for partition in partitions
         ]
     start = parameters.get("offset", NamedOffset.LATEST)
     return [
-        TailPosition(one, one.partition, await parse_offset(start, one, isolation))
-        for one in partitions
+        TailPosition(
+            partition, partition.partition, await parse_offset(start, partition, isolation)
+        )
+        for partition in partitions
     ]
 
 
@@ -311,15 +313,17 @@ ROUTES: Final = (
         "GET",
         "/v1/topics/{topic}/tail",
         tail_topic,
-        "A topic's records as they arrive, without end: Server-Sent Events or lines of JSON. An "
-        "event's id, sent back as Last-Event-ID, goes on after it.",
+        "A topic's records as they arrive, without end, as Server-Sent Events or lines of JSON. "
+        "An event's id, sent back as Last-Event-ID, continues after it.",
         tag="records",
         query=(
-            QueryParameter("partition", str, "Partition numbers, such as 0,2; all if left out."),
+            QueryParameter("partition", str, "Partition numbers, such as 0,2. The default is all."),
             QueryParameter("offset", str, OFFSET_HELP, "latest"),
             QueryParameter("format", str, "json, binary (base64) or text.", "json"),
             ISOLATION_QUERY,
-            QueryParameter("last_event_id", str, "As the header Last-Event-ID: where to go on."),
+            QueryParameter(
+                "last_event_id", str, ("Position to continue from, as in the header Last-Event-ID.")
+            ),
         ),
         response_media_types=(SSE, NDJSON),
         errors=(

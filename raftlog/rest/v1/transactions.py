@@ -133,9 +133,13 @@ async def list_transactions(request: Request, context: ServerContext) -> web.Str
         TransactionList(
             [
                 TransactionListing(
-                    one.transactional_id, *one.producer, one.state, coordinator, one.open_ms
+                    transaction.transactional_id,
+                    *transaction.producer,
+                    transaction.state,
+                    coordinator,
+                    transaction.open_ms,
                 )
-                for one, coordinator in found.transactions
+                for transaction, coordinator in found.transactions
             ],
             list(found.incomplete),
         )
@@ -147,17 +151,17 @@ async def describe(request: Request, context: ServerContext) -> web.StreamRespon
     found, coordinator = await context.broker.transactions.describe(
         request.principal, _transactional_id(request)
     )
-    one = found.summary
+    summary = found.summary
     return json_response(
         TransactionDescription(
-            one.transactional_id,
-            *one.producer,
-            one.state,
+            summary.transactional_id,
+            *summary.producer,
+            summary.state,
             coordinator,
             found.timeout_ms,
             found.start_ms,
             found.last_update_ms,
-            one.open_ms,
+            summary.open_ms,
             [TransactionPartition(*place) for place in found.partitions],
         )
     )
@@ -250,8 +254,8 @@ ROUTES: Final = (
         "POST",
         "/v1/transactions/{id}/init",
         init,
-        "Become the one producer of a transactional id: earlier producers are fenced, and their "
-        "open transaction is aborted; 40940 until that is done.",
+        "Become the one producer of a transactional id. Earlier producers are fenced, and their "
+        "open transaction is aborted. Returns 40940 until the abort is done.",
         tag="transactions",
         request_type=InitRequest,
         response_type=TransactionProducer,
@@ -267,15 +271,15 @@ ROUTES: Final = (
     _end_route(
         "prepare",
         prepare,
-        "First phase of two: the transaction takes no more writes, and waits for commit or abort.",
+        "First of two phases. The transaction accepts no more writes, and waits for its end.",
     ),
     Route(
         "POST",
         "/v1/transactions/{id}/offsets",
         commit_offsets,
-        "Commit offsets of a group with the transaction: as a member, or without one while the "
-        "group is empty. They count once the transaction is committed, and not at all after an "
-        "abort. Each partition succeeds or fails by itself.",
+        "Commit offsets of a group with the transaction, as a member, or without a member while "
+        "the group is empty. They count once the transaction is committed, and not at all after "
+        "an abort. Each partition succeeds or fails separately.",
         tag="transactions",
         request_type=TransactionOffsets,
         response_type=CommitResponse,
@@ -320,8 +324,8 @@ ROUTES: Final = (
         "POST",
         "/v1/sinks/{sink}/epochs/{epoch}",
         commit_sink_epoch,
-        "Commit these prepared transactions of a sink as one epoch, and abort its others: all or "
-        "nothing. An epoch that is committed already changes nothing.",
+        "Commit these prepared transactions of a sink as one epoch, and abort its others, all or "
+        "nothing. An epoch that is already committed changes nothing.",
         tag="transactions",
         request_type=SinkEpochRequest,
         response_type=SinkEpoch,
@@ -338,9 +342,9 @@ ROUTES: Final = (
         "POST",
         "/v1/sinks/{sink}/commit",
         commit_sink,
-        "Commit these prepared transactions of a sink without an epoch, and abort its others: all "
-        "or nothing. For a sink that commits once, and with none named for one that gives up. "
-        "Those that are committed already stay so.",
+        "Commit these prepared transactions of a sink without an epoch, and abort its others, all"
+        " or nothing. It is for a sink that commits once, or, without transactions, for a sink "
+        "that gives up. Committed transactions stay committed.",
         tag="transactions",
         request_type=SinkCommitRequest,
         response_type=Empty,
@@ -356,7 +360,7 @@ ROUTES: Final = (
         "GET",
         "/v1/sinks/{sink}",
         describe_sink,
-        "The newest committed epoch of a sink; -1 before the first.",
+        "The newest committed epoch of a sink, or -1 before the first.",
         tag="transactions",
         response_type=SinkEpoch,
         errors=_ERRORS,

@@ -95,7 +95,8 @@ BODY_MEDIA_TYPES: Final = (
 )
 """Clients send the type of the records with every request."""
 RECORDS_OFFERED: Final = {
-    one.value: (f"application/vnd.kafka.{one}.v2+json", *V2_OFFERED) for one in RecordFormat
+    record_format.value: (f"application/vnd.kafka.{record_format}.v2+json", *V2_OFFERED)
+    for record_format in RecordFormat
 }
 """Media types of records by format. Some leave the format to the instance."""
 NAME_CHARACTERS_MAX: Final = 255
@@ -233,7 +234,10 @@ async def assignments(request: Request, context: ServerContext) -> web.StreamRes
 
 def places_of(body: Partitions) -> list[tuple[str, int]]:
     """Topics and partition numbers of a body. LogError BAD_REQUEST for control characters."""
-    return [(_check_name("topic", one.topic), one.partition) for one in body.partitions]
+    return [
+        (_check_name("topic", partition.topic), partition.partition)
+        for partition in body.partitions
+    ]
 
 
 # Positions, records, offsets
@@ -247,15 +251,20 @@ async def seek(request: Request, context: ServerContext) -> web.StreamResponse:
         request.principal,
         group,
         instance,
-        offsets={(one.topic, one.partition): one.offset for one in body.offsets},
-        times_ms={(one.topic, one.partition): time_ms_of(one) for one in body.timestamps},
+        offsets={
+            (position.topic, position.partition): position.offset for position in body.offsets
+        },
+        times_ms={
+            (position.topic, position.partition): time_ms_of(position)
+            for position in body.timestamps
+        },
     )
     return empty_response()
 
 
-def time_ms_of(one: PositionTime) -> int:
+def time_ms_of(position: PositionTime) -> int:
     """The time of a body's row, in milliseconds since the Unix epoch."""
-    time = one.timestamp
+    time = position.timestamp
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     return max(int(time.timestamp() * 1000), 0)
@@ -318,27 +327,31 @@ async def commit(request: Request, context: ServerContext) -> web.StreamResponse
     offsets: list[OffsetToCommit] | None = None
     if body.offsets is not None:
         offsets = [
-            OffsetToCommit(one.topic, one.partition, _next(one), metadata=one.metadata or "")
-            for one in body.offsets
+            OffsetToCommit(
+                offset.topic, offset.partition, _next(offset), metadata=offset.metadata or ""
+            )
+            for offset in body.offsets
         ]
     elif body.partitions is not None:
         offsets = [
-            OffsetToCommit(one.topic, one.partition, one.offset, metadata=one.metadata or "")
-            for one in body.partitions
+            OffsetToCommit(
+                offset.topic, offset.partition, offset.offset, metadata=offset.metadata or ""
+            )
+            for offset in body.partitions
         ]
     await context.broker.consumer_instances.commit(request.principal, group, instance, offsets)
     return json_response(Empty(), content_type=content_type)
 
 
-def _next(one: ReadOffset) -> int:
+def _next(offset: ReadOffset) -> int:
     """The next offset to read. Raises LogError INVALID_BODY unless exactly one field is given."""
-    if (one.offset is None) == (one.next_offset is None):
+    if (offset.offset is None) == (offset.next_offset is None):
         raise LogError(
             INVALID_BODY,
-            f"The body is not valid: {one.topic}-{one.partition} needs offset or next_offset, one "
-            "of both.",
+            f"The body is not valid: {offset.topic}-{offset.partition} needs either offset or "
+            "next_offset.",
         )
-    return (one.next_offset or 0) if one.offset is None else one.offset + 1
+    return (offset.next_offset or 0) if offset.offset is None else offset.offset + 1
 
 
 async def committed(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -350,7 +363,10 @@ async def committed(request: Request, context: ServerContext) -> web.StreamRespo
         request.principal, group, instance, None if body is None else places_of(body)
     )
     answer = CommittedOffsets(
-        [CommittedOffset(one.topic, one.partition, one.offset, one.metadata) for one in found]
+        [
+            CommittedOffset(offset.topic, offset.partition, offset.offset, offset.metadata)
+            for offset in found
+        ]
     )
     return json_response(answer, content_type=content_type)
 
@@ -397,7 +413,7 @@ ROUTES: Final = (
         "POST",
         _GROUP,
         create,
-        "Create a consumer instance. It lives in the cluster: every node serves it.",
+        "Create a consumer instance. It lives in the cluster, and every node serves it.",
         INSTANCE_EXISTS,
         TOO_MANY_INSTANCES,
         INVALID_CONSUMER_CONFIG,
@@ -411,7 +427,7 @@ ROUTES: Final = (
         "POST",
         f"{_INSTANCE}/subscription",
         subscribe,
-        "Subscribe to topics by name, or by a pattern: the group shares their partitions",
+        "Subscribe to topics by name, or by a pattern. The group shares their partitions",
         ILLEGAL_STATE,
         INVALID_PATTERN,
         GROUP_FULL,
@@ -479,28 +495,30 @@ ROUTES: Final = (
         "GET",
         f"{_INSTANCE}/records",
         read_records,
-        "Read on. Records come in the instance's format; what was read is committed by a commit, "
-        "or by a later read.",
+        "Read the next records, in the instance's format. A commit or a later read commits their "
+        "offsets.",
         tag="consumer instances",
         error_media_type=V2_MEDIA_TYPE,
         query=(
             QueryParameter(
                 "timeout",
                 int,
-                "Milliseconds to wait for records; the instance's consumer.request.timeout.ms "
-                "without.",
+                "Milliseconds to wait for records. The default is the instance's "
+                "consumer.request.timeout.ms.",
             ),
             QueryParameter(
                 "max_bytes",
                 int,
-                "About how many bytes to answer; at least one record.",
+                "Approximate bytes to return. At least one record is returned.",
                 MAX_BYTES_DEFAULT,
             ),
             ISOLATION_QUERY,
         ),
         response_type=list[RecordDocument],
         response_media_types=tuple(
-            dict.fromkeys(one for offered in RECORDS_OFFERED.values() for one in offered)
+            dict.fromkeys(
+                media_type for offered in RECORDS_OFFERED.values() for media_type in offered
+            )
         ),
         errors=(
             UNKNOWN_INSTANCE,
@@ -519,8 +537,8 @@ ROUTES: Final = (
         "POST",
         f"{_INSTANCE}/offsets",
         commit,
-        "Commit offsets: all that was read, or these. `offsets` name records that are done, "
-        "`partitions` the next ones to read.",
+        "Commit these offsets, or those of all records read. `offsets` name consumed records, "
+        "`partitions` the next records to read.",
         UNKNOWN_TOPIC,
         UNKNOWN_PARTITION,
         UNKNOWN_MEMBER,
@@ -535,7 +553,7 @@ ROUTES: Final = (
         "GET",
         f"{_INSTANCE}/offsets",
         committed,
-        "Committed offsets of the group: of the partitions in the body, or of the instance's",
+        "Committed offsets of the group, of the partitions in the body, or of the instance's",
         UNSUPPORTED_FORMAT,
         body=Partitions,
         body_required=False,

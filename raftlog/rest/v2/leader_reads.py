@@ -40,8 +40,10 @@ class LeaderSource:
             max_wait_s=wait_s,
         )
         return found.plan, [
-            Part(one.handle, f"{one.handle.topic}-{one.handle.partition}", one.offset)
-            for one in found.partitions
+            Part(
+                planned.handle, f"{planned.handle.topic}-{planned.handle.partition}", planned.offset
+            )
+            for planned in found.partitions
         ]
 
     async def read(

@@ -259,14 +259,14 @@ def _answer(writes: Sequence[PartitionWrite], count: int) -> bytes:
         entries = start + f"{ending},{start}".join(map(str, writes[0].outcome)) + ending
     else:
         texts = [""] * count
-        for one in writes:
-            start = f'{{"partition":{one.number},"offset":'
-            if isinstance(one.outcome, LogError):
-                text = f"{start}null,{_v2_error(one.outcome)}}}"
-                for index in one.indexes:
+        for write in writes:
+            start = f'{{"partition":{write.number},"offset":'
+            if isinstance(write.outcome, LogError):
+                text = f"{start}null,{_v2_error(write.outcome)}}}"
+                for index in write.indexes:
                     texts[index] = text
             else:
-                for index, offset in zip(one.indexes, one.outcome, strict=True):
+                for index, offset in zip(write.indexes, write.outcome, strict=True):
                     texts[index] = f"{start}{offset}{ending}"
         entries = ",".join(texts)
     return f'{{"offsets":[{entries}],"key_schema_id":null,"value_schema_id":null}}'.encode()
@@ -294,16 +294,16 @@ ISOLATIONS: Final[Mapping[str, Isolation]] = MappingProxyType(
 ISOLATION_QUERY: Final = QueryParameter(
     "isolation",
     str,
-    "read_uncommitted: also records of open and aborted transactions; or read_committed: without "
-    "these, up to the last stable offset.",
+    "read_uncommitted returns records of open and aborted transactions. read_committed returns "
+    "neither, up to the last stable offset.",
     READ_UNCOMMITTED,
 )
 RESOLUTIONS_MAX: Final = 3
 """Most lookups of the end, the beginning or a time by one read. The log may be trimmed beyond the
 offset before the read."""
 OFFSET_HELP: Final = (
-    "Where to begin: a number; earliest or latest; or -N, the last N offsets up to the readable "
-    "end (those of transaction markers and of removed records count, too)."
+    "First offset, as a number, as earliest or latest, or as -N for the last N offsets up to the "
+    "readable end (transaction markers and removed records also count)."
 )
 MAX_BYTES_DEFAULT: Final = 1024 * 1024
 MAX_RECORDS_DEFAULT: Final = 10_000
@@ -471,15 +471,15 @@ _RECORDS_QUERY: Final = (
     QueryParameter(
         "max_bytes",
         int,
-        "About how many bytes to answer; at least one record.",
+        "Approximate bytes to return. At least one record is returned.",
         MAX_BYTES_DEFAULT,
     ),
-    QueryParameter("max_records", int, "Most records to answer.", MAX_RECORDS_DEFAULT),
+    QueryParameter("max_records", int, "Most records to return.", MAX_RECORDS_DEFAULT),
     QueryParameter(
         "replica",
         str,
-        "leader; or any: this node may answer from its own replica, up to the high watermark that "
-        "it knows.",
+        "leader or any. With any, this node may read its own replica, up to the high watermark "
+        "that it knows.",
         LEADER,
     ),
     ISOLATION_QUERY,

@@ -99,7 +99,7 @@ def _assignments(new: NewTopic) -> Assignments | None:
     if new.partitions_count is not None or new.replication_factor is not None:
         raise LogError(
             INVALID_BODY,
-            "replicas_assignments says how many partitions and replicas there are: leave out "
+            "replicas_assignments sets the numbers of partitions and replicas. Leave out "
             "partitions_count and replication_factor.",
         )
     if set(given) != set(range(len(given))):
@@ -159,7 +159,7 @@ ROUTES = (
         "POST",
         f"{_CLUSTER}/topics",
         create_topic,
-        "Create a topic; with validate_only (200) decide as a real call would, and create none",
+        "Create a topic. With validate_only (200), check the request and create no topic",
         tag="admin",
         request_type=NewTopic,
         response_type=Topic,

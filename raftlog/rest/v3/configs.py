@@ -218,7 +218,9 @@ async def list_broker_configs(request: Request, context: ServerContext) -> web.S
     brokers = context.broker.admin.brokers()
     broker_ids = sorted(brokers) if given == ALL else [broker_id_parameter(request, context)]
     configs = context.broker.admin.broker_configs(request.principal)
-    objects = (shaper.broker_config(one, config) for one in broker_ids for config in configs)
+    objects = (
+        shaper.broker_config(broker_id, config) for broker_id in broker_ids for config in configs
+    )
     path = f"/brokers/{ALL if given == ALL else broker_ids[0]}/configs"
     return await list_response(request, shaper, "BrokerConfig", path, objects)
 
@@ -274,7 +276,7 @@ ROUTES: Final = (
     _read(
         _TOPIC_CONFIGS,
         list_topic_configs,
-        "List a topic's configs; '-' in place of the topic: those of all topics",
+        "List a topic's configs. The topic '-' stands for all topics",
         Listing[TopicConfig],
         UNKNOWN_TOPIC,
     ),
@@ -347,7 +349,7 @@ ROUTES: Final = (
     _read(
         _BROKER_CONFIGS,
         list_broker_configs,
-        "List the configs in force on a broker; '-' in place of the broker: on all brokers",
+        "List the configs in force on a broker. The broker '-' stands for all brokers",
         Listing[BrokerConfig],
         NOT_FOUND,
     ),
@@ -364,7 +366,7 @@ ROUTES: Final = (
             method,
             path,
             change_broker_configs,
-            "Refused: broker configs hold for all brokers",
+            "Rejected, because broker configs hold for all brokers",
             tag="admin",
             status=204,
             errors=(NOT_FOUND, INVALID_CONFIG),

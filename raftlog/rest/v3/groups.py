@@ -43,8 +43,8 @@ async def list_groups(request: Request, context: ServerContext) -> web.StreamRes
         raise LogError(NOT_COORDINATOR, f"Not all groups are known: {incomplete[0]}")
     shaper = Shaper(request, context)
     objects = (
-        shaper.group(one.group, one.kind, one.state, one.assignor, coordinator)
-        for one, coordinator in found
+        shaper.group(group.group, group.kind, group.state, group.assignor, coordinator)
+        for group, coordinator in found
     )
     return await list_response(request, shaper, "ConsumerGroup", "/consumer-groups", objects)
 
@@ -52,10 +52,10 @@ async def list_groups(request: Request, context: ServerContext) -> web.StreamRes
 async def get_group(request: Request, context: ServerContext) -> web.StreamResponse:
     """Return one group."""
     view = await _view(request, context)
-    one = view.description
+    group = view.description
     shaper = Shaper(request, context)
     return json_response(
-        shaper.group(one.group, one.kind, one.state, one.assignor, view.coordinator)
+        shaper.group(group.group, group.kind, group.state, group.assignor, view.coordinator)
     )
 
 
@@ -63,7 +63,7 @@ async def list_consumers(request: Request, context: ServerContext) -> web.Stream
     """Return the members of a group."""
     group = (await _view(request, context)).description
     shaper = Shaper(request, context)
-    objects = (shaper.consumer(group.group, one) for one in group.members)
+    objects = (shaper.consumer(group.group, member) for member in group.members)
     path = f"{group_path(group.group)}/consumers"
     return await list_response(request, shaper, "Consumer", path, objects)
 
@@ -103,7 +103,7 @@ async def list_lags(request: Request, context: ServerContext) -> web.StreamRespo
     view = await _view(request, context)
     group_id = view.description.group
     shaper = Shaper(request, context)
-    objects = (shaper.lag(group_id, one) for one in _lags(view))
+    objects = (shaper.lag(group_id, lag) for lag in _lags(view))
     return await list_response(
         request, shaper, "ConsumerLag", f"{group_path(group_id)}/lags", objects
     )
@@ -113,9 +113,9 @@ async def get_lag(request: Request, context: ServerContext) -> web.StreamRespons
     """Return the lag of one partition."""
     view = await _view(request, context)
     place = (request.path_parameters["topic"], partition_parameter(request))
-    for one in _lags(view):
-        if (one.topic, one.partition) == place:
-            return json_response(Shaper(request, context).lag(view.description.group, one))
+    for lag in _lags(view):
+        if (lag.topic, lag.partition) == place:
+            return json_response(Shaper(request, context).lag(view.description.group, lag))
     raise LogError(NOT_FOUND, f"The group has no lag in {quoted(place[0])}-{place[1]}.")
 
 
@@ -135,30 +135,32 @@ async def _view(request: Request, context: ServerContext) -> GroupView:
 def _member(request: Request, view: GroupView) -> MemberDescription:
     """The member of the path. Raises LogError NOT_FOUND."""
     wanted = request.path_parameters["consumer"]
-    for one in view.description.members:
-        if one.member_id == wanted:
-            return one
+    for member in view.description.members:
+        if member.member_id == wanted:
+            return member
     raise LogError(NOT_FOUND, f"The group has no member {quoted(wanted)}.")
 
 
 def _places(context: ServerContext, member: MemberDescription) -> list[tuple[str, int]]:
     name = context.broker.groups.topic_name_or_id
-    return [(name(one.topic_id), number) for one in member.assignment for number in one.partitions]
+    return [
+        (name(topic.topic_id), number) for topic in member.assignment for number in topic.partitions
+    ]
 
 
 def _lags(view: GroupView) -> list[GroupLag]:
     """The lags of partitions with a committed offset and a known end."""
-    members = {one.member_id: one for one in view.description.members}
+    members = {member.member_id: member for member in view.description.members}
     return [
         GroupLag(
-            topic=one.committed.topic,
-            partition=one.committed.partition,
-            committed_offset=one.committed.offset,
-            end_offset=one.end_offset,
-            member=None if one.member_id is None else members[one.member_id],
+            topic=offset.committed.topic,
+            partition=offset.committed.partition,
+            committed_offset=offset.committed.offset,
+            end_offset=offset.end_offset,
+            member=None if offset.member_id is None else members[offset.member_id],
         )
-        for one in view.offsets
-        if one.committed.offset >= 0 and one.end_offset is not None
+        for offset in view.offsets
+        if offset.committed.offset >= 0 and offset.end_offset is not None
     ]
 
 

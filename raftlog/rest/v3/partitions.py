@@ -158,8 +158,8 @@ ROUTES: Final = (
     _read(
         f"{_PARTITION}/reassignment",
         get_reassignment,
-        "The move of a partition to other brokers; '-' in place of the partition, or of topic and "
-        "partition: a list of all that move",
+        "The move of a partition to other brokers. '-' as partition, or as topic and partition, "
+        "lists all that move",
         (PartitionReassignment, Listing[PartitionReassignment]),
         NOT_FOUND,
     ),

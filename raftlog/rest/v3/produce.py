@@ -378,17 +378,17 @@ def _outcomes(
 ) -> list[_Outcome]:
     """One outcome for each record, in the request's order."""
     outcomes: dict[int, _Outcome] = {}
-    for one in writes:
-        if isinstance(one.outcome, LogError):
-            outcomes.update(dict.fromkeys(one.indexes, one.outcome))
+    for write in writes:
+        if isinstance(write.outcome, LogError):
+            outcomes.update(dict.fromkeys(write.indexes, write.outcome))
             continue
-        for index, offset in zip(one.indexes, one.outcome, strict=True):
+        for index, offset in zip(write.indexes, write.outcome, strict=True):
             timestamp_ms, key, value, _ = records[index]
-            if one.log_append_time_ms >= 0:
-                timestamp_ms = one.log_append_time_ms
+            if write.log_append_time_ms >= 0:
+                timestamp_ms = write.log_append_time_ms
             record = good[index]
             outcomes[index] = _Written(
-                partition=one.number,
+                partition=write.number,
                 offset=offset,
                 timestamp_ms=timestamp_ms or 0,
                 key=data_summary(record.key, key),
@@ -439,8 +439,8 @@ ROUTES: Final = (
         "POST",
         f"{_TOPIC}/records",
         produce_records,
-        "Write a stream of records: JSON objects one after another, each answered by a receipt "
-        "with its own error_code (200: written).",
+        "Write a stream of records, as JSON objects one after another. Each has a receipt with "
+        "its own error_code (200 if written).",
         tag="records",
         query=QUERY,
         request_type=RecordDocumentV3,
@@ -451,8 +451,8 @@ ROUTES: Final = (
         "POST",
         f"{_TOPIC}/records:batch",
         produce_record_batch,
-        "Write records that are answered one by one, with an id for each: valid ones are written "
-        "though others fail. The status is 207 even if all fail.",
+        "Write records with an id each, and return an outcome for each. Valid records are written"
+        " even if others fail. The status is 207 even if all fail.",
         tag="records",
         query=QUERY,
         request_type=BatchDocument,

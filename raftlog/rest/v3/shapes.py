@@ -370,7 +370,7 @@ class Shaper:
     def lag_summary(self, group_id: str, lags: Sequence[GroupLag]) -> ConsumerGroupLagSummary:
         """The largest lag of a group with lags, and the sum of all."""
         path = group_path(group_id)
-        largest = max(lags, key=lambda one: one.lag)
+        largest = max(lags, key=lambda lag: lag.lag)
         member = largest.member
         return ConsumerGroupLagSummary(
             kind="KafkaConsumerGroupLagSummary",
@@ -385,7 +385,7 @@ class Shaper:
             max_lag_topic_name=largest.topic,
             max_lag_partition_id=largest.partition,
             max_lag=largest.lag,
-            total_lag=sum(one.lag for one in lags),
+            total_lag=sum(lag.lag for lag in lags),
             max_lag_consumer=None
             if member is None
             else self._link(consumer_path(group_id, member.member_id)),
