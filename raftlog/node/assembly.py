@@ -18,11 +18,11 @@ from raftlog.broker.node import NodeServices
 from raftlog.controller.disk_watch import DiskWatch
 from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.service import ControllerService
-from raftlog.coordinator.groups.kind import VerifyTransaction, group_kind
+from raftlog.coordinator.groups.kind import GroupKind, VerifyTransaction
 from raftlog.coordinator.groups.settings import GroupSettings
 from raftlog.coordinator.shard.service import AnyKind, Coordinators
 from raftlog.coordinator.shard.status import CoordinatorWatch
-from raftlog.coordinator.transactions.kind import transaction_kind
+from raftlog.coordinator.transactions.kind import TransactionKind
 from raftlog.coordinator.transactions.markers import MarkerWriter
 from raftlog.coordinator.transactions.transaction import TransactionSettings
 from raftlog.coordinator.transactions.verification import VerifiedTransactions
@@ -68,8 +68,8 @@ def coordinator_kinds(
     """The kinds of coordinators that nodes run."""
     markers = MarkerWriter(data.partitions, clock)
     return (
-        group_kind(GroupSettings(), verify),
-        transaction_kind(data.metadata.allocate_producer_id, markers.run, TransactionSettings()),
+        GroupKind(GroupSettings(), verify),
+        TransactionKind(data.metadata.allocate_producer_id, markers.run, TransactionSettings()),
     )
 
 

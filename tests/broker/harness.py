@@ -11,7 +11,7 @@ from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource, 
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.produce import ProduceOptions, StoredRecord
 from raftlog.broker.service import Broker
-from raftlog.coordinator.groups.kind import group_kind
+from raftlog.coordinator.groups.kind import GroupKind
 from raftlog.coordinator.groups.settings import GroupSettings
 from raftlog.coordinator.shard.service import AnyKind, Coordinators
 from raftlog.record.codec import BatchBuilder
@@ -94,7 +94,7 @@ async def coordinating_groups(node: DataNode, *others: AnyKind) -> AsyncIterator
         clock=SystemClock(),
         on_fatal=fatal.append,
     )
-    coordinators.register(group_kind(GroupSettings(), no_transactions), *others)
+    coordinators.register(GroupKind(GroupSettings(), no_transactions), *others)
     node.services.coordinators = coordinators
     node.services.randomness = SystemRandomness()
     try:

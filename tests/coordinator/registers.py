@@ -7,7 +7,7 @@ forgotten, unless its name begins with KEPT.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -186,10 +186,6 @@ def decode_response(response: Any) -> Response:
     return _response.decode(response)
 
 
-async def handle(shard: RegisterShard, body: memoryview) -> bytes:
-    return _encode(await carry_out(shard, _request.decode(body)))
-
-
 async def carry_out(shard: RegisterShard, request: Request) -> Response:
     match request:
         case Increment():
@@ -206,16 +202,36 @@ async def carry_out(shard: RegisterShard, request: Request) -> Response:
             return await shard.query(lambda state: state.get(wanted))
 
 
-KIND: Final[Kind[Registers, str]] = Kind(
-    name=NAME,
-    topic=TOPIC,
-    create=Registers,
-    encode_record=encode_record,
-    decode_record=decode_record,
-    timers=lambda state: state.timers,
-    loaded=lambda state, moment: state.loaded(moment),
-    follow_settings=lambda _state, _cluster: None,
-    refused=lambda state, _, moment: state.loaded(moment),
-    expire=lambda state, key, moment: state.expire(key, moment),
-    handle=handle,
-)
+class RegisterKind(Kind[Registers, str]):
+    name = NAME
+    topic = TOPIC
+
+    def create(self, changed: Callable[[Hashable], None]) -> Registers:
+        return Registers(changed)
+
+    def timers(self, state: Registers) -> Timers[str]:
+        return state.timers
+
+    def loaded(self, state: Registers, moment: Moment) -> None:
+        state.loaded(moment)
+
+    def follow_settings(self, state: Registers, settings: Mapping[str, str]) -> None:
+        pass
+
+    async def handle(self, shard: RegisterShard, request: memoryview) -> bytes:
+        return _encode(await carry_out(shard, _request.decode(request)))
+
+    def expire(self, state: Registers, key: str, moment: Moment) -> Decision[object]:
+        return state.expire(key, moment)
+
+    def refused(self, state: Registers, decision: Decision[object], moment: Moment) -> None:
+        state.loaded(moment)
+
+    def encode_record(self, record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
+        return encode_record(record)
+
+    def decode_record(self, key: bytes, value: bytes | None) -> CoordinatorRecord | None:
+        return decode_record(key, value)
+
+
+KIND: Final = RegisterKind()

@@ -13,9 +13,9 @@ from raftlog.coordinator.transactions import messages
 from raftlog.coordinator.transactions.kind import (
     TOPIC,
     TransactionCoordinator,
+    TransactionKind,
     decode_response,
     encode_request,
-    transaction_kind,
 )
 from raftlog.coordinator.transactions.markers import MarkerWriter
 from raftlog.coordinator.transactions.messages import (
@@ -91,7 +91,7 @@ class TransactionPartition:
         self.tasks = TaskGroup(self.fatal.append)
         self.leaders = Leaders()
         markers = MarkerWriter(self.leaders, self.clock)  # type: ignore[arg-type]
-        self.kind = transaction_kind(
+        self.kind = TransactionKind(
             node.metadata.allocate_producer_id, markers.run, TransactionSettings()
         )
         self.partition = node.replicas.here(TOPIC, 0)
@@ -118,8 +118,7 @@ class TransactionPartition:
         await load_shard(shard, self.clock.monotonic)
         self.tasks.spawn(shard.run(), "shard")
         if writes_markers:
-            assert self.kind.run is not None
-            self.tasks.spawn(self.kind.run(shard), "markers")
+            self.tasks.spawn(self.kind.beside(shard), "markers")
         return shard
 
     async def call(self, shard: TransactionCoordinator, request: Request, kind: type[R]) -> R:

@@ -14,7 +14,7 @@ import msgspec
 
 from raftlog.broker.authorize import Authorize, Operation, Principal, Resource, allow_all
 from raftlog.broker.service import Broker
-from raftlog.coordinator.transactions.kind import TransactionCoordinator, transaction_kind
+from raftlog.coordinator.transactions.kind import TransactionCoordinator, TransactionKind
 from raftlog.coordinator.transactions.transaction import TransactionSettings
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.kafka.apis import APIS, Api
@@ -158,7 +158,7 @@ async def group_node(
         "group.initial.rebalance.delay.ms": "0",
         **(cluster_settings or {}),
     }
-    transactions = transaction_kind(
+    transactions = TransactionKind(
         node.metadata.allocate_producer_id, _no_markers, TransactionSettings()
     )
     async with (

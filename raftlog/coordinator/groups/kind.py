@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -28,13 +27,14 @@ from raftlog.coordinator.groups.offset_messages import CommitOffsets, FetchOffse
 from raftlog.coordinator.groups.settings import GroupSettings, GroupTimer
 from raftlog.coordinator.groups.shard import GroupShard
 from raftlog.coordinator.instances.messages import BeginRead, ReadPlan
-from raftlog.coordinator.shard.decision import CoordinatorRecord, Counts, Decision, Producer
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer, Timers
 from raftlog.coordinator.shard.record_codec import (
     decode_offsets_record,
     encode_record,
     known_record,
 )
 from raftlog.coordinator.shard.shard import Kind, Moment, Shard
+from raftlog.record.codec import Record
 from raftlog.record.coordinators import OFFSETS_TOPIC
 from raftlog.record.errors import INVALID_BODY, LogError
 from raftlog.record.types import Buffer
@@ -74,39 +74,67 @@ def decode_response(data: Buffer) -> GroupResponse:
     return _responses.decode(data)
 
 
-def group_kind(settings: GroupSettings, verify: VerifyTransaction) -> Kind[GroupShard, GroupTimer]:
-    """The kind, for all shards of a node."""
+class GroupKind(Kind[GroupShard, GroupTimer]):
+    """The group coordinator, for all shards of a node."""
 
-    counts: Counts = Counter()
+    name = NAME
+    topic = TOPIC
 
-    def create(changed: Callable[[Hashable], None]) -> GroupShard:
-        return GroupShard(settings, changed, counts)
+    def __init__(self, settings: GroupSettings, verify: VerifyTransaction) -> None:
+        super().__init__()
+        self._settings = settings
+        self._verify = verify
 
-    async def handle(shard: GroupCoordinator, data: memoryview) -> Buffer:
+    def create(self, changed: Callable[[Hashable], None]) -> GroupShard:
+        """See `Kind`."""
+        return GroupShard(self._settings, changed, self.counts)
+
+    def timers(self, state: GroupShard) -> Timers[GroupTimer]:
+        """See `Kind`."""
+        return state.timers
+
+    def loaded(self, state: GroupShard, moment: Moment) -> None:
+        """See `Kind`."""
+        state.loaded(moment.now_ms)
+
+    def follow_settings(self, state: GroupShard, settings: Mapping[str, str]) -> None:
+        """See `Kind`."""
+        state.follow_settings(settings)
+
+    def topics_changed(self, state: GroupShard, names: Collection[str], moment: Moment) -> None:
+        """See `Kind`."""
+        state.topics_changed(names, moment.now_ms)
+
+    async def handle(self, shard: GroupCoordinator, request: memoryview) -> Buffer:
+        """See `Kind`."""
         try:
-            request = _requests.decode(data)
+            decoded = _requests.decode(request)
         except msgspec.DecodeError as error:
             raise LogError(
                 INVALID_BODY, f"The coordinator's request is not valid: {error}"
             ) from None
-        return _encode(await carry_out(shard, request, verify))
+        return _encode(await carry_out(shard, decoded, self._verify))
 
-    return Kind(
-        name=NAME,
-        topic=TOPIC,
-        create=create,
-        encode_record=encode_record,
-        decode_record=_decode_record,
-        timers=lambda state: state.timers,
-        loaded=lambda state, moment: state.loaded(moment.now_ms),
-        refused=_refused,
-        follow_settings=GroupShard.follow_settings,
-        expire=_expire,
-        handle=handle,
-        topics_changed=_topics_changed,
-        counts=counts,
-        replay_usual=lambda state, records, start: state.offsets.replay_usual(records, start),
-    )
+    def expire(self, state: GroupShard, key: GroupTimer, moment: Moment) -> Decision[object]:
+        """See `Kind`."""
+        decision = state.expire(key, moment.image, moment.now_ms, moment.time_ms)
+        return Decision(None, decision.records)
+
+    def refused(self, state: GroupShard, decision: Decision[object], moment: Moment) -> None:
+        """See `Kind`."""
+        state.refused(decision.records, moment.now_ms, moment.time_ms)
+
+    def encode_record(self, record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
+        """See `Kind`."""
+        return encode_record(record)
+
+    def decode_record(self, key: bytes, value: bytes | None) -> CoordinatorRecord | None:
+        """See `Kind`."""
+        return known_record(TOPIC, decode_offsets_record, key, value)
+
+    def replay_usual(self, state: GroupShard, records: Sequence[Record], start: int) -> int:
+        """See `Kind`."""
+        return state.offsets.replay_usual(records, start)
 
 
 async def carry_out(
@@ -240,20 +268,3 @@ async def _begun(shard: GroupCoordinator, request: BeginRead) -> GroupResponse:
     ):
         return plan
     return await _execute(shard, replace(request, is_first=False))
-
-
-def _expire(state: GroupShard, timer: GroupTimer, moment: Moment) -> Decision[object]:
-    decision = state.expire(timer, moment.image, moment.now_ms, moment.time_ms)
-    return Decision(None, decision.records)
-
-
-def _topics_changed(state: GroupShard, names: Collection[str], moment: Moment) -> None:
-    state.topics_changed(names, moment.now_ms)
-
-
-def _refused(state: GroupShard, decision: Decision[object], moment: Moment) -> None:
-    state.refused(decision.records, moment.now_ms, moment.time_ms)
-
-
-def _decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord | None:
-    return known_record(TOPIC, decode_offsets_record, key, value)

@@ -294,8 +294,8 @@ class Coordinators(CoordinatorServer):
         try:
             await load_shard(shard, self._clock.monotonic)
             self._shards[key] = shard
-            if kind.run is not None:
-                self._tasks.spawn(kind.run(shard), f"coordinator-{kind.name}-beside")
+            if (beside := kind.beside(shard)) is not None:
+                self._tasks.spawn(beside, f"coordinator-{kind.name}-beside")
             await shard.run()
         except LogError as error:
             if error.entry is not NOT_COORDINATOR:

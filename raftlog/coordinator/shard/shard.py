@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import (
     Awaitable,
@@ -29,7 +30,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from raftlog.coordinator.shard.decision import (
     CoordinatorRecord,
@@ -139,40 +140,75 @@ class StateMachine(Protocol):
 S = TypeVar("S", bound=StateMachine)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind(Generic[S, K]):
-    """One kind of coordinator: its topic, its state machine, its codecs."""
+class Kind(ABC, Generic[S, K]):
+    """One kind of coordinator: its topic, its state machine, its codecs. Shared by all shards."""
 
-    name: str
+    name: ClassVar[str]
     """`group` or `transaction`, for calls and log lines."""
-    topic: str
+    topic: ClassVar[str]
     """The internal topic with its records."""
-    create: Callable[[Callable[[Hashable], None]], S]
-    """An empty state. The argument is to be called with each key that a replay changes."""
-    encode_record: Callable[[CoordinatorRecord], tuple[bytes, bytes | None]]
-    decode_record: Callable[[bytes, bytes | None], CoordinatorRecord | None]
-    """None: a record of an unknown type, written by a newer version. Raises LogError."""
-    timers: Callable[[S], Timers[K]]
-    loaded: Callable[[S, Moment], None]
-    """Begins all timers with their full length: after a load, or a time without writes."""
-    follow_settings: Callable[[S, Mapping[str, str]], None]
-    """Takes over the settings of the cluster: before the end of a load, and when they change."""
-    refused: Callable[[S, Decision[object], Moment], None]
-    """A decision's records are too large: takes back what else it has changed, as timers."""
-    expire: Callable[[S, K, Moment], Decision[object]]
-    """Decides about a timer that is due."""
-    handle: Callable[[Shard[S, K], memoryview], Awaitable[Buffer]]
-    """Carries out an encoded request by `execute`, `query` and `wait_until`."""
-    run: Callable[[Shard[S, K]], Coroutine[Any, Any, None]] | None = None
-    """Runs beside a loaded shard, and returns at its end."""
-    topics_changed: Callable[[S, Collection[str], Moment], None] = lambda _s, _n, _m: None
-    """Notes topics that were created, deleted or enlarged; a timer may then decide."""
-    counts: Counts = field(default_factory=Counter)
-    """Of all shards of the node."""
-    replay_usual: Callable[[S, Sequence[Record], int], int] = lambda _state, _records, start: start
-    """Replays records without a transaction from an index on, while they are of the form that most
-    of a log has, with the result of `decode_record` and `replay` in less time. Returns the index of
-    the first one that is to be decoded."""
+
+    def __init__(self) -> None:
+        self.counts: Final[Counts] = Counter()
+        """Events of all shards of the node."""
+
+    # State
+
+    @abstractmethod
+    def create(self, changed: Callable[[Hashable], None]) -> S:
+        """An empty state, which calls `changed` with each key that a replay changes."""
+
+    @abstractmethod
+    def timers(self, state: S) -> Timers[K]:
+        """The timers of the state."""
+
+    @abstractmethod
+    def loaded(self, state: S, moment: Moment) -> None:
+        """Start all timers with their full length, after a load or a time without writes."""
+
+    @abstractmethod
+    def follow_settings(self, state: S, settings: Mapping[str, str]) -> None:
+        """Adopt the cluster's settings, before the end of a load and when they change."""
+
+    def topics_changed(self, state: S, names: Collection[str], moment: Moment) -> None:
+        """Note topics that were created, deleted or enlarged. A timer may then decide."""
+        return
+
+    # Decisions
+
+    @abstractmethod
+    async def handle(self, shard: Shard[S, K], request: memoryview) -> Buffer:
+        """Carry out an encoded request by `execute`, `query` and `wait_until`. Raises LogError."""
+
+    @abstractmethod
+    def expire(self, state: S, key: K, moment: Moment) -> Decision[object]:
+        """Decide about a timer that is due."""
+
+    @abstractmethod
+    def refused(self, state: S, decision: Decision[object], moment: Moment) -> None:
+        """Undo what else a decision changed, as timers. Its records are too large."""
+
+    def beside(self, shard: Shard[S, K]) -> Coroutine[Any, Any, None] | None:
+        """Work to run beside a loaded shard until the shard ends, or None."""
+        return None
+
+    # Records
+
+    @abstractmethod
+    def encode_record(self, record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
+        """Encode a record as the key and the value of its log record."""
+
+    @abstractmethod
+    def decode_record(self, key: bytes, value: bytes | None) -> CoordinatorRecord | None:
+        """Decode a record, or return None for a type of a newer version. Raises LogError."""
+
+    def replay_usual(self, state: S, records: Sequence[Record], start: int) -> int:
+        """Replay records without a transaction from `start`, in the form that most of a log has.
+
+        The state ends as with `decode_record` and `replay`, in less time. Returns the index of the
+        first record to decode.
+        """
+        return start
 
 
 @dataclass(slots=True, eq=False)

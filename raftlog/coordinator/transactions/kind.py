@@ -6,13 +6,12 @@ response: `decode_response` raises the error, once the records are committed.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from raftlog.coordinator.shard.decision import CoordinatorRecord, Counts, Decision, Event
+from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Event, Timers
 from raftlog.coordinator.shard.record_codec import (
     decode_transaction_record,
     encode_record,
@@ -76,42 +75,70 @@ def decode_response(data: Buffer) -> Response:
     return response
 
 
-def transaction_kind(
-    allocate_producer_id: AllocateProducerId,
-    run: Callable[[TransactionCoordinator], Coroutine[Any, Any, None]],
-    settings: TransactionSettings,
-) -> Kind[TransactionShard, TimerKey]:
-    """The kind. `run` writes the markers of a loaded shard, until it ends."""
+class TransactionKind(Kind[TransactionShard, TimerKey]):
+    """The transaction coordinator, for all shards of a node."""
 
-    counts: Counts = Counter()
+    name = NAME
+    topic = TOPIC
 
-    def create(changed: Callable[[Hashable], None]) -> TransactionShard:
-        return TransactionShard(settings, changed, counts)
+    def __init__(
+        self,
+        allocate_producer_id: AllocateProducerId,
+        write_markers: Callable[[TransactionCoordinator], Coroutine[Any, Any, None]],
+        settings: TransactionSettings,
+    ) -> None:
+        """`write_markers` writes the markers of a loaded shard, until the shard ends."""
+        super().__init__()
+        self._allocate_producer_id = allocate_producer_id
+        self._write_markers = write_markers
+        self._settings = settings
 
-    async def handle(shard: TransactionCoordinator, data: memoryview) -> Buffer:
+    def create(self, changed: Callable[[Hashable], None]) -> TransactionShard:
+        """See `Kind`."""
+        return TransactionShard(self._settings, changed, self.counts)
+
+    def timers(self, state: TransactionShard) -> Timers[TimerKey]:
+        """See `Kind`."""
+        return state.timers
+
+    def loaded(self, state: TransactionShard, moment: Moment) -> None:
+        """See `Kind`."""
+        state.loaded(moment.now_ms)
+
+    def follow_settings(self, state: TransactionShard, settings: Mapping[str, str]) -> None:
+        """See `Kind`."""
+        state.follow_settings(settings)
+
+    async def handle(self, shard: TransactionCoordinator, request: memoryview) -> Buffer:
+        """See `Kind`."""
         try:
-            request = _requests.decode(data)
+            decoded = _requests.decode(request)
         except msgspec.DecodeError as error:
             raise LogError(
                 INVALID_BODY, f"The coordinator's request is not valid: {error}"
             ) from None
-        return _encode(await carry_out(shard, request, allocate_producer_id))
+        return _encode(await carry_out(shard, decoded, self._allocate_producer_id))
 
-    return Kind(
-        name=NAME,
-        topic=TOPIC,
-        create=create,
-        encode_record=encode_record,
-        decode_record=_decode_record,
-        timers=lambda state: state.timers,
-        loaded=lambda state, moment: state.loaded(moment.now_ms),
-        follow_settings=TransactionShard.follow_settings,
-        refused=lambda state, _, moment: state.loaded(moment.now_ms),
-        expire=_expire,
-        handle=handle,
-        run=run,
-        counts=counts,
-    )
+    def expire(self, state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[object]:
+        """See `Kind`."""
+        decision = state.expire(key, moment.now_ms, moment.time_ms)
+        return Decision(None, decision.records)
+
+    def refused(self, state: TransactionShard, decision: Decision[object], moment: Moment) -> None:
+        """See `Kind`."""
+        state.loaded(moment.now_ms)
+
+    def beside(self, shard: TransactionCoordinator) -> Coroutine[Any, Any, None]:
+        """See `Kind`."""
+        return self._write_markers(shard)
+
+    def encode_record(self, record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
+        """See `Kind`."""
+        return encode_record(record)
+
+    def decode_record(self, key: bytes, value: bytes | None) -> CoordinatorRecord | None:
+        """See `Kind`."""
+        return known_record(TOPIC, decode_transaction_record, key, value)
 
 
 async def carry_out(
@@ -183,12 +210,3 @@ def _decide(
             for outcome in decision.response.outcomes
         )
     return decision
-
-
-def _expire(state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[object]:
-    decision = state.expire(key, moment.now_ms, moment.time_ms)
-    return Decision(None, decision.records)
-
-
-def _decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord:
-    return known_record(TOPIC, decode_transaction_record, key, value)

@@ -13,9 +13,9 @@ from raftlog.coordinator.groups import kind as kinds
 from raftlog.coordinator.groups.kind import (
     TOPIC,
     GroupCoordinator,
+    GroupKind,
     decode_response,
     encode_request,
-    group_kind,
 )
 from raftlog.coordinator.groups.messages import (
     ConsumerHeartbeatRequest,
@@ -40,7 +40,7 @@ from tests.controller.clock import SteppedClock, settle
 from tests.coordinator.group_harness import no_transactions
 from tests.coordinator.images import put_topic
 
-KIND = group_kind(GroupSettings(), no_transactions)
+KIND = GroupKind(GroupSettings(), no_transactions)
 SESSION_MS = 9_000
 HOLD_MS = 3_000
 HELD_S = 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -20,7 +19,14 @@ from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
 from tests.controller.clock import settle
 from tests.coordinator.harness import ShardHarness, marker
-from tests.coordinator.registers import KIND, REGISTER, Registers, encode_record, record
+from tests.coordinator.registers import (
+    KIND,
+    REGISTER,
+    RegisterKind,
+    Registers,
+    encode_record,
+    record,
+)
 
 
 @pytest.fixture
@@ -92,13 +98,14 @@ async def test_a_usual_record_is_replayed_once_wherever_it_is() -> None:
     data, offsets = log_of((1, 3, 1, 1, 700, 2))
     state, seen = Registers(), []
 
-    def replay_usual(_: Registers, records: Sequence[Record], start: int) -> int:
-        """Takes every run of records up to one with an odd number."""
-        index = start
-        while index < len(records) and (name := name_of(records[index]))[-1] in "02468":
-            seen.append(name)
-            index += 1
-        return index
+    class QuickKind(RegisterKind):
+        def replay_usual(self, state: Registers, records: Sequence[Record], start: int) -> int:
+            """Take every run of records up to an odd number."""
+            index = start
+            while index < len(records) and (name := name_of(records[index]))[-1] in "02468":
+                seen.append(name)
+                index += 1
+            return index
 
     def name_of(one: Record) -> str:
         decoded = KIND.decode_record(one.key or b"", one.value)
@@ -106,8 +113,7 @@ async def test_a_usual_record_is_replayed_once_wherever_it_is() -> None:
         assert isinstance(decoded.key, OffsetCommitKey)
         return decoded.key.group
 
-    quick = replace(KIND, replay_usual=replay_usual)
-    assert await replay(quick, state, data) == len(offsets)
+    assert await replay(QuickKind(), state, data) == len(offsets)
     assert {name: value[2] for name, value in state.values.items()} == {
         name: offset for name, offset in offsets.items() if name[-1] in "13579"
     }

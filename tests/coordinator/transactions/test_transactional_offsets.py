@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.coordinator.groups.kind import GroupCoordinator, carry_out, group_kind
+from raftlog.coordinator.groups.kind import GroupCoordinator, GroupKind, carry_out
 from raftlog.coordinator.groups.messages import (
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
@@ -73,7 +73,7 @@ class GroupLeader:
         coordinators: Any = self.coordinator
         image: Any = metadata
         self.transactions = VerifiedTransactions(coordinators, image, SystemClock(), self.tasks)
-        self.kind = group_kind(GroupSettings(), self.verify)
+        self.kind = GroupKind(GroupSettings(), self.verify)
         self.shard: GroupCoordinator
 
     @classmethod

@@ -16,8 +16,8 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
 
@@ -40,7 +40,9 @@ from tests.coordinator.registers import (
     Await,
     Get,
     Increment,
+    RegisterKind,
     Registers,
+    RegisterShard,
     Request,
     Response,
 )
@@ -188,23 +190,6 @@ class History:
         self.outcomes[outcome] += 1
         self.world.trace(request, outcome)
 
-    # Coordinators
-
-    async def handle(self, shard: Shard[Registers, str], body: memoryview) -> bytes:
-        """The kind's handler, with a check of each response."""
-        encoded = await registers.handle(shard, body)
-        request = registers.decode_request(body)
-        position = registers.decode_response(encoded).position
-        if isinstance(request, Increment):
-            position = max(position, shard.state.placed[request.operation])
-        if shard.partition.high_watermark <= position:
-            self.violations.append(f"{request} was answered before its commit")
-        return encoded
-
-    def create(self, on_changed: Any) -> Registers:
-        self.loads += 1
-        return Registers(on_changed)
-
     # The judgement
 
     async def _judge(self) -> None:
@@ -261,6 +246,28 @@ class History:
                 self.violations.append(f"{answer} does not follow {highest}")
 
 
+class _WatchedKind(RegisterKind):
+    """Checks each response, and counts the loads."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__()
+        self._history = history
+
+    async def handle(self, shard: RegisterShard, request: memoryview) -> bytes:
+        encoded = await super().handle(shard, request)
+        decoded = registers.decode_request(request)
+        position = registers.decode_response(encoded).position
+        if isinstance(decoded, Increment):
+            position = max(position, shard.state.placed[decoded.operation])
+        if shard.partition.high_watermark <= position:
+            self._history.violations.append(f"{decoded} was answered before its commit")
+        return encoded
+
+    def create(self, changed: Callable[[Hashable], None]) -> Registers:
+        self._history.loads += 1
+        return super().create(changed)
+
+
 @dataclass
 class _Call:
     """A client's request to a node."""
@@ -288,7 +295,7 @@ def replay(seed: int) -> Report:
 
     async def main(world: World) -> History:
         history = History(world, NodeWorld(world, node_count=count, voter_count=voters))
-        kind = replace(KIND, handle=history.handle, create=history.create)
+        kind = _WatchedKind(history)
         with (
             mock.patch.object(assembly, "coordinator_kinds", lambda *_: (kind,)),
             mock.patch.object(service, "PARTITIONS", PARTITIONS),

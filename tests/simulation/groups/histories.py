@@ -46,7 +46,6 @@ from raftlog.coordinator.shard import service
 from raftlog.coordinator.shard.load import replay as replay_log
 from raftlog.coordinator.shard.service import AnyShard
 from raftlog.coordinator.shard.shard import Shard
-from raftlog.node import assembly
 from raftlog.node.assembly import NodeCore
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode
@@ -594,7 +593,6 @@ def replay(seed: int) -> Report:
         ids = world.random("member ids")
         uuids = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
         with (
-            mock.patch.object(assembly, "coordinator_kinds", watch.kinds),
             mock.patch.object(service, "PARTITIONS", PARTITIONS),
             mock.patch.object(Shard, "_append", history.faults.flaky(Shard._append)),
             mock.patch.object(v1_groups, "read_json", take_body),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
 
 from raftlog.coordinator.groups.classic.messages import Held
-from raftlog.coordinator.groups.kind import NAME
+from raftlog.coordinator.groups.kind import GroupKind
 from raftlog.coordinator.groups.messages import (
     ConsumerHeartbeatRequest,
     GroupRequest,
@@ -19,10 +19,8 @@ from raftlog.coordinator.groups.reconciliation import MemberState
 from raftlog.coordinator.groups.settings import GroupSettings, GroupTimer, MemberTimer, TimerKind
 from raftlog.coordinator.groups.shard import GroupShard
 from raftlog.coordinator.shard.decision import Decision
-from raftlog.coordinator.shard.service import AnyKind
 from raftlog.coordinator.shard.shard import Shard
 from raftlog.metadata.image import MetadataImage
-from raftlog.node.assembly import coordinator_kinds
 from raftlog.record.errors import LogError
 from tests.simulation.groups.ledger import Ledger
 from tests.simulation.loop import SimulatedLoop
@@ -46,20 +44,13 @@ class Watch:
     newest: dict[int, int] = field(default_factory=dict)
     """The newest leader epoch with a loaded shard, by partition."""
 
-    def kinds(self, *arguments: Any) -> tuple[AnyKind, ...]:
-        """The kinds of coordinators that a node runs, observed."""
-        return tuple(
-            replace(kind, create=self._create) if kind.name == NAME else kind
-            for kind in coordinator_kinds(*arguments)
-        )
-
-    def _create(self, changed: Callable[[Hashable], None]) -> GroupShard:
-        return WatchedShard(self, changed)
-
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Check every response of every shard."""
+        """Observe every group shard, and check every response of every shard."""
         watch, execute, query, create = self, Shard.execute, Shard.query, Shard.__init__
+
+        def watched(_kind: GroupKind, changed: Callable[[Hashable], None]) -> GroupShard:
+            return WatchedShard(watch, changed)
 
         def created(shard: Any, *arguments: Any, **options: Any) -> None:
             create(shard, *arguments, **options)
@@ -94,6 +85,7 @@ class Watch:
             return response
 
         with (
+            mock.patch.object(GroupKind, "create", watched),
             mock.patch.object(Shard, "__init__", created),
             mock.patch.object(Shard, "execute", checked_execute),
             mock.patch.object(Shard, "query", checked_query),
