@@ -1,4 +1,4 @@
-"""`raftlog completion`: the script by which a shell completes commands."""
+"""`raftlog completion` prints the script by which a shell completes commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _VARIABLE: Final = "_RAFTLOG_COMPLETE"
-"""The variable by which click knows that the shell asks: from the program's name."""
+"""The variable by which click recognises a completion, derived from the program's name."""
 
 
 @click.command("completion")

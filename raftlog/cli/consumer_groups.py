@@ -75,9 +75,9 @@ def list_groups(servers: str, output_format: str) -> None:
 @servers_option
 @format_option
 def describe(group: str, servers: str, output_format: str) -> None:
-    """Show a group: per partition committed offset, end, lag and owner; its members.
+    """Show a group with offsets, lag and owner of each partition, and its members.
 
-    OFFSET is the next record that the group reads; LAG is how many are left to the end. "-" is not
+    OFFSET is the next record that the group reads. LAG is how many are left to the end. "-" is not
     known, or never committed.
     """
 
@@ -126,8 +126,8 @@ def describe(group: str, servers: str, output_format: str) -> None:
     "--to", "position", help="earliest, latest, an offset, or the first record from @TIME on."
 )
 @click.option("--shift", type=int, metavar="N", help="N records ahead, or back with -N.")
-@click.option("--like", "like_group", metavar="GROUP", help="To the offsets of another group.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only print the table of what would be done.")
+@click.option("--like", "like_group", metavar="GROUP", help="Group with the offsets to copy.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print the table of changes.")
 @servers_option
 @format_option
 def seek(
@@ -143,8 +143,8 @@ def seek(
 ) -> int:
     """Set the committed offsets of a group without members.
 
-    Of the topics and partitions that are named, else of all that the group has committed. Offsets
-    stay within the partition; the table shows them before and after.
+    The seek covers the topics and partitions that are named, or all that the group has committed.
+    Offsets stay within the partition. The table shows them before and after.
 
     \b
       raftlog group seek billing --to earliest --dry-run
@@ -205,7 +205,7 @@ def offset_delete(group: str, places: tuple[str, ...], servers: str, output_form
 @servers_option
 @format_option
 def delete(group: str, servers: str, output_format: str) -> None:
-    """Delete a group without members, with its committed offsets, without asking."""
+    """Delete a group without members, with its committed offsets, without a prompt."""
 
     async def remove() -> None:
         async with Admin(bootstrap_servers=servers) as admin:

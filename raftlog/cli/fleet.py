@@ -32,7 +32,7 @@ PARTITIONS_LISTED_MAX = 10
 
 
 def file_argument(command: _Command) -> _Command:
-    """FILE: the fleet's file."""
+    """FILE is the fleet's file."""
     return click.argument(
         "file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -53,23 +53,23 @@ def _lost_nodes(
 
 
 def replace_option(command: _Command) -> _Command:
-    """`--replace`: nodes with a lost disk."""
+    """`--replace` names nodes with a lost disk."""
     return click.option(
         "--replace",
         "lost",
         multiple=True,
         metavar="CLUSTER/NODE",
         callback=_lost_nodes,
-        help="Node with a lost disk: start it on an empty one. May be repeated.",
+        help="Node with a lost disk, to start on an empty disk. May be repeated.",
     )(command)
 
 
 def prune_option(command: _Command) -> _Command:
-    """`--prune`: stop clusters that left the file."""
+    """`--prune` stops clusters that left the file."""
     return click.option(
         "--prune",
         is_flag=True,
-        help="Stop clusters that are no longer in the file, and forget their logs; data is kept.",
+        help="Stop clusters that are no longer in the file, and forget their logs. Data is kept.",
     )(command)
 
 
@@ -112,10 +112,11 @@ def plan(file: Path, lost: dict[str, set[int]], prune: bool, output_format: str)
 @prune_option
 @format_option
 def apply(file: Path, lost: dict[str, set[int]], prune: bool, output_format: str) -> None:
-    """Make the clusters as FILE says, one node at a time.
+    """Make the clusters match FILE, one node at a time.
 
-    May be repeated, and interrupted by Ctrl-C: the next run goes on. No data directory is deleted,
-    and no topic. A node stops only once no partition falls below min.insync.replicas by that.
+    The command may be repeated, and interrupted by Ctrl-C. The next run resumes. No data directory
+    is deleted, and no topic. A node stops only once no partition falls below min.insync.replicas by
+    that.
     """
 
     async def change() -> int:
@@ -141,8 +142,8 @@ def apply(file: Path, lost: dict[str, set[int]], prune: bool, output_format: str
 def status(file: Path, output_format: str) -> int:
     """Show the clusters of FILE and their nodes.
 
-    The exit code is 0 only if all is as written: each node runs the right version and settings and
-    is ready, and no partition is below min.insync.replicas.
+    The exit code is 0 only if all is as written. Then each node runs the right version and settings
+    and is ready, and no partition is below min.insync.replicas.
     """
 
     async def look() -> tuple[list[Report], tuple[Step, ...]]:

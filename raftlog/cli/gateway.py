@@ -1,4 +1,4 @@
-"""`raftlog gateway`: serve the logs of all clusters of a catalog, until SIGTERM or Ctrl-C."""
+"""`raftlog gateway` serves the logs of all clusters of a catalog."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _origins(
     show_envvar=True,
     metavar="HOST:PORT,…",
     callback=_home,
-    help="Nodes of the home cluster: it has the catalog, the groups and their offsets.",
+    help="Nodes of the home cluster, with the catalog, the groups and their offsets.",
 )
 @click.option(
     "--listen",
@@ -110,12 +110,12 @@ def gateway(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Serve the logs of all clusters of a catalog, in the foreground, until SIGTERM or Ctrl-C.
+    """Serve the logs of all clusters of a catalog, until SIGTERM or Ctrl-C.
 
-    The catalog is the topic raftlog.catalog of the home cluster. Clients produce and read by the
-    v2 REST convention as at a node; a consumer group reads logs of several clusters, and its
-    offsets are kept in the home cluster. Any number of gateways serve side by side: a client may
-    use another one for each request.
+    The catalog is the topic raftlog.catalog of the home cluster. Clients produce and read by the v2
+    REST convention as at a node. A consumer group reads logs of several clusters, and its offsets
+    are kept in the home cluster. Any number of gateways serve in parallel, and a client may use
+    another gateway for each request.
 
     \b
       raftlog gateway --home h1:8082,h2:8082,h3:8082 --listen 0.0.0.0:8084

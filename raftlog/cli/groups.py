@@ -1,4 +1,4 @@
-"""The command tree: groups that import a subcommand's module only when the subcommand runs.
+"""The command tree, with groups that import a subcommand only when it runs.
 
 The tables name modules instead of importing them, because `raftlog --help` and the shell's
 completion read the tables every time.
@@ -35,7 +35,7 @@ class LazyGroup(click.Group):
         assert not settings, settings
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the table's order: the most needed first."""
+        """Names in the table's order, the most needed first."""
         return list(self._subcommands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -50,7 +50,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The subcommand of the first argument; an unknown name fails with the likeliest one."""
+        """Find the subcommand of the first argument.
+
+        An unknown name fails with the likeliest name.
+        """
         if args[0] not in self._subcommands and not args[0].startswith("-"):
             likely = self._likely(args[0])
             advice = f" Did you mean {' or '.join(likely)}?" if likely else ""
@@ -58,11 +61,12 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def _likely(self, name: str) -> list[str]:
-        """Commands that an unknown name may mean: below a group, or almost of that name."""
+        """Commands that an unknown name may mean, below a group or of a similar name."""
         below = [
             f"'{group} {name}'"
             for group, entry in self._subcommands.items()
-            # Only the tables of this module: those of others would have to be imported.
+            # Only the tables of this module are searched, as those of others would have to be
+            # imported.
             if entry.module == __name__
             and isinstance(found := globals()[entry.attribute], LazyGroup)
             and name in found._subcommands
@@ -70,7 +74,7 @@ class LazyGroup(click.Group):
         return below or [f"'{close}'" for close in get_close_matches(name, self._subcommands, 1)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of subcommands without importing one."""
+        """Write the list of subcommands without importing any."""
         rows = [(name, entry.summary) for name, entry in self._subcommands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -109,7 +113,7 @@ group = LazyGroup(
         "offset-delete": Lazy(_GROUPS, "offset_delete", "Forget committed offsets of topics."),
         "delete": Lazy(_GROUPS, "delete", "Delete a group with its offsets."),
     },
-    help="Show consumer groups, their members and lags; set and delete their offsets.",
+    help="Show consumer groups, their members and lags. Set and delete their offsets.",
 )
 
 _TRANSACTIONS = "raftlog.cli.transactions"
@@ -123,7 +127,7 @@ txn = LazyGroup(
         "describe": Lazy(_TRANSACTIONS, "describe", "Show a transactional id."),
         "abort": Lazy(_TRANSACTIONS, "abort", "Abort a transaction, and fence its producer."),
     },
-    help="Show transactions and the partitions that they hold back; abort one.",
+    help="Show transactions and the partitions that they hold back. Abort a transaction.",
 )
 
 _BENCH = "raftlog.cli.bench.commands"
@@ -163,11 +167,11 @@ cluster = LazyGroup(
         "transfer-leadership": Lazy(_MOVES, "transfer_leadership", "Move partitions' leaders."),
         "reassign": Lazy(_MOVES, "reassign", "Move replicas of partitions; show what moves."),
         "maintenance": Lazy(_MOVES, "maintenance", "Have a node lead nothing, for a while."),
-        "decommission": Lazy(_MOVES, "decommission", "Move all that a node holds elsewhere."),
+        "decommission": Lazy(_MOVES, "decommission", "Move all replicas of a node elsewhere."),
         "config": Lazy("raftlog.cli.groups", "cluster_config", "Show and change its settings."),
         "remove-node": Lazy(_INFO, "remove_node", "Forget a node that is gone for good."),
     },
-    help="Show a cluster, run one on this machine, change its leaders, replicas and settings.",
+    help="Show or run a cluster, change its leaders, replicas and settings.",
 )
 
 _CONFIG = "raftlog.cli.cluster.config"
@@ -192,13 +196,13 @@ _FLEET = "raftlog.cli.fleet"
 fleet = LazyGroup(
     "fleet",
     subcommands={
-        "plan": Lazy(_FLEET, "plan", "Show the steps from what runs to what is written."),
+        "plan": Lazy(_FLEET, "plan", "Show the steps from the present state to the file."),
         "apply": Lazy(_FLEET, "apply", "Make the clusters as written, one node at a time."),
-        "status": Lazy(_FLEET, "status", "Show clusters and nodes; the exit code too."),
+        "status": Lazy(_FLEET, "status", "Show clusters and nodes, also by exit code."),
     },
     help="""Keep clusters, on this machine or on others by ssh, as a file describes them.
 
-    The file is TOML; docs/fleet.md describes its keys. There is no daemon: one run of `apply` makes
-    so what is written, and a second one has nothing to do.
+    The file is TOML. docs/fleet.md describes its keys. There is no daemon. `apply` makes the
+    clusters match the file, and a second run is a no-op.
     """,
 )

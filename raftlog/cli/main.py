@@ -1,6 +1,6 @@
-"""The `raftlog` command itself: its table of subcommands, and the one place where errors end.
+"""The `raftlog` command itself, with its subcommands and the end of all errors.
 
-Nothing heavy is imported here: `raftlog --help` and the shell's completion run it every time.
+Nothing heavy is imported here, as `raftlog --help` and the shell's completion run it every time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class RootGroup(LazyGroup):
-    """The top of the command tree: turns every expected failure into a message and an exit code."""
+    """The top of the command tree, which turns expected failures into messages.
+
+    Each failure gets an exit code.
+    """
 
     def main(
         self,
@@ -105,12 +108,12 @@ cli = RootGroup(
     },
     help="""raftlog: a durable, ordered log service.
 
-    Commands that talk to a cluster find it by --servers or RAFTLOG_SERVERS; the default is the
+    Commands that talk to a cluster find it by --servers or RAFTLOG_SERVERS. The default is the
     node on this machine, 127.0.0.1:8082. Data goes to stdout, messages to stderr.
 
     \b
-    Exit codes: 0 done; 1 refused or failed; 2 wrong usage or input; 3 no such topic, partition,
-    group or file; 4 no node reachable or ready in time; 130 Ctrl-C.
+    Exit codes: 0 done, 1 refused or failed, 2 wrong usage or input, 3 no such topic, partition,
+    group or file, 4 no node reachable or ready in time, 130 Ctrl-C.
     """,
 )
 click.version_option(__version__, "-V", "--version", message="raftlog %(version)s")(cli)

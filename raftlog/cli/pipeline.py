@@ -1,7 +1,7 @@
-"""`raftlog pipeline run`: a project of Spark Declarative Pipelines, over topics.
+"""`raftlog pipeline run` runs Spark Declarative Pipelines over topics.
 
-Spark is an extra, and the node does without it: of all modules of raftlog, this one alone imports
-the connector, when the command runs.
+Spark is an extra, and the node does without it. Only this module of raftlog imports the connector,
+when the command runs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ def _names(
     "config",
     metavar="NAME=VALUE",
     multiple=True,
-    help="A setting to start Spark with; can be given several times.",
+    help="A setting to start Spark with. May be repeated.",
 )
-@click.option("--refresh", metavar="TABLE,…", multiple=True, callback=_names, help="Only these.")
+@click.option(
+    "--refresh", metavar="TABLE,…", multiple=True, callback=_names, help="Run only these tables."
+)
 @click.option(
     "--full-refresh",
     metavar="TABLE,…",
@@ -51,7 +53,7 @@ def _names(
     help="Rebuild these from the first record on.",
 )
 @click.option("--full-refresh-all", is_flag=True, help="Rebuild all tables.")
-@click.option("--dry-run", is_flag=True, help="Check all definitions; move no data.")
+@click.option("--dry-run", is_flag=True, help="Check all definitions, and move no data.")
 @servers_option
 def run(
     *,
@@ -64,10 +66,12 @@ def run(
     dry_run: bool,
     servers: str,
 ) -> None:
-    """Run a pipeline over what topics hold now, and end; the next run goes on from there.
+    """Run a pipeline over the present records of topics, and end.
 
-    FILE is the spec of a Spark Declarative Pipelines project, DIR holds one: spark-pipeline.yml.
-    Its definitions, in Python and SQL, find the cluster in the variable RAFTLOG_SERVERS.
+    The next run resumes from there.
+
+    FILE is the spec of a Spark Declarative Pipelines project, DIR holds a spark-pipeline.yml. Its
+    definitions, in Python and SQL, find the cluster in the variable RAFTLOG_SERVERS.
 
     \b
       pip install "raftlog[pipelines]"

@@ -28,8 +28,8 @@ _NODE = click.IntRange(1, 2**31 - 1)
 def describe(servers: str, output_format: str) -> None:
     """Show leader, term and log, and every member with its lag.
 
-    The reachable leader answers: only the leader knows the progress of the others. Without a leader
-    any node shows its connections.
+    The reachable leader responds, as only the leader knows the progress of the others. Without a
+    leader any node shows its connections.
     """
 
     async def ask() -> QuorumInfo:
@@ -87,7 +87,7 @@ def add_voter(node: int, servers: str, output_format: str) -> None:
 def remove_voter(node: int, servers: str, output_format: str) -> None:
     """Remove the vote of node NODE, alive or dead.
 
-    A running node goes on as an observer, with all its partitions.
+    A running node stays as an observer, with all its partitions.
     """
 
     async def change() -> None:
@@ -103,9 +103,9 @@ def remove_voter(node: int, servers: str, output_format: str) -> None:
 @servers_option
 @format_option
 def transfer(node: int | None, servers: str, output_format: str) -> None:
-    """Let voter NODE lead, or whichever other voter is furthest.
+    """Transfer leadership to voter NODE, or to the voter with the newest log.
 
-    The leader of the quorum is the active controller. Nothing stops meanwhile.
+    The leader of the quorum is the active controller. Nothing stops during the transfer.
     """
 
     async def change() -> int | None:
@@ -128,18 +128,19 @@ def transfer(node: int | None, servers: str, output_format: str) -> None:
     help="Data directory of a surviving node, which is stopped.",
 )
 @click.option("--show", is_flag=True, help="Only print the state of its log.")
-@click.option("--no-confirm", is_flag=True, help="Do not ask; needed without a terminal.")
+@click.option("--no-confirm", is_flag=True, help="Do not prompt. Needed without a terminal.")
 @format_option
 def recover(data_dir: Path, show: bool, no_confirm: bool, output_format: str) -> None:
-    """Make a stopped node the only voter: a majority of the voters is lost for good.
+    """Make a stopped node the only voter, after the loss of a majority for good.
 
-    Of several survivors take the one with the newest log: the greatest last term, then the greatest
-    last index (--show prints them). Metadata that the lost majority committed without this node is
-    gone: topics, leaders, in-sync sets. Then start the node, and put each lost one back by `raftlog
-    serve --replace N --join …` on an empty data directory. Never start a lost node from its old
-    directory again: together they would be a second cluster.
+    Of several survivors use the node with the newest log, which has the greatest last term, then
+    the greatest last index (--show prints them). Metadata that the lost majority committed without
+    this node (topics, leaders, in-sync sets) is
+    gone. Then start the node, and add each lost node again by `raftlog serve --replace N --join …`
+    on an empty data directory. Never start a lost node from its old directory again, as together
+    the lost nodes would be a second cluster.
     """
-    # Here, so that no other command pays for the node.
+    # The import is here, so that no other command pays for the node.
     from raftlog.node.directory import IdentityError  # noqa: PLC0415
     from raftlog.node.quorum_recovery import describe_survivor, make_sole_voter  # noqa: PLC0415
     from raftlog.world import DiskError  # noqa: PLC0415
@@ -210,5 +211,5 @@ quorum = LazyGroup(
         "transfer": Lazy(__name__, "transfer", "Let another voter lead."),
         "recover": Lazy(__name__, "recover", "Make a survivor the only voter: a majority is lost."),
     },
-    help="Show and change the metadata quorum: its voters and its leader.",
+    help="Show and change the voters and the leader of the metadata quorum.",
 )

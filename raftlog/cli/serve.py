@@ -1,6 +1,6 @@
-"""`raftlog serve`: run one node until SIGTERM or Ctrl-C.
+"""`raftlog serve` runs one node until SIGTERM or Ctrl-C.
 
-The node's log: lines on stderr, for a person or, as JSON, for a collector.
+The node's log is lines on stderr, for a person or, as JSON, for a collector.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ that exists. A restart needs the data directory alone.
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node's log on stderr: level and form."""
+    """Level and form of the node's log on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level of written messages."""
@@ -94,7 +94,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_log(settings: LogSettings) -> None:
-    """Send all messages of this process to stderr as the settings say."""
+    """Send all messages of this process to stderr, by these settings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
@@ -155,7 +155,8 @@ class ServeCommand(click.Command):
     def _serve(self, config_file: Path | None, show_settings: bool, **flags: Any) -> int:
         try:
             settings = self._settings(config_file, flags)
-            # Before the node tries: a wrong address is a mistake of the command line.
+            # The check comes before the node tries, as a wrong address is a mistake of the command
+            # line.
             settings.check()
         except ValueError as error:
             raise CommandError(
@@ -178,14 +179,14 @@ class ServeCommand(click.Command):
         ]
         remembered = list(self._remembered(given))
         if all(one.setting.key != "node_id" for one in (*given, *remembered)):
-            # The lost node's number is the new one's.
+            # The lost node's number is also the new node's.
             node_id = next(one for one in self.settings if one.key == "node_id")
             lost = [one for one in given if one.setting.key == "replace"]
             given += [dataclasses.replace(one, setting=node_id) for one in lost]
         return combine(ServeSettings, iter(given), iter(remembered))
 
     def _remembered(self, given: list[Given]) -> Iterator[Given]:
-        """The settings remembered by the data directory: a restart needs the directory alone."""
+        """The settings remembered by the data directory, which suffices for a restart."""
         first = {one.setting.key: one.value for one in reversed(given)}
         data_dir = first.get("data_dir")
         if not isinstance(data_dir, str):
@@ -202,7 +203,7 @@ class ServeCommand(click.Command):
 async def _take_place(
     addresses: Sequence[str], node_id: int, directory_id: str, note_vote: NoteVote
 ) -> None:
-    # Here, so that no other start pays for the client.
+    # The import is here, so that no other start pays for the client.
     from raftlog.cluster.errors import ClusterError  # noqa: PLC0415
     from raftlog.cluster.membership import take_lost_place  # noqa: PLC0415
 
@@ -213,7 +214,7 @@ async def _take_place(
 
 
 def _option(setting: Setting) -> click.Option:
-    # No defaults here: an option without a value must stay None, or would hide the file.
+    # No defaults here. An option without a value must stay None, or would hide the file.
     name = "_".join(setting.path)
     if setting.is_switch:
         flags = f"{setting.flag}/--no-{setting.flag[2:]}"

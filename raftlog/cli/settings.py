@@ -1,6 +1,6 @@
 """One definition of a node's settings becomes flags, environment variables and file keys.
 
-The settings are a msgspec structure, nested ones being tables of the file. The field
+The settings are a msgspec structure, where nested structures are tables of the file. The field
 `body_bytes_max` of the nested `server` is `server.body_bytes_max` in the file,
 `--server-body-bytes-max` as a flag and `RAFTLOG_SERVER_BODY_BYTES_MAX` in the environment.
 Precedence: flags, the environment, the file, the settings remembered from the node's last start,
@@ -35,7 +35,7 @@ _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 class SettingsError(ValueError):
-    """An unusable setting; the message names its source."""
+    """An unusable setting. The message names its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether the value holds names and values: NAME=VALUE, repeated."""
+        """Whether the value holds names and values, as repeated NAME=VALUE."""
         return get_origin(self.type) is dict
 
     @property
@@ -118,7 +118,7 @@ def settings_of(
 
 
 def from_flags(settings: list[Setting], flags: Mapping[str, Any]) -> Iterator[Given]:
-    """Values given on the command line; `flags` is keyed by `Setting.key`, absent ones None."""
+    """Values given on the command line. `flags` has None or nothing for absent values."""
     for setting in settings:
         value = flags.get(setting.key)
         if value is not None and value != ():
@@ -128,7 +128,7 @@ def from_flags(settings: list[Setting], flags: Mapping[str, Any]) -> Iterator[Gi
 
 
 def from_environment(settings: list[Setting], environment: Mapping[str, str]) -> Iterator[Given]:
-    """Values from `RAFTLOG_…` variables; an empty one counts as unset, as shells make them."""
+    """Values from `RAFTLOG_…` variables. An empty variable counts as unset, as shells make them."""
     for setting in settings:
         value: Any = environment.get(setting.variable)
         if value:
@@ -138,7 +138,7 @@ def from_environment(settings: list[Setting], environment: Mapping[str, str]) ->
 
 
 def unknown_variables(settings: list[Setting], environment: Mapping[str, str]) -> list[str]:
-    """Variables with the prefix of settings but no setting: probably misspelt."""
+    """Variables with the prefix of settings but no setting, which are probably misspelt."""
     known = {setting.variable for setting in settings} | OTHER_VARIABLES
     return sorted(
         name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known
@@ -146,7 +146,7 @@ def unknown_variables(settings: list[Setting], environment: Mapping[str, str]) -
 
 
 def from_file(settings: list[Setting], path: Path) -> Iterator[Given]:
-    """Values of a TOML file. SettingsError names an unknown key, with the likeliest one."""
+    """Values of a TOML file. SettingsError names an unknown key, with the likeliest key."""
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
@@ -192,7 +192,7 @@ def from_memory(
 
 
 def combine(structure: type[_Settings], *sources: Iterator[Given]) -> _Settings:
-    """The settings from all sources; the first source with a value wins.
+    """Combine the settings of all sources. The first source with a value wins.
 
     SettingsError names the source of a bad value, or the missing settings.
     """
@@ -248,7 +248,7 @@ def _text(value: Any) -> Any:
 
 
 def descriptions(structure: type[msgspec.Struct]) -> dict[str, str]:
-    """The purpose of each field: the string below the field in the source."""
+    """The purpose of each field, from the string below the field in the source."""
     found: dict[str, str] = {}
     for owner in structure.__mro__:
         if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:

@@ -1,4 +1,4 @@
-"""`raftlog txn list|describe|abort`: transactions, and the partitions that they hold back."""
+"""`raftlog txn` lists, describes and aborts transactions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class HeldBack:
     waiting: int
     """Records, markers included, from the last stable offset on."""
     transactional_id: str | None
-    """None: no coordinator knows an open transaction here."""
+    """Transaction that holds the partition back. None if no coordinator knows an open transaction
+    here."""
     state: str | None
     open_ms: int | None
     timeout_ms: int | None
@@ -61,9 +62,9 @@ def list_transactions(
 ) -> None:
     """List transactional ids, those with the longest open transaction first.
 
-    A hung producer shows by a long OPEN. A fenced one has an older EPOCH than the one shown, which
-    its successor has. With --held-back: each partition whose last stable offset is behind its end,
-    so that readers of committed records wait, and the transaction that holds it back.
+    A hung producer shows by a long OPEN. A fenced producer has an older EPOCH than the shown EPOCH,
+    which its successor has. --held-back shows each partition with a last stable offset behind its
+    end, so that readers of committed records wait, and the transaction that holds it back.
 
     \b
       raftlog txn list --open
@@ -114,7 +115,7 @@ def list_transactions(
 @servers_option
 @format_option
 def describe(transactional_id: str, servers: str, output_format: str) -> None:
-    """Show a transactional id: its producer, its open transaction, the partitions held back."""
+    """Show the producer, the open transaction and the held-back partitions of an id."""
 
     async def find() -> tuple[TransactionDescription, dict[TopicPartition, PartitionOffsets]]:
         async with Admin(bootstrap_servers=servers) as admin:
@@ -169,14 +170,14 @@ def describe(transactional_id: str, servers: str, output_format: str) -> None:
 
 @click.command()
 @transactional_id_argument
-@click.option("--no-confirm", is_flag=True, help="Do not ask; needed without a terminal.")
+@click.option("--no-confirm", is_flag=True, help="Do not prompt. Needed without a terminal.")
 @servers_option
 @format_option
 def abort(transactional_id: str, no_confirm: bool, servers: str, output_format: str) -> None:
     """Abort the open transaction of an id, and fence its producer.
 
-    Its records are never seen by readers of committed records. A prepared transaction is aborted,
-    too: make sure that its other participants do not commit.
+    Its records are never seen by readers of committed records. A prepared transaction is also
+    aborted. Make sure that its other participants do not commit.
     """
     output.confirm(
         f"Abort the open transaction of {transactional_id}, and fence its producer?",
@@ -200,7 +201,8 @@ def _show_held_back(servers: str, topics: Sequence[str], output_format: str) -> 
         async with Admin(bootstrap_servers=servers) as admin:
             listed = await admin.list_transactions()
             wanted = list(dict.fromkeys(topics)) or await admin.list_topics()
-            # The transactions first: one that ends meanwhile holds nothing back then.
+            # The transactions are first, so that a transaction which has ended by now holds nothing
+            # back.
             descriptions = await _describe(
                 admin, [one.transactional_id for one in listed.transactions if is_open(one.state)]
             )
@@ -243,8 +245,9 @@ def held_back_rows(
 ) -> list[HeldBack]:
     """The partitions that open transactions hold back, longest open first.
 
-    A partition with several open transactions has a row for each. One that is held back without a
-    transaction of any coordinator has a row, too: its transaction has just ended, or hangs.
+    A partition with several open transactions has a row for each. A partition that is held back
+    without a transaction of any coordinator also has a row. Its transaction has just ended, or
+    hangs.
     """
     open_at: dict[TopicPartition, list[TransactionDescription]] = {}
     for description in descriptions:
@@ -275,7 +278,7 @@ def held_back_rows(
 
 
 async def _describe(admin: Admin, ids: Sequence[str]) -> list[TransactionDescription]:
-    """Describe transactions, some at once; those forgotten meanwhile are left out."""
+    """Describe transactions, some at once. Forgotten transactions are left out."""
 
     async def one(transactional_id: str) -> TransactionDescription | None:
         try:
@@ -293,7 +296,7 @@ async def _describe(admin: Admin, ids: Sequence[str]) -> list[TransactionDescrip
 
 
 async def _offsets(admin: Admin, topics: set[str]) -> dict[TopicPartition, PartitionOffsets]:
-    """The offsets of these topics; without those of a topic deleted meanwhile."""
+    """The offsets of these topics. A topic that was just deleted is left out."""
     found: dict[TopicPartition, PartitionOffsets] = {}
     for topic in sorted(topics):
         try:

@@ -14,7 +14,7 @@ from raftlog.cli.common.options import format_option
 @click.command()
 @format_option
 def version(output_format: str) -> None:
-    """Print the version; like --version, with that of Python."""
+    """Print the version of raftlog, as --version does, and of Python."""
     python = platform.python_version()
     if output_format == "json":
         output.write_json({"version": __version__, "python": python})

@@ -1,7 +1,7 @@
-"""`python -m raftlog.cluster DIRECTORY PLAN`: the detached manager; commands.spawn starts it.
+"""`python -m raftlog.cluster DIRECTORY PLAN` is the detached manager.
 
-PLAN is a `Plan` as JSON. Stdout carries control.py's answers, the last one once the cluster serves
-or fails; then stdout is closed. The log is stderr.
+`commands.spawn` starts it. PLAN is a `Plan` as JSON. Stdout carries control.py's responses, the
+last of them once the cluster serves or fails. Then stdout is closed. The log is stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARGUMENTS = 3
 
 
 def main(arguments: list[str]) -> int:
-    """Manage the cluster until a stop signal; return the exit code."""
+    """Manage the cluster until a stop signal. Return the exit code."""
     if len(arguments) != ARGUMENTS:
         _log("usage: python -m raftlog.cluster DIRECTORY PLAN")
         return EXIT_FAILED
@@ -69,7 +69,7 @@ class _Starter:
         try:
             os.write(self._descriptor, answer_line(answer))
         except OSError:
-            # The command has ended; the cluster goes on.
+            # The command has ended. The cluster keeps running.
             self.close()
 
     def close(self) -> None:

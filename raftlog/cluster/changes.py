@@ -1,7 +1,7 @@
-"""Changes of the cluster's nodes (add, replace, forget): the steps in their safe order.
+"""Changes of the cluster's nodes (add, replace, forget), with steps in their safe order.
 
-A failed step ends the change; earlier steps stay done, and the error names the next step by hand. A
-replacement is one start, by `raftlog serve --replace`: the node itself gets place and vote.
+A failed step ends the change. Earlier steps stay done, and the error names the next step by hand. A
+replacement is one start, by `raftlog serve --replace`. The node itself gets place and vote.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from raftlog.cluster.manifest import NodeEntry
 
 COPY_TIMEOUT_S: Final = 3_600.0
-"""For the replicas of a lost node. The node goes on with them after an impatient command, too."""
+"""Seconds for the replicas of a lost node. The node continues the copies after an impatient
+command."""
 
 
 async def add_node(cluster: LocalCluster, *, voter: bool = False) -> int:
-    """Add an empty node; return its id once the node serves. Raises ClusterError."""
+    """Add an empty node. Return its id once the node serves. Raises ClusterError."""
     await _require_controller(cluster)
     entry = cluster.add_entry()
     await _start_new(cluster, entry)
@@ -35,18 +36,19 @@ async def add_node(cluster: LocalCluster, *, voter: bool = False) -> int:
 
 
 async def forget_node(cluster: LocalCluster, node_id: int) -> None:
-    """Stop a node for good: drop its manifest entry, move its data directory to `lost/`.
+    """Stop a node for good.
 
-    The cluster's metadata is not changed. Raises ClusterError.
+    Its manifest entry is dropped and its data directory moved to `lost/`. The cluster's metadata is
+    not changed. Raises ClusterError.
     """
     await _drop(cluster, node_id)
 
 
 async def replace_node(cluster: LocalCluster, node_id: int) -> int:
-    """Put an empty data directory in the place of a lost one; return the node's id.
+    """Put an empty data directory in the place of a lost directory.
 
-    The node gets its vote again, and copies of its replicas. The old data directory is moved to
-    `lost/`, never deleted. Raises ClusterError.
+    Returns the node's id. The node gets its vote again, and copies of its replicas. The old data
+    directory is moved to `lost/`, never deleted. Raises ClusterError.
     """
     cluster.manifest.node(node_id)
     await _check_majority(cluster, node_id)

@@ -1,4 +1,4 @@
-"""Commands to a cluster managed by another process: start a manager, send requests, stop."""
+"""Commands to a cluster that another process manages, such as start, requests and stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from raftlog.api.manager import (
     Step,
     StopCluster,
 )
-from raftlog.cluster.control import answers, ask
+from raftlog.cluster.control import Tell, answers, ask
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.layout import Layout, ManagerLock, manager_pid, tail
 from raftlog.cluster.manifest import NODES_MAX, Plan
@@ -36,11 +36,9 @@ from raftlog.cluster.supervisor import STOP_TIMEOUT_S
 
 MANAGER: Final = (sys.executable, "-m", "raftlog.cluster")
 LISTEN_TIMEOUT_S: Final = 10.0
-"""How long the manager may take from holding the lock to listening."""
+"""Seconds that the manager may take from holding the lock to listening."""
 POLL_S: Final = 0.05
 LOG_LINES_SHOWN: Final = 8
-
-Tell = Callable[[str], None]
 
 
 async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> ClusterStatus:
@@ -71,7 +69,7 @@ async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> ClusterStatu
 
 
 async def request(layout: Layout, what: ControlRequest, tell: Tell) -> Any:
-    """Send the running manager a request; return the result. Raises ClusterError, OSError."""
+    """Send the running manager a request. Return the result. Raises ClusterError, OSError."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + LISTEN_TIMEOUT_S
     while True:
@@ -94,7 +92,7 @@ async def request(layout: Layout, what: ControlRequest, tell: Tell) -> Any:
 
 
 async def stop(layout: Layout, tell: Tell) -> bool:
-    """Stop the cluster and wait for its end; False if nothing ran.
+    """Stop the cluster and wait for its end. False if nothing ran.
 
     Raises ClusterError after a deadline, OSError.
     """
@@ -114,7 +112,7 @@ async def stop(layout: Layout, tell: Tell) -> bool:
             if manager_pid(layout) is not None:
                 raise
         except OSError as error:
-            # The manager may be just starting; no signal before its pid is in the lock file.
+            # The manager may be just starting. Send no signal before its pid is in the lock file.
             if loop.time() >= listen_by_s and pid:
                 tell(f"the manager does not listen ({error}); telling process {pid} to stop")
                 os.kill(pid, signal.SIGTERM)
@@ -160,7 +158,7 @@ def status_unmanaged(layout: Layout) -> ClusterStatus:
 
 
 def status_from(document: Any) -> ClusterStatus:
-    """The status in a manager's answer. Raises ClusterError."""
+    """The status in a manager's response. Raises ClusterError."""
     try:
         return msgspec.convert(document, ClusterStatus)
     except msgspec.ValidationError as error:

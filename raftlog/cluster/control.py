@@ -1,8 +1,9 @@
-"""Control protocol of the manager: lines of JSON over a Unix socket in the cluster's directory.
+"""Control protocol of the manager, as lines of JSON over a Unix socket.
 
-A connection is one request and its answers: `Step`s during the work, then `Done` or `Failed`. Line
-length and connections are bounded. The socket of a dead manager is harmless: it refuses
-connections, and the next manager replaces it; only the lock decides which process manages.
+The socket is in the cluster's directory. A connection is one request and its responses, `Step`s
+during the work and then `Done` or `Failed`. Line length and connections are bounded. The socket of
+a dead manager is harmless, since it refuses connections, and the next manager replaces it. Only the
+lock decides which process manages.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _ANSWER: Final = msgspec.json.Decoder(ControlAnswer)
 
 
 class ControlServer:
-    """Answers commands. Every waiting command gets the texts given to `tell`."""
+    """Serves commands. Every waiting command gets the texts given to `tell`."""
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle
@@ -51,7 +52,7 @@ class ControlServer:
         self._listeners: dict[asyncio.Task[None], asyncio.Queue[str]] = {}
 
     async def start(self, path: Path) -> None:
-        """Listen, in place of any socket left behind: for the lock's holder. Raises OSError."""
+        """Listen for the lock's holder, in place of any socket left behind. Raises OSError."""
         listening = _listening(path)
         try:
             self._server = await asyncio.start_unix_server(
@@ -62,7 +63,7 @@ class ControlServer:
             raise
 
     async def close(self, path: Path) -> None:
-        """Stop listening, and finish answers under way."""
+        """Stop listening, and finish responses under way."""
         if self._server is None:
             return
         self._server.close()
@@ -76,7 +77,7 @@ class ControlServer:
     def tell(self, text: str) -> None:
         """Send a step to every waiting command."""
         for queue in self._listeners.values():
-            # A command that reads so slowly loses steps; the log has all.
+            # A command that reads so slowly loses steps. The log has all of them.
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(text)
 
@@ -91,7 +92,7 @@ class ControlServer:
             self._listeners[task] = queue
             await self._converse(reader, writer, queue)
         except (OSError, asyncio.CancelledError) as error:
-            # The command has ended, or the manager ends; work under way is not undone.
+            # The command has ended, or the manager ends. Work under way is not undone.
             logger.debug("a command went away: %r", error)
         finally:
             self._listeners.pop(task, None)
@@ -109,7 +110,7 @@ class ControlServer:
         except (TimeoutError, ValueError, msgspec.DecodeError) as error:
             await _write(writer, Failed(f"the manager does not understand the request: {error}"))
             return
-        # A task of its own: a change under way must not end with its command.
+        # The work is a separate task, since a change under way must not end with its command.
         work = asyncio.ensure_future(self._answer(request))
         saying = asyncio.ensure_future(self._say(writer, steps))
         try:
@@ -141,9 +142,9 @@ class ControlServer:
 
 
 async def ask(path: Path, request: ControlRequest) -> AsyncIterator[ControlAnswer]:
-    """Send the manager a request; yield its answers, the last one Done or Failed.
+    """Send the manager a request. Yield its responses, the last of them Done or Failed.
 
-    Raises OSError without a listener, and ClusterError if the manager ends without an answer.
+    Raises OSError without a listener, and ClusterError if the manager ends without a response.
     """
     with _address(path) as address:
         reader, writer = await asyncio.open_unix_connection(address, limit=LINE_BYTES_MAX)
@@ -157,7 +158,7 @@ async def ask(path: Path, request: ControlRequest) -> AsyncIterator[ControlAnswe
 
 
 async def answers(reader: asyncio.StreamReader) -> AsyncIterator[ControlAnswer]:
-    """The answers on a stream, the last one Done or Failed. Raises ClusterError."""
+    """The responses on a stream, the last of them Done or Failed. Raises ClusterError."""
     while True:
         try:
             line = await reader.readline()
@@ -175,7 +176,7 @@ async def answers(reader: asyncio.StreamReader) -> AsyncIterator[ControlAnswer]:
 
 
 def answer_line(answer: ControlAnswer) -> bytes:
-    """An answer as a line. Steps are cut to the line length."""
+    """A response as a line. Steps are cut to the line length."""
     line = msgspec.json.encode(answer) + b"\n"
     if len(line) < LINE_BYTES_MAX:
         return line
@@ -211,7 +212,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """An address for the socket, by way of its directory's descriptor if the path is too long."""
+    """An address for the socket, through its directory's descriptor if the path is long."""
     if len(os.fsencode(path)) <= PATH_BYTES_MAX:
         yield str(path)
         return

@@ -12,7 +12,7 @@ class ClusterError(Exception):
 
 
 class AlreadyManagedError(ClusterError):
-    """Another process manages this directory's cluster: `pid`, or 0 if not known yet."""
+    """Another process manages this directory's cluster. `pid` is 0 if not known yet."""
 
     def __init__(self, directory: str, pid: int) -> None:
         super().__init__(

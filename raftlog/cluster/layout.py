@@ -1,4 +1,4 @@
-"""The cluster's directory: its files, the manager's lock, the nodes' logs.
+"""The cluster's directory, with its files, the manager's lock and the nodes' logs.
 
 ```
 cluster.json      the manifest            node-N/      data directory of node N
@@ -8,9 +8,9 @@ manager.lock      held by the manager,    lost/        data directories of repla
 control.sock      the control socket
 ```
 
-A node appends to its log file itself, not through the manager: so the node outlives a killed
-manager, and no full pipe stops the node. The price is the way of rotation: a long file is copied
-and truncated, as `logrotate copytruncate` does; a line written between both is lost.
+A node appends to its log file itself, not through the manager. So the node outlives a killed
+manager, and no full pipe stops the node. The price is the way of rotation. A long file is copied
+and truncated, as `logrotate copytruncate` does, and a line written between both is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCK_PATIENCE_S: Final = 0.5
 """A process that checks the lock takes the lock for a moment."""
 LOCK_RETRY_S: Final = 0.02
 BEGUN_FILE: Final = "directory.json"
-"""In a node's data directory: its identity, written before all else."""
+"""File in a node's data directory with its identity, written before all else."""
 _OWNER_ONLY: Final = 0o600
 
 
@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def processes(self) -> Path:
-        """Which processes run."""
+        """The file of running processes."""
         return self.root / "processes.json"
 
     @property
@@ -84,7 +84,7 @@ class Layout:
         return self.root / entry.directory
 
     def log(self, node_id: int) -> Path:
-        """Log of a node's processes, one after the other."""
+        """Log of a node's processes, in sequence."""
         return self.root / "logs" / f"node-{node_id}.log"
 
     def has_begun(self, entry: NodeEntry) -> bool:
@@ -97,7 +97,7 @@ class Layout:
         (self.root / "logs").mkdir(exist_ok=True, mode=0o700)
 
     def load_manifest(self) -> Manifest | None:
-        """The manifest; None if there is no cluster yet. Raises ClusterError, OSError."""
+        """The manifest, or None if there is no cluster yet. Raises ClusterError, OSError."""
         content = read_file(self.manifest)
         return None if content is None else manifests.decoded(content, str(self.manifest))
 
@@ -121,9 +121,9 @@ class Layout:
             replace_file(self.secret, secrets.token_hex(SECRET_BYTES).encode() + b"\n")
 
     def put_aside(self, entry: NodeEntry) -> Path | None:
-        """Move a node's data directory to `lost/`; return its new path, None without one.
+        """Move a node's data directory to `lost/`. Return its new path, or None without any.
 
-        Data is never deleted: a damaged disk may have the last copy of a record.
+        Data is never deleted, since a damaged disk may have the last copy of a record.
         """
         source = self.data_dir(entry)
         if not source.exists():
@@ -140,7 +140,7 @@ class Layout:
 
 
 class ManagerLock:
-    """Held by the managing process; released by the system at its end."""
+    """Held by the managing process. Released by the system at its end."""
 
     def __init__(self, layout: Layout) -> None:
         """Take the lock. Raises AlreadyManagedError, OSError."""
@@ -167,20 +167,20 @@ class ManagerLock:
 
 
 def manager_pid(layout: Layout) -> int | None:
-    """The manager's process id; 0 if not known yet, None without a manager. Raises OSError."""
+    """The manager's process id. 0 if not known yet, None without a manager. Raises OSError."""
     try:
         descriptor = os.open(layout.lock, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
-        # Shared: two checks must not take each other for a manager.
+        # The lock is shared, as two checks must not take each other for a manager.
         return None if _flock(descriptor, fcntl.LOCK_SH, 0) else _pid_in(layout.lock)
     finally:
         os.close(descriptor)
 
 
 def read_file(path: Path) -> bytes | None:
-    """A small file's content; None without one. Raises OSError."""
+    """Read a small file. None without a file. Raises OSError."""
     try:
         with path.open("rb") as file:
             return file.read(FILE_BYTES_MAX)
@@ -189,7 +189,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, durably, readable for its owner alone. Raises OSError."""
+    """Replace a file as a whole, durably, readable only for its owner. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
@@ -240,7 +240,7 @@ COPY_BYTES: Final = 1024 * 1024
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a file, within its last 16 KiB; none without a file."""
+    """The last lines of a file, within its last 16 KiB. None of them without a file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -254,7 +254,7 @@ def tail(path: Path, lines: int) -> list[str]:
 def rotate(path: Path, size_max: int) -> bool:
     """Rotate a log over its limit to `….1`, and truncate the file. Raises OSError.
 
-    Returns whether a rotation was due. Blocks. The file keeps its inode: processes append to it.
+    Returns whether a rotation was due. Blocks. The file keeps its inode, as processes append to it.
     """
     try:
         if path.stat().st_size <= size_max:
@@ -266,7 +266,7 @@ def rotate(path: Path, size_max: int) -> bool:
         if newer.exists():
             newer.replace(_old(path, number))
     with path.open("r+b") as source, _old(path, 1).open("wb") as target:
-        # To the end as of then: lines written during the copy are copied, too.
+        # The copy ends at the end as of then, so lines written during the copy are also copied.
         while chunk := source.read(COPY_BYTES):
             target.write(chunk)
         target.flush()

@@ -66,9 +66,9 @@ class LocalCluster:
         kafka_base_port: int | None = None,
         tell: Callable[[str], None] = logger.info,
     ) -> None:
-        """Starts nothing yet. None means unchanged, or the default; see `Plan`.
+        """Starts nothing yet. None means unchanged, or the default, see `Plan`.
 
-        Every node's `raftlog serve` gets `arguments`; `tell` is called with each event.
+        Every node's `raftlog serve` gets `arguments`. `tell` is called with each event.
         """
         self.layout = Layout.at(directory)
         self.plan = Plan(
@@ -109,7 +109,7 @@ class LocalCluster:
 
     @property
     def probes(self) -> Probes:
-        """For questions to the nodes."""
+        """Probes that request state from the nodes."""
         assert self._probes is not None, "the cluster has not been opened"
         return self._probes
 
@@ -120,7 +120,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the nodes are reached, `host:port` each."""
+        """Addresses of the nodes, `host:port` each."""
         return self.manifest.addresses
 
     @property
@@ -129,11 +129,11 @@ class LocalCluster:
         return ",".join(self.addresses)
 
     def address(self, node_id: int) -> str:
-        """Where a node is reached. Raises ClusterError."""
+        """Address of a node. Raises ClusterError."""
         return self.manifest.address(self.manifest.node(node_id))
 
     def pid(self, node_id: int) -> int | None:
-        """A node's process; None without one. Raises ClusterError."""
+        """A node's process, or None without a process. Raises ClusterError."""
         process = self._supervisor(node_id).process
         return None if process is None else process.pid
 
@@ -159,7 +159,7 @@ class LocalCluster:
     # Start and stop
 
     async def start(self, timeout_s: float = READY_TIMEOUT_S) -> list[int]:
-        """Open, and wait until the cluster serves; see `wait_ready`. On failure all is stopped."""
+        """Open, and wait until the cluster serves, see `wait_ready`. On failure all is stopped."""
         try:
             await self.open()
             return await self.wait_ready(timeout_s=timeout_s)
@@ -168,7 +168,7 @@ class LocalCluster:
             raise
 
     async def open(self) -> None:
-        """Become the manager; start the processes, or adopt running ones.
+        """Become the manager. Start the processes, or adopt running processes.
 
         Raises AlreadyManagedError, ClusterError, OSError.
         """
@@ -181,7 +181,8 @@ class LocalCluster:
         manifest = self.new_manifest() if known is None else self._revised(known)
         alive = self._left_behind(manifest)
         to_start = [e for e in manifest.nodes if not e.stopped and e.node_id not in alive]
-        # Before any start or stop: serving processes must not suffer for another one's port.
+        # The check comes before any start or stop, as serving processes must not suffer for
+        # another's port.
         require_free(
             manifest.host,
             (entry.port for entry in to_start),
@@ -216,10 +217,11 @@ class LocalCluster:
     async def wait_ready(
         self, *node_ids: int, timeout_s: float = READY_TIMEOUT_S, patient: bool = False
     ) -> list[int]:
-        """Wait until a controller is active and these nodes (default: all not stopped) are ready.
+        """Wait until a controller is active and these nodes are ready.
 
-        Without `node_ids`, returns the nodes not ready in time if the cluster serves without these,
-        and reports each. Raises ClusterError otherwise. `patient`: wait even if a node keeps dying.
+        The default is all nodes that are not stopped. Without `node_ids`, returns the nodes not
+        ready in time if the cluster serves without these, and reports each. Raises ClusterError
+        otherwise. With `patient`, wait even if a node keeps dying.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -247,14 +249,14 @@ class LocalCluster:
         )
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop all nodes, one after the other, the controller last, and manage no more."""
+        """Stop all nodes in sequence, the controller last, and manage no more."""
         try:
             await self.stop_nodes(timeout_s)
         finally:
             await self.release()
 
     async def stop_nodes(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop all nodes, one after the other, the controller last."""
+        """Stop all nodes in sequence, the controller last."""
         for node_id in await self._stop_order():
             supervisor = self._supervisors[node_id]
             if supervisor.process is not None:
@@ -284,7 +286,7 @@ class LocalCluster:
     # One node
 
     async def start_node(self, node_id: int, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Start a stopped or killed node; wait until ready. Raises ClusterError."""
+        """Start a stopped or killed node. Wait until ready. Raises ClusterError."""
         self.launch(node_id)
         await self.wait_ready(node_id, timeout_s=timeout_s)
 
@@ -319,7 +321,7 @@ class LocalCluster:
     ) -> None:
         """Send a node's process a signal. Raises ClusterError.
 
-        `stays_down`, with SIGKILL: return after its end; the node is down until `launch` or
+        With `stays_down` and SIGKILL, return after its end. The node is down until `launch` or
         `start_node`. Otherwise the node is started again at once, as after any death.
         """
         supervisor = self._supervisor(node_id)
@@ -329,7 +331,7 @@ class LocalCluster:
             supervisor.signal(number)
 
     def pause(self, node_id: int) -> None:
-        """Pause a node: its connections stay open, without any answer."""
+        """Pause a node. Its connections stay open, without any response."""
         self._supervisor(node_id).signal(signal.SIGSTOP)
 
     def resume(self, node_id: int) -> None:
@@ -346,7 +348,7 @@ class LocalCluster:
     # Membership
 
     def add_entry(self) -> NodeEntry:
-        """A new node in the manifest; its process is not started yet. Raises ClusterError."""
+        """Add a new node to the manifest. Its process is not started yet. Raises ClusterError."""
         known = self.manifest
         port = next_port(known.host, known.ports, avoid=known.kafka_ports)
         kafka_port = (
@@ -360,7 +362,7 @@ class LocalCluster:
         return entry
 
     async def drop_entry(self, node_id: int) -> Path | None:
-        """Drop a node from the manifest; return the new path of its data directory, if any.
+        """Drop a node from the manifest. Return the new path of its data directory, if any.
 
         Stops its process. Raises ClusterError, OSError.
         """
@@ -373,9 +375,9 @@ class LocalCluster:
         return self.layout.put_aside(entry)
 
     async def empty_directory(self, node_id: int) -> Path | None:
-        """Stop a node and put its data directory aside; return the new path, if there was any.
+        """Stop a node and move its data directory away. Return the new path, if any.
 
-        Its next start takes the place of the lost one. Raises ClusterError, OSError.
+        Its next start takes the place of the lost node. Raises ClusterError, OSError.
         """
         await self.stop_node(node_id)
         self._save(manifests.with_replaced(self.manifest, node_id))
@@ -384,7 +386,7 @@ class LocalCluster:
     # For subclasses, which may run the nodes elsewhere
 
     def launch_node(self, entry: NodeEntry, arguments: Sequence[str]) -> NodeProcess:
-        """Start a node's process; `arguments` are those of `raftlog serve`. Raises OSError."""
+        """Start a node's process. `arguments` are for `raftlog serve`. Raises OSError."""
         return NodeProcess.launch([*SERVE, *arguments], self.layout.log(entry.node_id))
 
     def new_manifest(self) -> Manifest:
@@ -476,7 +478,8 @@ class LocalCluster:
         try:
             save_records(self.layout.processes, pids)
         except OSError as error:
-            # Needed only if this process is killed; then taken ports reveal running nodes.
+            # The file is needed only if this process is killed. Then taken ports reveal running
+            # nodes.
             self.tell(f"{self.layout.processes} cannot be written: {error}")
 
     async def _not_ready(self, node_ids: Iterable[int]) -> dict[int, str]:
@@ -495,7 +498,7 @@ class LocalCluster:
         return "\n    ".join([f"{ended}; the end of its log:", *lines] if lines else [ended])
 
     async def _stop_order(self) -> list[int]:
-        """The controller last: every other order makes its successor be elected in between."""
+        """The controller is last, since every other order elects its successor in between."""
         running = [n for n, supervisor in self._supervisors.items() if supervisor.process]
         controller = await self.controller() if running and self._manifest is not None else None
         return sorted(self._supervisors, key=lambda node_id: (node_id == controller, node_id))

@@ -1,6 +1,6 @@
-"""The manifest: a local cluster's nodes, their addresses and their command lines. Pure.
+"""The manifest with a local cluster's nodes, addresses and command lines. Pure.
 
-The only source of these: processes come and go, and a stopped cluster starts again from the
+It is the only source of these. Processes come and go, and a stopped cluster starts again from the
 manifest. Ids are never used twice, because the metadata may remember a removed node.
 """
 
@@ -17,7 +17,7 @@ from raftlog.cluster.errors import ClusterError
 
 FORMAT_VERSION: Final = 1
 NODES_MAX: Final = 32
-"""On one machine: the limit of `--join` and of server lists."""
+"""Nodes on one machine, which is the limit of `--join` and of server lists."""
 BASE_PORT_DEFAULT: Final = 8082
 KAFKA_PORT_OFFSET: Final = 1_010
 """Kafka ports begin at 9092, its usual port, where the others begin at 8082."""
@@ -42,13 +42,13 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: str
     """Name of its data directory, within the cluster's."""
     joined: bool = False
-    """Whether the node joined the cluster; else it is one of the first voters."""
+    """Whether the node joined the cluster. Otherwise it is one of the first voters."""
     stopped: bool = False
-    """Whether the operator stopped the node: it is then not started with the others."""
+    """Whether the operator stopped the node. It is then not started with the others."""
     kafka_port: Port | None = None
     """The port of its Kafka listener, if there is one."""
     replaced: bool = False
-    """Whether its data directory was lost once: an empty one takes the place of the lost one."""
+    """Whether its data directory was lost once. An empty directory then replaces it."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,11 +76,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise ClusterError(f"there is no node {node_id} in this cluster: it has {listed}")
 
     def address(self, entry: NodeEntry) -> str:
-        """Where the node is reached, `host:port`."""
+        """Address of the node, `host:port`."""
         return host_port(self.host, entry.port)
 
     def kafka_address(self, entry: NodeEntry) -> str | None:
-        """Where Kafka clients reach the node, `host:port`; None without a Kafka listener."""
+        """Address of the node for Kafka clients, `host:port`. None without a Kafka listener."""
         return None if entry.kafka_port is None else host_port(self.host, entry.kafka_port)
 
     @property
@@ -90,7 +90,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kafka_ports(self) -> tuple[int, ...]:
-        """The Kafka ports of all nodes; none without Kafka listeners."""
+        """The Kafka ports of all nodes. None without Kafka listeners."""
         return tuple(entry.kafka_port for entry in self.nodes if entry.kafka_port is not None)
 
     @property
@@ -100,18 +100,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `up`. None: unchanged, or the default for a new cluster."""
+    """Options of `up`. None stands for unchanged, or the default for a new cluster."""
 
     nodes: int | None = None
     base_port: int | None = None
-    """The first node's port, the others' follow; 0: free ones."""
+    """The first node's port. The others follow. 0 for free ports."""
     host: str | None = None
     flush: Flush | None = None
     arguments: tuple[str, ...] | None = None
     kafka: bool | None = None
-    """Whether each node has a Kafka listener; a new cluster's nodes have one by default."""
+    """Whether each node has a Kafka listener. A new cluster's nodes have one by default."""
     kafka_base_port: int | None = None
-    """The first node's Kafka port, the others' follow; 0: free ones."""
+    """The first node's Kafka port. The others follow. 0 for free ports."""
 
     def check(self) -> None:
         """Raise ClusterError, worded for the command's user, for invalid options."""
@@ -135,7 +135,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def new_manifest(
     plan: Plan, ports: Sequence[int], created: str, kafka_ports: Sequence[int] = ()
 ) -> Manifest:
-    """A new cluster, with one voter for each of the ports, and Kafka listeners at `kafka_ports`."""
+    """A new cluster with a voter for each port, and Kafka listeners at `kafka_ports`."""
     host = plan.host or HOST_DEFAULT
     nodes = tuple(
         NodeEntry(node_id, port, directory_name(node_id), kafka_port=_nth(kafka_ports, node_id - 1))
@@ -154,7 +154,7 @@ def new_manifest(
 
 
 def revised(manifest: Manifest, plan: Plan) -> Manifest:
-    """An existing cluster with the changes of `up`. Raises ClusterError for forbidden ones."""
+    """An existing cluster with the changes of `up`. Raises ClusterError for forbidden changes."""
     if plan.nodes is not None and plan.nodes != len(manifest.nodes):
         raise ClusterError(
             f"the cluster has {len(manifest.nodes)} nodes, not {plan.nodes}",
@@ -207,7 +207,7 @@ def with_kafka(manifest: Manifest, ports: Sequence[int]) -> Manifest:
 def default_kafka_base_port(base_port: int) -> int:
     """The first Kafka port of a cluster whose HTTP ports begin at `base_port`.
 
-    Two clusters with different HTTP ports so have different Kafka ports, too.
+    So two clusters with different HTTP ports also have different Kafka ports.
     """
     last = base_port + KAFKA_PORT_OFFSET + NODES_MAX
     return base_port + (KAFKA_PORT_OFFSET if last <= 65_535 else -KAFKA_PORT_OFFSET)
@@ -216,7 +216,7 @@ def default_kafka_base_port(base_port: int) -> int:
 def with_new_node(
     manifest: Manifest, port: int, kafka_port: int | None = None
 ) -> tuple[Manifest, NodeEntry]:
-    """The cluster with one more, joining, node. Raises ClusterError."""
+    """Add a joining node to the cluster. Raises ClusterError."""
     if len(manifest.nodes) >= NODES_MAX:
         raise ClusterError(f"a local cluster has at most {NODES_MAX} nodes")
     node_id = manifest.next_node_id
@@ -225,7 +225,7 @@ def with_new_node(
 
 
 def without_node(manifest: Manifest, node_id: int) -> Manifest:
-    """The cluster without a node; its id is not given again. Raises ClusterError."""
+    """Remove a node from the cluster. Its id is not given again. Raises ClusterError."""
     gone = manifest.node(node_id)
     if len(manifest.nodes) == 1:
         raise ClusterError(
@@ -236,12 +236,12 @@ def without_node(manifest: Manifest, node_id: int) -> Manifest:
 
 
 def with_stopped(manifest: Manifest, node_id: int, *, stopped: bool) -> Manifest:
-    """The cluster, remembering whether a node is stopped on purpose. Raises ClusterError."""
+    """Remember whether a node is stopped on purpose. Raises ClusterError."""
     return _with_entry(manifest, replace(manifest.node(node_id), stopped=stopped))
 
 
 def with_replaced(manifest: Manifest, node_id: int) -> Manifest:
-    """The cluster, remembering that a node's data directory was lost. Raises ClusterError."""
+    """Remember that a node's data directory was lost. Raises ClusterError."""
     return _with_entry(manifest, replace(manifest.node(node_id), replaced=True))
 
 
@@ -281,7 +281,7 @@ def serve_arguments(
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """The manifest's file content: indented JSON."""
+    """The manifest's file content as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 

@@ -1,7 +1,8 @@
-"""Membership changes by the HTTP interface, each repeated until done; probes of single nodes.
+"""Membership changes by the HTTP interface, each repeated until done, and node probes.
 
-A change may have succeeded though its answer was lost (the controller may die meanwhile). So each
-of these reads the state, requests the change, and reads again, until done or past the deadline.
+A change may have succeeded though its response was lost (the controller may die during the change).
+So each of these reads the state, requests the change, and reads again, until done or past the
+deadline.
 
 Probes call one node over HTTP, without a client's retries at other nodes.
 """
@@ -33,7 +34,7 @@ RETRY_S: Final = 0.2
 
 @asynccontextmanager
 async def admin_of(addresses: Sequence[str]) -> AsyncIterator[Admin]:
-    """An admin client that calls nodes not ready, too."""
+    """An admin client that also calls nodes that are not ready."""
     admin = Admin(bootstrap_servers=list(addresses), request_timeout_ms=REQUEST_TIMEOUT_MS)
     await admin.start(needs_ready_node=False)
     try:
@@ -76,7 +77,7 @@ async def take_lost_place(
     """Have the cluster give the place of a lost node to an empty data directory.
 
     `note_vote` is awaited before the lost node's vote is removed. Harmless to repeat. Raises
-    ClusterError: in particular while the node is alive.
+    ClusterError, in particular while the node is alive.
     """
     try:
         async with admin_of(addresses) as admin:
@@ -96,7 +97,7 @@ async def _take_lost_place(
         known = await node(admin, node_id)
         return known is None or known.broker_epoch is None or known.directory_id == directory_id
 
-    # Before its vote is touched: a wrong number must change nothing.
+    # This comes before its vote is touched, as a wrong number must change nothing.
     await _carry_through(
         f"node {node_id} is alive, so it cannot be replaced",
         is_dead,
@@ -117,11 +118,11 @@ async def _take_lost_place(
 
 
 async def _wait() -> None:
-    """A dead node is found dead after its session timeout."""
+    """Wait until a dead node is found dead, after its session timeout."""
 
 
 async def node(admin: Admin, node_id: int) -> NodeInfo | None:
-    """A node as the cluster knows it; None without one. Raises RaftlogClientError."""
+    """A node as the cluster knows it, or None. Raises RaftlogClientError."""
     nodes = await admin.describe_nodes()
     return next((known for known in nodes if known.node_id == node_id), None)
 
@@ -177,7 +178,7 @@ class Probes:
         await self._session.close()
 
     async def why_not_ready(self, address: str) -> str | None:
-        """The reason why the node at this address is not ready; None if ready."""
+        """The reason why the node at this address is not ready, or None if ready."""
         try:
             async with self._session.get(f"http://{address}/ready") as response:
                 if response.status == 200:
@@ -191,7 +192,7 @@ class Probes:
             return body[:REASON_CHARACTERS_MAX].decode(errors="replace")
 
     async def quorum(self, address: str) -> QuorumInfo | None:
-        """The quorum as the node sees it; None without an answer."""
+        """The quorum as the node sees it, or None without a response."""
         return await self._read(address, "/v1/quorum", QuorumInfo)
 
     async def controller(self, *addresses: str) -> int | None:
@@ -203,12 +204,12 @@ class Probes:
         return max(active)[1] if active else None
 
     async def version(self, address: str) -> str | None:
-        """The version of the software that runs there; None without an answer."""
+        """The version of the software that runs there, or None without a response."""
         found = await self._read(address, "/v1/cluster", ClusterInfo)
         return None if found is None else found.version
 
     async def _read(self, address: str, path: str, kind: type[T]) -> T | None:
-        """One node's answer; None without one that is understood."""
+        """Read one node's response. None without a response that is understood."""
         try:
             async with self._session.get(f"http://{address}{path}") as response:
                 body = await response.content.read(ANSWER_BYTES_MAX)

@@ -1,7 +1,7 @@
-"""A node's process: started or adopted, signalled, and its end observed. Free ports.
+"""A node's process, started or adopted, signalled, and its end observed. Free ports.
 
-By pidfd: a signal cannot hit another process with a reused pid, and the end of an adopted process,
-not a child of this one, is observed, too.
+Processes are observed by pidfd. A signal cannot hit another process with a reused pid, and the end
+of an adopted process, not a child of this process, is also observed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SETTINGS_PREFIX: Final = "RAFTLOG_"
 _LOG_MODE: Final = 0o600
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _START_TIME_FIELD: Final = 19
-"""Of /proc/PID/stat, counted after the name in parentheses: proc(5), field 22."""
+"""Index of the start time in /proc/PID/stat, after the name in parentheses (proc(5), field 22)."""
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """Which process a node had: number and start time together never name two."""
+    """Record of a node's process. Number and start time together never name two."""
 
     pid: int
     start_ticks: int
@@ -43,7 +43,7 @@ class _Records(msgspec.Struct, frozen=True):
 
 
 class Ended(NamedTuple):
-    """The end of a process. `code` is None if known to its parent only."""
+    """The end of a process. `code` is None if only its parent knows it."""
 
     code: int | None
 
@@ -74,17 +74,17 @@ class NodeProcess:
     def launch(cls, command: Sequence[str], log: Path, *, new_session: bool = True) -> NodeProcess:
         """Start a command with its output appended to a file. Raises OSError."""
         pid = spawn(command, stdout=log, stderr=log, new_session=new_session)
-        # Only this object reaps the process, below: until then its pid is not reused.
+        # Only this object reaps the process, below. Until then its pid is not reused.
         return cls(pid, os.pidfd_open(pid))
 
     @classmethod
     def adopt(cls, record: ProcessRecord) -> NodeProcess | None:
-        """Adopt an earlier manager's process; None if ended."""
+        """Adopt an earlier manager's process. None if ended."""
         try:
             pidfd = os.pidfd_open(record.pid)
         except OSError:
             return None
-        # After the descriptor is open: from now on the number cannot come to mean another process.
+        # The descriptor is open, so from now on the number cannot come to mean another process.
         if start_ticks(record.pid) != record.start_ticks:
             os.close(pidfd)
             return None
@@ -92,7 +92,7 @@ class NodeProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended; a paused one runs."""
+        """Whether the process has not ended. A paused process runs."""
         return not self._ended.done()
 
     def send(self, number: signal.Signals) -> None:
@@ -109,12 +109,15 @@ class NodeProcess:
             self.is_paused = False
 
     async def ended(self) -> Ended:
-        """The end of the process; None while running."""
+        """The end of the process, or None while running."""
         return await asyncio.shield(self._ended)
 
     async def stop(self, timeout_s: float) -> bool:
-        """End the process by SIGTERM, or by SIGKILL after the timeout; whether SIGTERM sufficed."""
-        # Also for a process paused by an earlier manager, or by a user.
+        """End the process by SIGTERM, or by SIGKILL after the timeout.
+
+        Returns whether SIGTERM sufficed.
+        """
+        # The signal is also for a process paused by an earlier manager, or by a user.
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
         try:
@@ -127,7 +130,7 @@ class NodeProcess:
         return True
 
     def let_go(self) -> None:
-        """Stop observing the process; if running, it goes on."""
+        """Stop observing the process. If running, it keeps running."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -148,11 +151,11 @@ class NodeProcess:
 def spawn(
     command: Sequence[str], *, stdout: Path | int, stderr: Path, new_session: bool = True
 ) -> int:
-    """Start a process, by default in a session of its own, without settings from this environment.
+    """Start a process, by default in a new session, without settings from this environment.
 
     So Ctrl-C at this terminal, and the terminal's end, do not reach the process. Output is appended
-    to files, or goes to a descriptor. Not `subprocess`: that reaps its children itself. Raises
-    OSError.
+    to files, or goes to a descriptor. It does not use `subprocess`, which reaps its children
+    itself. Raises OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     error = os.open(stderr, flags, _LOG_MODE)
@@ -178,7 +181,7 @@ def spawn(
 
 
 def _inheritable() -> list[int]:
-    """Descriptors inherited from the starting program: a script's lock, say."""
+    """Descriptors inherited from the starting program, for example a script's lock."""
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - not used as a path
         with suppress(OSError):
@@ -188,14 +191,14 @@ def _inheritable() -> list[int]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without settings: the starting user's are not the node's."""
+    """An environment without settings, as the starting user's are not the node's."""
     return {
         name: value for name, value in environment.items() if not name.startswith(SETTINGS_PREFIX)
     }
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start of the process, in ticks since boot; None after its end."""
+    """Start of the process, in ticks since boot. None after its end."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         fields = text.rpartition(")")[2].split()
@@ -223,7 +226,7 @@ def load_records(path: Path) -> dict[int, ProcessRecord]:
     try:
         records = msgspec.json.decode(content, type=_Records)
     except msgspec.DecodeError:
-        # The file only saves a restart; without records, a taken port shows a running node.
+        # The file only saves a restart. Without records, a taken port shows a running node.
         return {}
     return records.nodes if records.boot_id == _boot_id() else {}
 
@@ -241,16 +244,16 @@ def _boot_id() -> str:
 
 
 FREE_PORTS: Final = range(20_000, 32_000)
-"""Below what Linux gives to outgoing connections: a stopped node's port must stay free."""
+"""Ports below what Linux gives to outgoing connections. A stopped node's port must stay free."""
 SEARCH_MAX: Final = 200
 PORT_MAX: Final = 65_535
 
 
 def why_taken(host: str, port: int) -> str | None:
-    """The reason why no process can listen there; None: the port is free."""
+    """The reason why no process can listen there, or None if the port is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # As servers do: a port with old connections in TIME_WAIT only is free.
+        # Servers do the same. A port with only old connections in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -260,7 +263,7 @@ def why_taken(host: str, port: int) -> str | None:
 
 
 def require_free(host: str, ports: Iterable[int], hint: str) -> None:
-    """Raise ClusterError, naming the port, if one is taken."""
+    """Raise ClusterError, naming the port, if a port is taken."""
     for port in ports:
         reason = why_taken(host, port)
         if reason is not None:

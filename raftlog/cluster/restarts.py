@@ -1,7 +1,8 @@
 """Restart policy for dead node processes. Pure.
 
-At once at first, because most deaths are single; then with growing back-off, because a node in a
-crash loop should not keep the machine busy; never given up, because the cause may pass.
+A restart is immediate at first, because most deaths are single. Then the back-off grows, because a
+node in a crash loop should not keep the machine busy. Restarts are never given up, because the
+cause may pass.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Final
 DELAY_MIN_S: Final = 0.1
 DELAY_MAX_S: Final = 10.0
 DEATHS_MAX: Final = 5
-"""So many deaths within the window, and the node counts as failing."""
+"""Deaths within the window after which the node counts as failing."""
 WINDOW_S: Final = 60.0
-"""After a life this long, all earlier deaths are forgotten."""
+"""Seconds of life after which all earlier deaths are forgotten."""
 FAILING_DELAY_S: Final = 30.0
 _DOUBLINGS_MAX: Final = 16
 
@@ -26,7 +27,7 @@ class Restart:
 
     delay_s: float
     is_failing: bool
-    """Whether the node is in a crash loop: an operator should know."""
+    """Whether the node is in a crash loop, so that an operator should know."""
 
 
 class RestartPolicy:
@@ -40,7 +41,7 @@ class RestartPolicy:
     def died(self, now_s: float, lived_s: float, *, is_hopeless: bool = False) -> Restart:
         """The node died at `now_s`, `lived_s` after its start, without a request to stop.
 
-        `is_hopeless`: by its exit code, the next process will end the same way.
+        With `is_hopeless`, by its exit code, the next process will end the same way.
         """
         if lived_s >= WINDOW_S:
             self._recent_s.clear()
@@ -50,7 +51,7 @@ class RestartPolicy:
         doublings = min(self._short_lives, _DOUBLINGS_MAX)
         self._short_lives += 1
         is_often = len(self._recent_s) == DEATHS_MAX and now_s - self._recent_s[0] <= WINDOW_S
-        # Failing stays failing: five deaths 30 s apart are not within the window, and no better.
+        # Failing stays failing. Five deaths 30 s apart are not within the window, and no better.
         self._is_failing = self._is_failing or is_often or is_hopeless
         if self._is_failing:
             return Restart(FAILING_DELAY_S, is_failing=True)

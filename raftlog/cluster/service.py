@@ -1,4 +1,4 @@
-"""The manager as a process: the cluster, its control socket, and its stop signals."""
+"""The manager as a process, with the cluster, its control socket and its stop signals."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ManagerService:
     async def run(self, on_ready: Callable[[ClusterStatus], None]) -> None:
         """Start the cluster, call `on_ready` once serving, stop in order on request.
 
-        Raises ClusterError or OSError if the start fails; then nothing runs.
+        Raises ClusterError or OSError if the start fails. Then nothing runs.
         """
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
@@ -108,7 +108,7 @@ class ManagerService:
         finally:
             killing.cancel()
             self._stopped.set()
-            # In this order: from the lock's release on the socket may be another manager's.
+            # The order matters. From the lock's release on the socket may be another manager's.
             await self._control.close(self.cluster.layout.control)
             await self.cluster.release()
 
@@ -124,7 +124,7 @@ class ManagerService:
 
     async def _handle(self, request: ControlRequest) -> Any:
         if isinstance(request, StopCluster):
-            # A second `down` waits with the first one; only a signal means hurry.
+            # A second `down` waits with the first. Only a signal means hurry.
             self._stopping.set()
             await self._stopped.wait()
             return None
@@ -161,7 +161,7 @@ class ManagerService:
         return msgspec.to_builtins(await self.cluster.status())
 
     async def _alone(self, change: Coroutine[Any, Any, Any]) -> Any:
-        """Run one change at a time: two would invalidate each other's checks."""
+        """Run one change at a time, as two would invalidate each other's checks."""
         if self._change is not None and not self._change.done():
             change.close()
             raise ClusterError(

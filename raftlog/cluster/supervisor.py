@@ -1,4 +1,4 @@
-"""Keeps one node alive: starts, restarts after its death, stops on request."""
+"""Keeps one node alive, with starts, restarts after its death, and stops on request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 LOG_LINES_SHOWN: Final = 8
 STOP_TIMEOUT_S: Final = 20.0
-"""A stopping node transfers leadership (2 s) and syncs its logs; one that takes longer is stuck."""
+"""Seconds after which a stopping node is stuck. It transfers leadership (2 s) and syncs logs."""
 
 USAGE_EXIT_CODE: Final = 2
-"""Of `raftlog serve` with wrong settings."""
+"""Exit code of `raftlog serve` with wrong settings."""
 
 State = Literal["running", "paused", "restarting", "failing", "stopped"]
 
 
 class Supervisor:
-    """Keeps one node in its desired state: running or not."""
+    """Keeps one node in its desired state, running or not."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Supervisor:
         return self._is_failing
 
     def start(self, running: NodeProcess | None = None) -> None:
-        """Keep the node running from now on, beginning with the given process, if any.
+        """Keep the node running from now on, starting with the given process, if any.
 
         Harmless to repeat. Raises OSError if the process cannot be started.
         """
@@ -98,7 +98,7 @@ class Supervisor:
         await self._finish()
 
     async def let_go(self) -> None:
-        """Stop supervising; a running process is left running."""
+        """Stop supervising. A running process is left running."""
         process, self.process = self.process, None
         if self._task is not None:
             self._task.cancel()
@@ -113,7 +113,7 @@ class Supervisor:
             self.process.send(number)
 
     async def _finish(self) -> None:
-        """Wake the task: the process has ended, or the back-off is cut short."""
+        """Wake the task, as the process has ended, or the back-off is cut short."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -151,7 +151,7 @@ class Supervisor:
         try:
             self.process = self._launch()
         except OSError as error:
-            # No process, no memory, no file: the machine may recover. Counts as a death.
+            # No process, no memory or no file. The machine may recover. This counts as a death.
             self.last_end = None
             self._tell(f"node {self.node_id} cannot be started: {error}")
             return
@@ -167,6 +167,6 @@ class Supervisor:
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    # A bug here: without this log line a node would be unsupervised unnoticed.
+    # A bug here would leave a node unsupervised and unnoticed without this log line.
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("a node is not watched any more", exc_info=error)

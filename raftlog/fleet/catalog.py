@@ -1,4 +1,4 @@
-"""The catalog's topic in the home cluster: read as a whole, written entry by entry."""
+"""The catalog's topic in the home cluster, read whole and written entry by entry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def read_catalog(servers: Sequence[str]) -> dict[str, CatalogEntry]:
 
 
 async def write_catalog(servers: Sequence[str], entries: Mapping[str, CatalogEntry | None]) -> None:
-    """Write entries by log; None forgets the log. Returns once all are durable.
+    """Write entries by log. None forgets the log. Returns once all are durable.
 
     Raises RaftlogClientError.
     """
@@ -60,6 +60,6 @@ def _take(entries: dict[str, CatalogEntry], key: bytes | None, value: bytes | No
     try:
         entries[log] = decode_entry(value)
     except ValueError as error:
-        # Written again by this run, if the log is one of the file's.
+        # An earlier run's entry is replaced if the log is one of the file's.
         entries.pop(log, None)
         logger.warning("log %s: %s", log, error)

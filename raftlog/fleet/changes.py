@@ -1,6 +1,7 @@
-"""Changes of one cluster by the client: replicas moved, nodes unregistered, topics kept as written.
+"""Changes of one cluster by the client, such as moved replicas and unregistered nodes.
 
-Each may be repeated: the state is read before a change is requested, and after its answer was lost.
+Each may be repeated. The state is read before a change is requested, and after its response was
+lost.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from raftlog.fleet.steps import CreateTopic, SetReplication
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, TOPIC_EXISTS, counted
 
 SAFE_TIMEOUT_S: Final = 600.0
-"""For partitions to come back in sync, before a node may stop."""
+"""Seconds for partitions to come back in sync, before a node may stop."""
 MOVE_TIMEOUT_S: Final = 24 * 3600.0
 STALL_TIMEOUT_S: Final = 600.0
-"""So long without a moved replica needs an operator. The copy of a large one takes minutes."""
+"""Seconds without a moved replica that need an operator. A large replica takes minutes."""
 FORGET_TIMEOUT_S: Final = 60.0
-"""Longer than a session, after which a stopped node counts as dead."""
+"""Seconds to forget a node. A stopped node counts as dead after a session, which is shorter."""
 REQUEST_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.2
 NAMED_MAX: Final = 5
@@ -48,8 +49,9 @@ async def await_may_stop(
 ) -> None:
     """Wait until no partition needs the node to stay at min.insync.replicas.
 
-    Partitions with too few replicas for that are named, and passed: waiting never helps. A node
-    that does not serve is needed only where it is in sync. Raises FleetError after the timeout.
+    Partitions with too few replicas for that are named, and passed, since waiting never helps. A
+    node that does not serve is needed only where it is in sync. Raises FleetError after the
+    timeout.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
@@ -145,7 +147,7 @@ async def forget(admin: Admin, node_id: int) -> None:
 
 
 async def create_topic(admin: Admin, step: CreateTopic) -> None:
-    """Create a topic; one that exists is as good. Raises RaftlogClientError."""
+    """Create a topic. An existing topic is as good. Raises RaftlogClientError."""
     try:
         await admin.create_topic(
             step.topic,
@@ -161,9 +163,10 @@ async def create_topic(admin: Admin, step: CreateTopic) -> None:
 async def set_replication(
     admin: Admin, step: SetReplication, allowed: Collection[int], tell: Tell
 ) -> None:
-    """Give a topic's partitions as many replicas as written, and wait until all are in sync.
+    """Give a topic's partitions as many replicas as written.
 
-    `allowed`: the nodes that may get replicas. Raises FleetError, RaftlogClientError.
+    Waits until all are in sync. `allowed` are the nodes that may get replicas. Raises FleetError,
+    RaftlogClientError.
     """
     racks = {node.node_id: node.rack for node in await admin.describe_nodes()}
     partitions = (await admin.describe_topic(step.topic)).partitions
@@ -198,8 +201,8 @@ def resized(
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Replicas for each partition with another number of them than `factor`. Pure.
 
-    `racks`: the nodes that may get replicas. Replicas in sync stay before others, the preferred
-    leader first; added ones go to unused racks, then to the nodes with the fewest replicas.
+    `racks` has the nodes that may get replicas. Replicas in sync stay before others, the preferred
+    leader first. Added replicas go to unused racks, then to the nodes with the fewest replicas.
     """
     load = Counter(node_id for info in partitions for node_id in info.replicas)
     found: dict[TopicPartition, tuple[int, ...]] = {}

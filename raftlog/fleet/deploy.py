@@ -1,6 +1,6 @@
-"""`scripts/deploy`: a cluster on the hosts of a command line, kept by the fleet's ssh driver.
+"""`scripts/deploy` keeps a cluster on hosts by the fleet's ssh driver.
 
-The hosts are the only memory of a deployment: a node keeps its settings file, and a host without a
+The hosts are the only memory of a deployment. A node keeps its settings file, and a host without a
 node gets the next free number. So every command reads the hosts first, may be repeated, and
 continues a run that was cut.
 """
@@ -31,7 +31,7 @@ from raftlog.fleet.steps import ClusterStep, line
 
 PORT_DEFAULT: Final = BASE_PORT_DEFAULT
 NAME: Final = "node"
-"""The cluster's name: its units are `raftlog@node-N`."""
+"""The cluster's name. Its units are `raftlog@node-N`."""
 
 
 class DeployedCluster(ClusterSpec, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Deployment:
     def __init__(
         self, spec: DeployedCluster, found: Machines, work: Path, tell: Tell, timeout_s: float
     ) -> None:
-        """`work` is an empty directory; `timeout_s` bounds each wait for a node."""
+        """Use `work`, an empty directory. `timeout_s` bounds each wait for a node."""
         self._spec = spec
         self._found = found
         self._files = FleetFiles(work / "cluster")
@@ -72,7 +72,7 @@ class Deployment:
         self._timeout_s = timeout_s
 
     async def preview(self, lost: int | None = None) -> list[str]:
-        """The lines of a plan: steps, and the settings of each node. Raises FleetError."""
+        """The lines of a plan, with steps and the settings of each node. Raises FleetError."""
         self._check_lost(lost)
         async with self._fleet(self._spec, None) as (fleet, driver):
             (report,) = await fleet.report(_lost(lost))
@@ -93,7 +93,7 @@ class Deployment:
             return lines
 
     async def up(self, release: Release) -> list[str]:
-        """Start a node on every host, and wait until all are ready; their addresses.
+        """Start a node on every host, and wait until all are ready. Return their addresses.
 
         Running nodes keep their release. Raises FleetError.
         """
@@ -101,7 +101,7 @@ class Deployment:
         return addresses
 
     async def upgrade(self, release: Release) -> list[str]:
-        """Restart every node with the release, one by one; the addresses of all.
+        """Restart every node with the release, one by one. Return the addresses of all.
 
         A node that does not become ready gets its earlier release back, and the upgrade ends.
         Raises FleetError.
@@ -113,16 +113,16 @@ class Deployment:
         return addresses
 
     async def replace(self, node_id: int, release: Release) -> list[str]:
-        """Start a lost node again on an empty disk, and wait until it is whole; all addresses.
+        """Start a lost node again on an empty disk, and wait until it is whole.
 
-        Raises FleetError.
+        Returns all addresses. Raises FleetError.
         """
         self._check_lost(node_id)
         addresses, _ = await self._apply(release, self._spec, node_id)
         return addresses
 
     async def down(self) -> None:
-        """Stop every node, one by one; data and settings stay. Raises FleetError."""
+        """Stop every node, one by one. Data and settings stay. Raises FleetError."""
         self._check_complete()
         async with self._fleet(self._spec, None) as (_, driver):
             await driver.stop_cluster()
@@ -132,13 +132,13 @@ class Deployment:
     ) -> tuple[list[str], int]:
         """The addresses of all nodes, and how many steps were taken.
 
-        The version of `spec` is that of every node; without one running nodes keep theirs.
+        The version of `spec` is that of every node. Without a version running nodes keep theirs.
         """
         async with self._fleet(spec, release) as (fleet, driver):
             if lost is None:
                 await driver.provide()
             steps = await fleet.apply(_lost(lost))
-            nodes = {node.host: node for node in (await driver.look()).nodes}
+            nodes = {node.host: node for node in (await driver.inspect()).nodes}
         for node in nodes.values():
             if node.version not in (None, release.version):
                 self._tell(
@@ -209,7 +209,7 @@ async def open_deployment(
     """
     driver = SshDriver(spec, None, (), FleetFiles(work / "cluster"), tell)
     try:
-        found = await driver.look()
+        found = await driver.inspect()
     finally:
         await driver.close()
     have = {node.host for node in found.nodes}

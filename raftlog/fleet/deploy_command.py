@@ -25,12 +25,12 @@ UNREACHABLE: Final = 4
 @click.command()
 @click.argument("hosts", nargs=-1, metavar="HOST...")
 @click.option("--upgrade", is_flag=True, help="Roll this release through the running nodes.")
-@click.option("--down", is_flag=True, help="Stop all nodes; data and settings stay.")
+@click.option("--down", is_flag=True, help="Stop all nodes. Data and settings stay.")
 @click.option(
     "--replace",
     type=click.IntRange(1),
     metavar="N",
-    help="Node N has lost its disk: start it again, empty, with its number, vote and replicas.",
+    help="Start node N, which has lost its disk, again with its number, vote and replicas.",
 )
 @click.option(
     "--port",
@@ -47,7 +47,7 @@ UNREACHABLE: Final = 4
 @click.option(
     "--wheels",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory with the release: built there if empty, else used as it is. "
+    help="Directory with the release, which is built there if empty. "
     "By default this checkout is built.",
 )
 @click.option(
@@ -70,11 +70,11 @@ def main(
     timeout_s: float,
     dry_run: bool,
 ) -> None:
-    """Run a raftlog cluster on HOSTs reached by ssh: one node each, as a systemd unit.
+    """Run a raftlog cluster on HOSTs reached by ssh, with one systemd unit each.
 
-    A HOST is [user@]host[:port][=address]; nodes and clients use the address, by default the host.
-    Name all hosts of the cluster, always. Without options: whatever is missing is set up and
-    started, and running nodes stay as they are. The first three hosts vote; later ones join.
+    A HOST is [user@]host[:port][=address]. Nodes and clients use the address, by default the host.
+    Always name all hosts of the cluster. Without options, missing nodes are set up and started, and
+    running nodes stay as they are. The first three hosts vote, and later hosts join.
     RAFTLOG_SSH_OPTIONS holds further options of ssh.
 
     \b
@@ -95,7 +95,7 @@ def main(
     async def work() -> list[str]:
         task = asyncio.current_task()
         assert task is not None
-        # As Ctrl-C does: connections and temporary files are removed.
+        # SIGTERM ends as Ctrl-C does, so connections and temporary files are removed.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         with tempfile.TemporaryDirectory(prefix="raftlog-deploy-") as temporary:
             work = Path(temporary)

@@ -6,11 +6,11 @@ from types import UnionType
 from typing import Final
 
 DETAIL_CHARACTERS_MAX: Final = 2_000
-"""Of a failed step's stderr: its end names the cause."""
+"""Characters of a failed step's stderr. Its end names the cause."""
 
 
 class FleetError(Exception):
-    """A change that cannot go on: `str()` names the cause, `hint` the next step."""
+    """A change that cannot continue. `str()` names the cause, `hint` the next step."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

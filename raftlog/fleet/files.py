@@ -1,13 +1,13 @@
-"""The files beside the fleet's file: the lock, the record of applied clusters, the secret.
+"""The files beside the fleet's file, for the lock, applied clusters and the secret.
 
 ```
 fleet.toml            written by the operator
 fleet.toml.lock       locked by an `apply` that runs
 fleet.toml.applied    the clusters that were ever applied and not pruned
-fleet.toml.secret     driver ssh: the secret by which nodes know each other
+fleet.toml.secret     the secret by which nodes know each other (driver ssh)
 ```
 
-The record serves one purpose: to find clusters and hosts that the file no longer names. Without the
+The record serves one purpose, to find clusters and hosts that the file no longer names. Without the
 record they are left alone.
 """
 
@@ -41,9 +41,9 @@ class Applied(msgspec.Struct, frozen=True):
         return next((spec for spec in self.clusters if spec.name == name), None)
 
     def merged(self, fleet: FleetSpec) -> Applied:
-        """The record at the begin of a run: with all clusters of the file, and their past hosts.
+        """The record at the start of a run, with all clusters and their past hosts.
 
-        Past logs stay as well, until their entries in the catalog say `removed`.
+        Past logs stay as well, until their entries in the catalog are `removed`.
         """
         merged = []
         for spec in fleet.cluster:
@@ -88,12 +88,12 @@ class FleetFiles:
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
             yield
         finally:
-            # The end of the process releases the lock, too. The file stays: another run may wait
+            # The end of the process also releases the lock. The file stays, as another run may wait
             # at its inode.
             os.close(descriptor)
 
     def load_applied(self) -> Applied:
-        """The record; empty before the first run. Raises FleetError, OSError."""
+        """Load the record, which is empty before the first run. Raises FleetError, OSError."""
         path = self.path("applied")
         try:
             content = path.read_bytes()
@@ -114,12 +114,12 @@ class FleetFiles:
         replace_file(self.path("applied"), content)
 
     def secret(self) -> str | None:
-        """The secret of the fleet's nodes; None before the first. Raises OSError."""
+        """The secret of the fleet's nodes, or None before the first start. Raises OSError."""
         content = read_file(self.path("secret"))
         return None if content is None else content.decode()
 
     def ensure_secret(self, known: str | None) -> str:
-        """The secret; without one `known`, or else a new one, is kept. Raises OSError."""
+        """Keep and return the secret, which is `known` or new if there is none. Raises OSError."""
         secret = self.secret()
         if secret is None:
             secret = known or secrets.token_hex(SECRET_BYTES) + "\n"

@@ -1,4 +1,4 @@
-"""Observes a cluster: its nodes by the driver, membership and topics by the client."""
+"""Observes a cluster, its nodes by the driver, membership and topics by the client."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from raftlog.fleet.spec import ClusterSpec, TopicSpec
 from raftlog.fleet.state import ClusterState, NodeState, TopicState
 
 TOPIC_SOURCE: Final = "DYNAMIC_TOPIC_CONFIG"
-"""Of a config that the topic sets itself: a default may change with the number of replicas."""
+"""Source of a config that the topic sets. A default may change with the number of replicas."""
 INTERNAL_PREFIX: Final = "__"
-"""Of the names of topics that belong to the cluster itself."""
+"""Prefix of the names of topics that belong to the cluster itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class _Metadata:
 async def observe(
     spec: ClusterSpec, driver: Driver, topics: Sequence[TopicSpec] = ()
 ) -> ClusterState:
-    """The state of a cluster; `topics` are those of the file. Raises FleetError, OSError."""
-    machines = await driver.look()
+    """Observe a cluster and the file's `topics`. Raises FleetError, OSError."""
+    machines = await driver.inspect()
     if not machines.nodes and not machines.is_created:
         return ClusterState(is_created=False, is_led=False)
     addresses = [node.address for node in machines.nodes]
@@ -81,7 +81,7 @@ async def observe(
 async def _metadata(
     addresses: Sequence[str], probes: Probes, topics: Sequence[TopicSpec]
 ) -> _Metadata | None:
-    """The cluster's own view; None without an active controller, or without a ready node."""
+    """The cluster's own view. None without an active controller or a ready node."""
     if await probes.controller(*addresses) is None:
         return None
     try:
@@ -113,7 +113,7 @@ async def _under_min_isr(
 
 
 async def _probed(node: NodeState, probes: Probes) -> NodeState:
-    """A node with its own answers: readiness, and the version unless the driver knows it."""
+    """Complete a node with its readiness, and the version unless the driver knows it."""
     reason = await probes.why_not_ready(node.address)
     version = node.version
     if version is None and not node.host and reason != NO_ANSWER:
@@ -133,7 +133,7 @@ def _nodes(
             continue
         if info.broker_epoch is None and not info.is_voter:
             continue  # unregistered, though its connection may last a moment longer
-        # The driver does not find the node: its host does not answer, or it has left the driver.
+        # The driver does not find the node. Its host does not respond, or it has left the driver.
         why = machines.unreachable.get(info.host)
         alone = NodeState(
             node_id=node_id,

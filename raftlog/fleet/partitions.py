@@ -14,7 +14,7 @@ CONFIGS_AT_ONCE: Final = 16
 
 
 async def min_isr_by_topic(admin: Admin, names: Sequence[str]) -> dict[str, int]:
-    """min.insync.replicas of topics; topics that do not answer are left out."""
+    """min.insync.replicas of topics. Topics without a response are left out."""
     found: dict[str, int] = {}
     for start in range(0, len(names), CONFIGS_AT_ONCE):
         some = names[start : start + CONFIGS_AT_ONCE]
@@ -24,7 +24,8 @@ async def min_isr_by_topic(admin: Admin, names: Sequence[str]) -> dict[str, int]
                 case {"min.insync.replicas": ConfigEntry(value=str(value))} if value.isdecimal():
                     found[name] = int(value)
                 case RaftlogClientError() | dict():
-                    # Deleted meanwhile, or no node answers: the rest of the report stands.
+                    # The topic is deleted by now, or no node responds. The rest of the report
+                    # stands.
                     continue
                 case BaseException():
                     raise answer
@@ -54,7 +55,7 @@ async def partition_states(
 
 
 def out_of_sync(topics: Iterable[TopicDescription]) -> list[TopicDescription]:
-    """The topics with a replica out of sync: no other can be below min.insync.replicas."""
+    """The topics with a replica out of sync. No other can be below min.insync.replicas."""
     return [
         topic
         for topic in topics

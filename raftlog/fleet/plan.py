@@ -1,4 +1,4 @@
-"""The plan: which steps lead from the observed state of a cluster to the file. Pure.
+"""The plan of steps from the observed state of a cluster to the file. Pure.
 
 `next_step` decides one step, `after` predicts its effect, and a plan is both in turn until nothing
 is left to do. `apply` observes again before each step, so a wrong prediction costs nothing.
@@ -6,7 +6,8 @@ is left to do. `apply` observes again before each step, so a wrong prediction co
 The order of the rules is the safety:
 
 1. Create, start, replace: until every node of the file is up, nothing is stopped.
-2. The vote of a dead node that leaves is taken first: a dead voter counts against the majority.
+2. The vote of a dead node that leaves is removed first, as a dead voter counts against the
+   majority.
 3. A node that is not ready is restarted with the settings of the file, or waited for.
 4. Restarts, one node at a time, the controller last.
 5. New nodes, then votes: given before taken, one at a time.
@@ -51,12 +52,12 @@ from raftlog.fleet.steps import (
 )
 
 STEPS_MAX: Final = 1_000
-"""Of one cluster: a plan that is longer does not converge."""
+"""Steps of one cluster. A longer plan does not converge."""
 TOPICS_NAMED_MAX: Final = 10
 
 
 def kept_nodes(spec: ClusterSpec, state: ClusterState) -> tuple[NodeState, ...]:
-    """The nodes that stay: of each host in the file, or those with the lowest ids."""
+    """The nodes that stay, by the file's hosts, or those with the lowest ids."""
     managed = [node for node in state.nodes if node.is_managed]
     if spec.driver == "local":
         return tuple(managed[: spec.size])
@@ -67,13 +68,13 @@ def kept_nodes(spec: ClusterSpec, state: ClusterState) -> tuple[NodeState, ...]:
 
 
 def missing_hosts(spec: ClusterSpec, state: ClusterState) -> tuple[str, ...]:
-    """Driver ssh: the hosts in the file without a node."""
+    """Hosts in the file without a node (driver ssh)."""
     have = {node.host for node in kept_nodes(spec, state)}
     return tuple(machine.name for machine in spec.machines if machine.name not in have)
 
 
 def difference(spec: ClusterSpec, node: NodeState) -> str | None:
-    """Why a node must be restarted to be as written; None if nothing differs."""
+    """Why a node must be restarted to be as written. None if nothing differs."""
     reasons = []
     if spec.version is not None and node.version not in (None, spec.version):
         reasons.append(f"version {node.version} → {spec.version}")
@@ -83,7 +84,7 @@ def difference(spec: ClusterSpec, node: NodeState) -> str | None:
 
 
 def wanted_voters(spec: ClusterSpec, state: ClusterState) -> set[int]:
-    """The nodes that should vote: present voters first, then the lowest ids."""
+    """The nodes that should vote, present voters first, then the lowest ids."""
     kept = kept_nodes(spec, state)
     ordered = sorted(kept, key=lambda node: (not node.is_voter, node.node_id))
     return {node.node_id for node in ordered[: spec.voter_count]}
@@ -95,10 +96,10 @@ def next_step(
     topics: Sequence[TopicSpec] = (),
     lost: Collection[int] = (),
 ) -> ClusterStep | None:
-    """The next step for a cluster; None if all is as written.
+    """The next step for a cluster, or None if all is as written.
 
-    `topics`: those of the file. `lost`: nodes to start on an empty disk if they are not ready.
-    Raises FleetError if data may be lost, and the operator does not say so.
+    `topics` are those of the file. `lost` are nodes to start on an empty disk if they are not
+    ready. Raises FleetError if data may be lost and the operator has not confirmed it.
     """
     rules = (
         _bring_up(spec, state, lost),
@@ -138,7 +139,8 @@ def _bring_up(
     if stopped:
         yield StartNodes(cluster=name, node_ids=tuple(node.node_id for node in stopped))
     if not state.is_led:
-        # Not for a node that may have lost its disk: a leader comes without it, or not at all.
+        # A node that may have lost its disk is not awaited. A leader comes without it, or not at
+        # all.
         awaited = [node for node in needed if node.is_running or node.has_data]
         late = [node for node in awaited if not node.is_ready]
         yield AwaitReady(cluster=name, node_ids=tuple(n.node_id for n in late or awaited))
@@ -209,7 +211,7 @@ def _repair(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
 
 
 def _restart(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
-    # The controller last: every other order elects its successor twice.
+    # The controller is last, as every other order elects its successor twice.
     for node in sorted(
         kept_nodes(spec, state), key=lambda n: (n.node_id == state.controller_id, n.node_id)
     ):
@@ -298,7 +300,7 @@ def _shrink(spec: ClusterSpec, state: ClusterState) -> Iterator[ClusterStep]:
 def problems(
     spec: ClusterSpec, state: ClusterState, topics: Sequence[TopicSpec] = ()
 ) -> tuple[str, ...]:
-    """Differences from the file that no step removes: an operator must."""
+    """Differences from the file that no step removes, so that an operator must."""
     found = []
     for topic in topics:
         known = state.topics.get(topic.name)
@@ -325,7 +327,7 @@ def plan_cluster(
 ) -> tuple[tuple[ClusterStep, ...], ClusterState]:
     """All steps of a cluster, and its state after these. Raises FleetError without an end.
 
-    Of a cluster without a leader, membership and topics are not known: the plan ends with it.
+    In a cluster without a leader, membership and topics are not known, and the plan ends with it.
     """
     steps: list[ClusterStep] = []
     is_blind = state.is_created and not state.is_led
@@ -454,7 +456,7 @@ def log_state(spec: ClusterSpec, state: ClusterState, log: str) -> LogState:
 def wanted_entries(
     spec: ClusterSpec, state: ClusterState, catalog: Mapping[str, CatalogEntry]
 ) -> dict[str, CatalogEntry]:
-    """The entries of a cluster's logs; of an unknown part, the known entry's."""
+    """The entries of a cluster's logs. For an unknown part, the known entry is kept."""
     addresses = tuple(node.address for node in kept_nodes(spec, state))
     found = {}
     for log in spec.listed:
@@ -468,7 +470,8 @@ def wanted_entries(
         )
         known = catalog.get(log)
         if not state.is_led and known is not None and known.cluster == spec.name:
-            # Without a leader the rest is not known: neither is a log usable that never was.
+            # Without a leader the rest is not known. A log that was never usable is not usable
+            # either.
             was_usable = known.state != "creating"
             entry = msgspec.structs.replace(
                 entry,
@@ -483,7 +486,7 @@ def wanted_entries(
 def catalog_steps(
     spec: ClusterSpec, state: ClusterState, catalog: Mapping[str, CatalogEntry]
 ) -> tuple[PublishLog, ...]:
-    """The entries of a cluster's logs to write: those that differ."""
+    """The entries of a cluster's logs that differ and must be written."""
     return tuple(
         PublishLog(cluster=spec.name, log=log, state=entry.state)
         for log, entry in wanted_entries(spec, state, catalog).items()
@@ -498,7 +501,7 @@ def removal_steps(
     *,
     prune: bool,
 ) -> tuple[Step, ...]:
-    """The steps for clusters and logs that earlier runs applied and the file no longer has.
+    """The steps for clusters and logs that are applied and left the file.
 
     A cluster is stopped, and its logs forgotten, only with `prune`. Entries of other fleets that
     share the home cluster are left alone.

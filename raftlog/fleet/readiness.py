@@ -1,4 +1,4 @@
-"""Waits until nodes are ready, with a deadline, progress lines, and an early end for dead ones."""
+"""Waits until nodes are ready, with a deadline, progress lines, and an early failure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from raftlog.fleet.drivers.driver import Tell, Watched
 from raftlog.fleet.errors import FleetError
 
 READY_TIMEOUT_S: Final = 600.0
-"""A started node is ready once its replicas have been in sync, and may have much to copy."""
+"""Seconds for a started node. It is ready once its replicas were in sync, after a long copy."""
 POLL_S: Final = 0.1
 REPORT_S: Final = 10.0
 CHECK_S: Final = 2.0
 FAILURES_MAX: Final = 5
-"""Checks in a row that find a silent node without a process: its supervisor has restarted it
-meanwhile, in vain."""
+"""Checks in a row that find a silent node without a process. Its supervisor has restarted it
+between the checks, in vain."""
 
 
 async def await_ready(
@@ -28,7 +28,7 @@ async def await_ready(
 ) -> None:
     """Wait until each node, by id, is ready at its address.
 
-    Raises FleetError with the end of a node's log: after the timeout, or once a node does not stay
+    Raises FleetError with the end of a node's log after the timeout, or once a node does not stay
     up.
     """
     loop = asyncio.get_running_loop()

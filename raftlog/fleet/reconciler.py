@@ -1,7 +1,7 @@
-"""The reconciler: observe, decide one step, carry the step out, until all is as written.
+"""The reconciler observes, decides and executes one step, until all is as written.
 
-Each step begins with a new observation, so an interrupted run, a repeated run and a run after a
-failure are the same thing. One `apply` at a time: a lock beside the fleet's file.
+Each step starts with a new observation, so an interrupted run, a repeated run and a run after a
+failure are the same thing. Only one `apply` runs at a time, by a lock beside the fleet's file.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from raftlog.fleet.steps import (
 )
 
 CLUSTERS_AT_ONCE: Final = 8
-"""Observed side by side."""
+"""Clusters observed in parallel."""
 REPEATS_MAX: Final = 5
-"""How often one step may follow itself: its effect may be observed a moment later."""
+"""Repeats of one step in a row. Its effect may be observed a moment later."""
 REPEAT_DELAY_S: Final = 1.0
 
 Lost = Mapping[str, Collection[int]]
-"""Nodes with a lost disk, by cluster, as the operator says."""
+"""Nodes with a lost disk, by cluster, as given by the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class Report:
 
     spec: ClusterSpec
     state: ClusterState | None
-    """None: not observed, see `error`."""
+    """Observed state. None if not observed, see `error`."""
     steps: tuple[Step, ...] = ()
-    """To make the cluster as written."""
+    """Steps to make the cluster as written."""
     problems: tuple[str, ...] = ()
-    """What no step removes."""
+    """Problems that no step removes."""
     error: FleetError | None = None
 
     @property
@@ -101,7 +101,10 @@ class Fleet:
         *,
         timeout_s: float = READY_TIMEOUT_S,
     ) -> None:
-        """`timeout_s` bounds each wait for a node to become ready, or to be allowed to stop."""
+        """Set up the drivers.
+
+        `timeout_s` bounds each wait for a node to become ready, or to be allowed to stop.
+        """
         self._timeout_s = timeout_s
         self.spec = spec
         self.files = files
@@ -109,14 +112,14 @@ class Fleet:
         self._tell = tell
 
     def topics(self, spec: ClusterSpec) -> tuple[TopicSpec, ...]:
-        """The topics of a cluster that the file asks for."""
+        """The topics of a cluster in the file."""
         return spec.topics(is_home=spec.name == self.spec.fleet.home)
 
     async def report(self, lost: Lost | None = None) -> list[Report]:
-        """Each cluster compared with the file; changes nothing. Raises OSError."""
+        """Compare each cluster with the file. Changes nothing. Raises OSError."""
         slots = asyncio.Semaphore(CLUSTERS_AT_ONCE)
 
-        async def look(spec: ClusterSpec) -> ClusterState | FleetError:
+        async def inspect(spec: ClusterSpec) -> ClusterState | FleetError:
             async with slots:
                 try:
                     return await self._observe(spec)
@@ -124,7 +127,7 @@ class Fleet:
                     return error
 
         names = [spec.name for spec in self.spec.in_order]
-        found = await asyncio.gather(*map(look, self.spec.in_order))
+        found = await asyncio.gather(*map(inspect, self.spec.in_order))
         states = dict(zip(names, found, strict=True))
         catalog = await self._catalog(states)
         return [
@@ -142,7 +145,7 @@ class Fleet:
         return plan.removal_steps(self.spec, applied.clusters, catalog, prune=prune)
 
     async def apply(self, lost: Lost | None = None, *, prune: bool = False) -> int:
-        """Make all as written; how many steps that took. Raises FleetError, OSError."""
+        """Make all as written. Return how many steps that took. Raises FleetError, OSError."""
         with self.files.locked():
             applied = self.files.load_applied().merged(self.spec)
             if any(spec.name not in self._drivers for spec in applied.clusters):
@@ -198,7 +201,7 @@ class Fleet:
         return Report(spec, state, (*begin, *steps, *end), found)
 
     async def _converge(self, spec: ClusterSpec, lost: set[int]) -> int:
-        """Take steps until the cluster is as written; how many that took."""
+        """Take steps until the cluster is as written. Return their number."""
         count = repeats = 0
         last: ClusterStep | None = None
         while True:
@@ -289,7 +292,7 @@ class Fleet:
     async def _catalog(
         self, states: Mapping[str, ClusterState | FleetError]
     ) -> Mapping[str, CatalogEntry]:
-        """The entries; none while the home cluster does not have the catalog."""
+        """The entries. None of them while the home cluster does not have the catalog."""
         home = self.spec.home
         state = None if home is None else states[home.name]
         if not isinstance(state, ClusterState) or CATALOG_TOPIC not in state.topics:
@@ -298,7 +301,7 @@ class Fleet:
             return await read_catalog(_servers(state))
 
     async def _publish(self, spec: ClusterSpec, state: ClusterState) -> int:
-        """Write the entries of a cluster's logs, if they differ; how many."""
+        """Write the entries of a cluster's logs, if they differ. Return their number."""
         home = self.spec.home
         if home is None or not spec.listed:
             return 0
@@ -321,7 +324,7 @@ class Fleet:
     async def _write(
         self, home: ClusterState, entries: Mapping[PublishLog | ForgetLog, CatalogEntry | None]
     ) -> None:
-        """Write entries of the catalog by their steps; None forgets a log."""
+        """Write entries of the catalog by their steps. None forgets a log."""
         for step in entries:
             self._tell(line(step).strip())
         if entries:
@@ -366,7 +369,7 @@ async def open_fleet(file: Path, tell: Tell) -> AsyncIterator[Fleet]:
             resolved.append(exact)
         for old in applied.clusters:
             if old.name not in drivers:
-                # For `--prune` only, which starts nothing: its release may be gone.
+                # This is only for `--prune`, which starts nothing. Its release may be gone.
                 bare = replace(old, release=None, version=None)
                 drivers[old.name] = (await _driver(bare, old, files, tell_event))[1]
                 stack.push_async_callback(drivers[old.name].close)

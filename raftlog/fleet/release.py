@@ -1,7 +1,7 @@
-"""A release: raftlog's wheel and those of its dependencies, each named by its hash.
+"""A release is raftlog's wheel and those of its dependencies, each named by its hash.
 
-Wheels are built once, on the deploying machine, with the versions that its own environment runs:
-hosts need no package index and no compiler, and all run the same code.
+Wheels are built once, on the deploying machine, with the versions that its environment runs. Hosts
+need no package index and no compiler, and all run the same code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raftlog.fleet.errors import DETAIL_CHARACTERS_MAX, FleetError
 
 DISTRIBUTION: Final = "raftlog"
 PIP: Final = "pip"
-"""Installs the other wheels, run from its own wheel, as hosts may lack it."""
+"""Package that installs the other wheels, run from its wheel, as hosts may lack it."""
 SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", "raftlog", "client")
 """All that the wheel is made of."""
 BUILD_TIMEOUT_S: Final = 600.0
@@ -52,11 +52,11 @@ class Release:
     """Wheels in one directory."""
 
     version: str
-    """raftlog's version, and a digest of the code: equal for equal code, whenever it was built."""
+    """raftlog's version and a digest of the code. Equal code has an equal version."""
     wheel: Wheel
     pip: Wheel
     dependencies: tuple[Wheel, ...]
-    """Empty: hosts take them from the package index that their pip is configured for."""
+    """Wheels of the dependencies. Empty if hosts take them from the package index of their pip."""
 
     @property
     def wheels(self) -> tuple[Wheel, ...]:
@@ -65,7 +65,7 @@ class Release:
 
     @property
     def python(self) -> str:
-        """The only CPython that compiled wheels fit, such as `3.11`; empty if any does."""
+        """The only CPython that compiled wheels fit, such as `3.11`. Empty if any does."""
         for wheel in self.dependencies:
             python, abi, _ = wheel.tags.split("-", 2)
             if python == abi and python.startswith("cp3"):
@@ -74,7 +74,7 @@ class Release:
 
     @property
     def requirements(self) -> str:
-        """The content of a requirements file: every wheel but pip's, by hash."""
+        """The content of a requirements file, with every wheel except pip's, by hash."""
         return "".join(f"{one.requirement}\n" for one in (self.wheel, *self.dependencies))
 
 
@@ -110,7 +110,8 @@ def build_release(source: Path, directory: Path) -> Release:
         raise FleetError(f"{directory} is not empty: name another directory for the wheels")
     with tempfile.TemporaryDirectory(prefix="raftlog-build-") as temporary:
         copy = Path(temporary) / "source"
-        # A build leaves files behind, which a later one would pack again: never in the checkout.
+        # A build leaves files behind, which a later build would pack again, so it is never in the
+        # checkout.
         _copy_sources(source, copy)
         installed = _pip("freeze", "--all", "--exclude-editable", "--exclude", DISTRIBUTION)
         pins = Path(temporary) / "constraints.txt"
@@ -133,7 +134,7 @@ def _copy_sources(source: Path, target: Path) -> None:
 
 
 def _pip(*arguments: str) -> str:
-    """Run this environment's pip; its output. Raises FleetError."""
+    """Run this environment's pip. Return its output. Raises FleetError."""
     try:
         done = subprocess.run(
             (sys.executable, "-m", PIP, "--disable-pip-version-check", *arguments),

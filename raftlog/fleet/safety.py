@@ -1,4 +1,4 @@
-"""May a node stop now? Decided over the in-sync replicas of its partitions. Pure."""
+"""Decides over the in-sync replicas of its partitions whether a node may stop. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PartitionState:
 
     @property
     def is_under_min_isr(self) -> bool:
-        """Whether acks=all is refused; a topic with fewer replicas needs all of them."""
+        """Whether acks=all is refused. A topic with fewer replicas needs all of them."""
         return len(self.isr) < min(self.min_isr, len(self.replicas))
 
 
@@ -31,15 +31,15 @@ class Verdict:
     """Partitions that the stop of a node would leave below min.insync.replicas."""
 
     blocked: tuple[PartitionState, ...]
-    """Other replicas can come back in sync: wait for these before the stop."""
+    """Partitions where other replicas can come back in sync. Wait for these before the stop."""
     passed: tuple[PartitionState, ...]
-    """With so few replicas waiting never helps: these are refused or offline during the stop."""
+    """Partitions with too few replicas to wait. These are refused or offline during the stop."""
 
 
 def may_stop(node_id: int, partitions: Iterable[PartitionState]) -> Verdict:
     """Judge the stop of a node by every partition with a replica on the node.
 
-    A replica out of sync counts, too: its stop would delay the recovery of a partition that is
+    A replica out of sync also counts. Its stop would delay the recovery of a partition that is
     below min.insync.replicas already. The stop is safe once nothing is `blocked`.
     """
     blocked: list[PartitionState] = []

@@ -1,4 +1,4 @@
-"""The fleet's file: its clusters, their nodes and logs, checked. Pure, except for `load`.
+"""The fleet's file, with its clusters, nodes and logs, checked. Pure, except for `load`.
 
 The file is TOML. `docs/fleet.md` describes every key.
 """
@@ -21,9 +21,9 @@ from raftlog.fleet.errors import SpecError
 
 CLUSTERS_MAX: Final = 1_000
 LOGS_MAX: Final = 10_000
-"""Of one cluster, in the catalog."""
+"""Logs of one cluster, in the catalog."""
 REPLICATION_DEFAULT: Final = 3
-"""Or the number of nodes, in a smaller cluster."""
+"""Replicas by default, or the number of nodes in a smaller cluster."""
 VOTERS_DEFAULT: Final = 3
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
@@ -46,9 +46,9 @@ class HostEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine reached by ssh."""
 
     address: Annotated[str, Meta(min_length=1)]
-    """`host`, `user@host` or `user@host:port`; the port is that of ssh."""
+    """`host`, `user@host` or `user@host:port`. The port is that of ssh."""
     host: str | None = None
-    """The name or IP address by which nodes and clients reach the machine; by default that of
+    """The name or IP address by which nodes and clients reach the machine. By default that of
     `address`."""
     rack: str | None = None
 
@@ -71,46 +71,47 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One `[[cluster]]` of the file. See docs/fleet.md."""
 
     keeps_found: ClassVar[bool] = False
-    """Whether settings, votes and nodes outside of `hosts` stay as found, and a release that does
-    not become ready is taken back. True for `scripts/deploy`, which has no file."""
+    """Whether settings, votes and nodes outside of `hosts` stay as found. A release that does not
+    become ready is then taken back. True for `scripts/deploy`, which has no file."""
 
     driver: Literal["local", "ssh"]
     name: str = ""
-    """By default the log's."""
+    """Name of the cluster, by default the log's."""
     log: str | None = None
     """The one log of this cluster."""
     logs: Annotated[tuple[str, ...], Meta(max_length=LOGS_MAX)] = ()
-    """Topics to list in the catalog; their users create these."""
+    """Topics to list in the catalog. Their users create these."""
     partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """Of `log`."""
+    """Partitions of `log`."""
     replication_factor: Annotated[int, Meta(ge=1, le=NODES_MAX)] | None = None
-    """Of `log`."""
+    """Replicas of each partition of `log`."""
     config: dict[str, ConfigValue] = {}
     """Topic configs of `log`."""
     settings: dict[str, Any] = {}
     """Settings of every node, in the names and tables of `raftlog serve --config`."""
     version: Annotated[str, Meta(min_length=1)] | None = None
-    """ssh: an installed release; by default that of `release`, else each host's current one."""
+    """An installed release (driver ssh), by default that of `release`, else each host's current
+    release."""
     voters: Literal[1, 3, 5, 7] = VOTERS_DEFAULT
-    """The most voters; a smaller cluster has fewer."""
+    """The most voters. A smaller cluster has fewer."""
     replace: tuple[Annotated[int, Meta(ge=1)], ...] = ()
     """Nodes to start on an empty disk, if their data is gone."""
     dir: str | None = None
-    """local: the cluster's directory."""
+    """Cluster's directory (driver local)."""
     nodes: Annotated[int, Meta(ge=1, le=NODES_MAX)] | None = None
-    """local: how many."""
+    """Number of nodes (driver local)."""
     base_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
-    """local: the first node's port; 0: free ones."""
+    """First node's port (driver local). 0 for free ports."""
     hosts: Annotated[tuple[str | HostEntry, ...], Meta(max_length=NODES_MAX)] = ()
-    """ssh: one node on each."""
+    """Hosts with one node on each (driver ssh)."""
     port: Port = BASE_PORT_DEFAULT
-    """ssh: the nodes' port."""
+    """Nodes' port (driver ssh)."""
     release: str | None = None
-    """ssh: the directory of wheels to run, as `scripts/deploy --wheels DIR` makes one."""
+    """Directory of wheels to run (driver ssh), as made by `scripts/deploy --wheels DIR`."""
 
     @property
     def machines(self) -> tuple[HostEntry, ...]:
-        """ssh: the hosts, in the file's order."""
+        """Hosts (driver ssh), in the file's order."""
         return tuple(HostEntry(entry) if isinstance(entry, str) else entry for entry in self.hosts)
 
     @property
@@ -162,7 +163,7 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def in_order(self) -> tuple[ClusterSpec, ...]:
-        """The clusters, home first: the others are listed in its catalog."""
+        """The clusters, home first, as the others are listed in its catalog."""
         return tuple(sorted(self.cluster, key=lambda spec: spec.name != self.fleet.home))
 
     @property
@@ -184,7 +185,7 @@ def load(path: Path) -> FleetSpec:
 
 
 def parse(text: str, base: Path) -> FleetSpec:
-    """Check the file's text; relative paths start at `base`. Raises SpecError."""
+    """Check the file's text. Relative paths start at `base`. Raises SpecError."""
     try:
         found = msgspec.convert(tomllib.loads(text), FleetSpec)
     except tomllib.TOMLDecodeError as error:
@@ -204,7 +205,7 @@ def config_text(value: ConfigValue) -> str:
 
 
 def host_name(address: str) -> str:
-    """The machine's name in `user@host:port`; an IPv6 address with a port is in brackets."""
+    """The machine's name in `user@host:port`. An IPv6 address with a port is in brackets."""
     host = address.rpartition("@")[2]
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -212,7 +213,7 @@ def host_name(address: str) -> str:
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings of a node as TOML, sorted: the same settings are the same text."""
+    """Settings of a node as sorted TOML. The same settings are the same text."""
     lines = [
         ".".join(_quoted(part) for part in path) + f" = {_quoted(value)}\n"
         for path, value in sorted(_leaves(settings, ()))
@@ -231,7 +232,7 @@ def _leaves(
 
 
 def _quoted(value: object) -> str:
-    # Strings, numbers, booleans and arrays of JSON are TOML as well; DEL alone must be escaped.
+    # Strings, numbers, booleans and arrays of JSON are TOML as well. Only DEL must be escaped.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 

@@ -14,11 +14,11 @@ class NodeState:
 
     node_id: int
     address: str = ""
-    """`host:port`; empty while not known."""
+    """`host:port`, empty while not known."""
     host: str = ""
-    """Driver ssh: the name of its machine."""
+    """Name of its machine (driver ssh)."""
     is_managed: bool = True
-    """Whether the driver has the node; else only the cluster's metadata know the node."""
+    """Whether the driver has the node. Otherwise only the cluster's metadata know the node."""
     is_running: bool = True
     is_ready: bool = True
     why: str | None = None
@@ -27,7 +27,7 @@ class NodeState:
     has_settings: bool = True
     """Whether the node was started with the settings of the file."""
     has_data: bool = True
-    """Whether the node's data directory has begun; an empty one may be a lost disk."""
+    """Whether the node's data directory has begun. An empty directory may be a lost disk."""
     is_registered: bool = True
     is_voter: bool = False
     is_decommissioning: bool = False
@@ -41,9 +41,9 @@ class TopicState:
 
     partitions: int
     replication_factor: int
-    """0: the partitions differ."""
+    """Replicas of each partition. 0 if the partitions differ."""
     config: Mapping[str, str]
-    """Those that the topic sets itself."""
+    """Configs that the topic sets itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +51,17 @@ class ClusterState:
     """A cluster. `nodes` is empty before the creation."""
 
     nodes: tuple[NodeState, ...] = ()
-    """By id."""
+    """Nodes by id."""
     is_created: bool = True
     """Whether the first voters have once been ready together."""
     is_led: bool = True
-    """Whether a controller is active; else membership and topics are not known."""
+    """Whether a controller is active. Otherwise membership and topics are not known."""
     cluster_id: str = ""
     controller_id: int | None = None
     topics: Mapping[str, TopicState] = field(default_factory=dict)
-    """Of the topics in the file, those that exist."""
+    """Existing topics of the file, by name."""
     partitions: Mapping[str, int] = field(default_factory=dict)
-    """How many partitions each topic has, of all topics but internal ones."""
+    """Partitions of each topic, except internal topics."""
     under_min_isr: tuple[PartitionState, ...] = ()
     """Partitions that refuse acks=all."""
 

@@ -1,7 +1,7 @@
-"""Steps of the reconciler: the changes that lead from one state of a cluster to the next. Values.
+"""Steps of the reconciler, from one state of a cluster to the next. Values.
 
-Every step may be repeated: an interrupted one is done again, by the next run. No step deletes a
-topic, a record or a data directory.
+Every step may be repeated. The next run repeats an interrupted step. No step deletes a topic, a
+record or a data directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CreateCluster(_Step, frozen=True, kw_only=True, tag="create_cluster"):
 
 
 class StartNodes(_Step, frozen=True, kw_only=True, tag="start_nodes"):
-    """Start stopped nodes together: one alone may lack a quorum."""
+    """Start stopped nodes together, as a single node may lack a quorum."""
 
     node_ids: tuple[int, ...]
 
@@ -38,15 +38,15 @@ class AwaitReady(_Step, frozen=True, kw_only=True, tag="await_ready"):
 
 
 class ReplaceNode(_Step, frozen=True, kw_only=True, tag="replace_node"):
-    """Start a node with a lost disk on an empty one; its replicas are copied."""
+    """Start a node with a lost disk on an empty disk. Its replicas are copied."""
 
     node_id: int
     host: str = ""
-    """The host that takes the node; empty for the host that has the settings of the node."""
+    """The host that takes the node. Empty for the host with the node's settings."""
 
 
 class RestartNode(_Step, frozen=True, kw_only=True, tag="restart_node"):
-    """Stop a node, and start the node with the version and the settings of the file."""
+    """Restart a node with the version and the settings of the file."""
 
     node_id: int
     reason: str
@@ -57,7 +57,7 @@ class JoinNode(_Step, frozen=True, kw_only=True, tag="join_node"):
     """Add an empty node without a vote."""
 
     number: int
-    """How many nodes of the file there are then."""
+    """Number of nodes of the file after the step."""
     host: str = ""
 
 
@@ -86,7 +86,7 @@ class Decommission(_Step, frozen=True, kw_only=True, tag="decommission"):
 
 
 class RetireNode(_Step, frozen=True, kw_only=True, tag="retire_node"):
-    """Stop a decommissioned node for good; its data directory is kept."""
+    """Stop a decommissioned node for good. Its data directory is kept."""
 
     node_id: int
 
@@ -141,7 +141,7 @@ class ForgetLog(_Step, frozen=True, kw_only=True, tag="forget_log"):
 
 
 class StopCluster(_Step, frozen=True, kw_only=True, tag="stop_cluster"):
-    """Stop a cluster that is no longer in the file; its data directories are kept."""
+    """Stop a cluster that is no longer in the file. Its data directories are kept."""
 
 
 ClusterStep: TypeAlias = (
@@ -166,7 +166,7 @@ Step: TypeAlias = ClusterStep | PublishLog | ForgetLog | StopCluster
 
 
 def line(step: Step) -> str:
-    """The step as a line of a plan: `+` adds, `~` changes, `-` takes away."""
+    """The step as a line of a plan. `+` adds, `~` changes, `-` takes away."""
     sign, text = _described(step)
     return f"  {sign} {step.cluster}: {text}"
 

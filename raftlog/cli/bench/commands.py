@@ -1,4 +1,4 @@
-"""`raftlog bench`: measure any cluster; the workloads are in raftlog.workloads."""
+"""`raftlog bench` measures any cluster with the workloads of raftlog.workloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raftlog.workloads.open_loop import SAMPLES_MAX, WARM_UP_S, open_loop
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 TRANSACTIONAL_ID: Final = "raftlog-bench/"
-"""Begin of the transactional ids: the same ones in each run, since they cannot be deleted."""
+"""Prefix of the transactional ids. Each run reuses them, since they cannot be deleted."""
 _COUNT_MAX: Final = 1_000_000_000
 
 
@@ -38,7 +38,7 @@ class _Rate:
 
 
 def _topic_options(partitions: int) -> Callable[[_Command], _Command]:
-    """`--topic`, or what the topic made for the run has."""
+    """`--topic`, or the partitions and replicas of the topic made for the run."""
 
     def decorate(command: _Command) -> _Command:
         for option in (
@@ -50,8 +50,10 @@ def _topic_options(partitions: int) -> Callable[[_Command], _Command]:
                 show_default=True,
                 help="Partitions of the topic made for the run.",
             ),
-            click.option("-r", "--replicas", type=click.IntRange(1), help="Its copies."),
-            click.option("-t", "--topic", help="Use this topic; it stays, with the records."),
+            click.option(
+                "-r", "--replicas", type=click.IntRange(1), help="Copies of each partition."
+            ),
+            click.option("-t", "--topic", help="Use this topic, which stays, with the records."),
         ):
             command = option(command)
         return command
@@ -81,10 +83,10 @@ _acks = click.option(
     type=click.IntRange(1, _COUNT_MAX),
     default=1_000_000,
     show_default=True,
-    help="How many, without --rate.",
+    help="Number of records, without --rate.",
 )
 @click.option(
-    "--rate", type=click.IntRange(1, 1_000_000), help="Records a second; without: full speed."
+    "--rate", type=click.IntRange(1, 1_000_000), help="Records a second, by default at full speed."
 )
 @_seconds
 @_record_bytes
@@ -176,7 +178,7 @@ def produce(
     type=click.IntRange(1, _COUNT_MAX),
     default=1_000_000,
     show_default=True,
-    help="How many to write first, without --topic.",
+    help="Records to write first, without --topic.",
 )
 @_record_bytes
 @click.option("--in-group", is_flag=True, help="As a member of a new group, with commits.")
@@ -242,10 +244,10 @@ def end_to_end(
     servers: str,
     output_format: str,
 ) -> None:
-    """Write at a rate and read beside: latency from the due time to the consumer.
+    """Write at a rate and read, with latency from the due time to the consumer.
 
-    The schedule never waits for answers, so a pause of the cluster counts for every record that was
-    due in it. --topic must be empty.
+    The schedule never waits for responses, so a pause of the cluster counts for every record that
+    was due in it. --topic must be empty.
     """
     _at_rate(
         "end-to-end",
@@ -288,10 +290,10 @@ def groups(
     servers: str,
     output_format: str,
 ) -> None:
-    """Measure a consumer group: rebalances, then offset commits for --seconds.
+    """Measure a consumer group's rebalances, then offset commits for --seconds.
 
     A rebalance lasts from the join or leave of one member until every partition has one owner, in
-    equal shares. All members and clients run in this one process.
+    equal shares. All members and clients run in this process.
     """
 
     async def measure(used: Used, progress: Progress) -> Report:
@@ -375,7 +377,7 @@ def groups(
     type=click.IntRange(1, 500),
     default=32,
     show_default=True,
-    help="Producers at once, after one alone.",
+    help="Producers at once, after a single producer.",
 )
 @_seconds
 @_record_bytes
@@ -395,9 +397,9 @@ def transactions(
     servers: str,
     output_format: str,
 ) -> None:
-    """Commit transactions for --seconds: by one producer, then by several.
+    """Commit transactions for --seconds, by one producer and then by several.
 
-    Latency counts from the begin to the answer to the commit. The transactional ids are
+    Latency counts from the start to the response to the commit. The transactional ids are
     raftlog-bench/0 and so on, the same in each run.
     """
 

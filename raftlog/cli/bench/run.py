@@ -1,4 +1,4 @@
-"""A run of `raftlog bench`: its topic and groups, made and deleted again, and its report."""
+"""A run of `raftlog bench`, with its topic, groups and report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LATENCY_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One figure: its name in JSON, its label and unit for people."""
+    """One figure, with its name in JSON, and its label and unit for people."""
 
     name: str
     label: str
@@ -42,14 +42,14 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The figures of a run: single ones, and distributions of latencies."""
+    """The figures of a run, as single values and distributions of latencies."""
 
     workload: str
     parameters: dict[str, object]
-    """In OpenMessaging's words where it has them."""
+    """Parameters in OpenMessaging's words where it has them."""
     fields: list[Field]
     latencies: dict[str, Latencies]
-    """By OpenMessaging's prefix, such as `publishLatency`."""
+    """Latencies by OpenMessaging's prefix, such as `publishLatency`."""
 
     def show(self, output_format: str) -> None:
         """Write it to stdout."""
@@ -89,7 +89,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and topic of a run; without a topic one is made."""
+    """The cluster and topic of a run. Without a topic, the run makes a topic."""
 
     servers: str
     topic: str | None
@@ -118,7 +118,7 @@ def measured(
     where: Where,
     measure: Callable[[Used, Progress], Coroutine[Any, Any, Report]],
 ) -> Report:
-    """Run a workload on the given topic, or on a new one, with a progress bar."""
+    """Run a workload on the given topic or a new topic, with a progress bar."""
 
     async def go() -> Report:
         async with (
@@ -133,7 +133,10 @@ def measured(
 
 @asynccontextmanager
 async def _used(admin: Admin, where: Where) -> AsyncIterator[Used]:
-    """The topic of a run; what the run makes is deleted after it, also after Ctrl-C."""
+    """The topic of a run. What the run makes is deleted at its end.
+
+    It is also deleted after Ctrl-C.
+    """
     if where.topic is None:
         name = f"raftlog-bench-{secrets.token_hex(4)}"
         await admin.create_topic(
@@ -151,7 +154,7 @@ async def _used(admin: Admin, where: Where) -> AsyncIterator[Used]:
 
 
 async def _finish(task: asyncio.Task[None]) -> None:
-    """Await a task to its end, also when this one is cancelled meanwhile."""
+    """Await a task to its end, also when the awaiting task is cancelled."""
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -177,7 +180,7 @@ async def _clean_up(admin: Admin, used: Used, *, is_own: bool) -> None:
 
 
 async def _delete_group(admin: Admin, group: str) -> None:
-    """Delete a group, if it was made. A member that was cut off is gone with its session."""
+    """Delete a group, if it was made. A member that was cut off ends with its session."""
     for attempt in range(GROUP_DELETE_TRIES):
         try:
             await admin.delete_group(group)

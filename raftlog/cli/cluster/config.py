@@ -27,7 +27,7 @@ def list_configs(servers: str, output_format: str) -> None:
     if output_format == "json":
         output.write_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
-        # The meaning is a sentence or two: too wide for a table.
+        # The meaning is a sentence or two, which is too wide for a table.
         output.write_table(columns[:-1], [row[:-1] for row in rows])
 
 
@@ -36,7 +36,7 @@ def list_configs(servers: str, output_format: str) -> None:
 @servers_option
 @format_option
 def get_config(name: str, servers: str, output_format: str) -> None:
-    """Print the value of one setting: the cluster's, else the default."""
+    """Print the value of one setting, which is the cluster's or the default."""
     values = _values(servers)
     if name not in values:
         try:
@@ -56,7 +56,9 @@ def get_config(name: str, servers: str, output_format: str) -> None:
 
 @click.command("set")
 @click.argument("pairs", nargs=-1, metavar="NAME=VALUE…")
-@click.option("-d", "--delete", "unset", multiple=True, metavar="NAME", help="Back to the default.")
+@click.option(
+    "-d", "--delete", "unset", multiple=True, metavar="NAME", help="Return it to the default."
+)
 @servers_option
 @format_option
 def set_configs(

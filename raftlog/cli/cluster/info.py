@@ -104,26 +104,26 @@ class Health:
     fenced: list[int]
     """Nodes without a live session at the controller."""
     unwritable: list[int]
-    """Nodes without a writable disk: they are full, or hang."""
+    """Nodes without a writable disk, which are full or hang."""
     not_ready: dict[int, str]
-    """Node → why."""
+    """Reasons of nodes that are not ready, by node."""
     opening: dict[int, OpeningReplicas]
     """Nodes that are still creating or opening replicas."""
     clocks: dict[int, int]
-    """Node → milliseconds that its clock is ahead of the cluster time, if it should be set."""
+    """Milliseconds that a clock to be set is ahead of the cluster time, by node."""
     leaderless: list[str]
     """`topic/partition`s without a leader."""
     below_min_isr: list[str]
-    """`topic/partition`s with fewer replicas in sync than min.insync.replicas: they reject
+    """`topic/partition`s with fewer replicas in sync than min.insync.replicas. They reject
     acks=all."""
     under_replicated: list[str]
     """`topic/partition`s with fewer replicas in sync than replicas."""
     warnings: list[str]
-    """What is fragile although all is well."""
+    """Fragile points of a cluster without a fault."""
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is amiss."""
+        """Whether no fault was found."""
         return not (
             self.quorum
             or self.fenced
@@ -142,14 +142,15 @@ class Health:
 def health(servers: str, output_format: str) -> int:
     """Check the health of the quorum, of every node, and of every partition.
 
-    Healthy means: a controller is active and every voter reached; every node is ready, not fenced,
-    and its disk takes writes; every partition is led and all its replicas are in sync. Partitions
-    with fewer replicas in sync than min.insync.replicas reject acks=all and are named as well.
+    A healthy cluster has an active controller and reaches every voter. Every node is ready, not
+    fenced, and its disk takes writes. Every partition is led and all its replicas are in sync.
+    Partitions with fewer replicas in sync than min.insync.replicas reject acks=all and are named as
+    well.
 
     A cluster that is healthy but would not survive the loss of a node, for want of votes, gets a
-    warning; so does a node with a clock 10 minutes off the cluster time, the median of all clocks.
+    warning. So does a node with a clock 10 minutes off the cluster time, the median of all clocks.
 
-    The exit code is 0 if healthy, 1 if not, 4 if no node answered.
+    The exit code is 0 if healthy, 1 if not, 4 without a response of any node.
     """
 
     async def look() -> Health:
@@ -160,7 +161,7 @@ def health(servers: str, output_format: str) -> int:
             try:
                 topics = await admin.describe_topics()
             except ServerError as error:
-                # No node is ready to tell of partitions; why, we know.
+                # No node is ready to report partitions, and the reason is known.
                 if error.entry is not NOT_READY or not not_ready:
                     raise
                 topics = []
@@ -198,7 +199,7 @@ def remove_node(node: int, servers: str, output_format: str) -> None:
     try:
         run(servers, change())
     except CommandError as error:
-        # The error names the first step; the remaining question is the cluster's state.
+        # The error names the first step. The remaining question is the cluster's state.
         error.hint = error.hint or "`raftlog cluster info` shows which nodes live and vote."
         raise
     if output_format == "json":
@@ -219,7 +220,10 @@ def _health(
     described: dict[int, NodeInfo],
     min_isr: dict[str, int],
 ) -> Health:
-    """`described`: nodes by themselves. `min_isr` by topic; unknown for a missing topic."""
+    """Judge `described`, the nodes by themselves, and the metadata.
+
+    `min_isr` is by topic, and unknown for a missing topic.
+    """
     partitions = [partition for topic in topics for partition in topic.partitions]
     return Health(
         quorum=list(_quorum_faults(quorum)),
@@ -249,7 +253,7 @@ def _health(
 
 
 def wrong_clocks(described: dict[int, NodeInfo]) -> dict[int, int]:
-    """Milliseconds that a clock is ahead of the cluster time, by node, where it should be set."""
+    """Milliseconds that clocks to be set are ahead of the cluster time, by node."""
     return {
         node_id: node.clock_skew_ms
         for node_id, node in described.items()

@@ -58,12 +58,12 @@ def directory_option(command: _Command) -> _Command:
     "-n",
     "--nodes",
     type=click.IntRange(1, manifest.NODES_MAX),
-    help=f"How many nodes a new cluster has.  [default: {manifest.NODES_DEFAULT}]",
+    help=f"Number of nodes of a new cluster.  [default: {manifest.NODES_DEFAULT}]",
 )
 @click.option(
     "--base-port",
     type=click.IntRange(0, 65_535),
-    help="The first node's port, the others' follow; 0: free ones.  "
+    help="The first node's port. The others follow. 0 for free ports.  "
     f"[default: {manifest.BASE_PORT_DEFAULT}]",
 )
 @click.option(
@@ -75,11 +75,11 @@ def directory_option(command: _Command) -> _Command:
 @click.option(
     "--kafka-base-port",
     type=click.IntRange(0, 65_535),
-    help="The first node's Kafka port, the others' follow; 0: free ones.  [default: "
+    help="The first node's Kafka port. The others follow. 0 for free ports.  [default: "
     f"{manifest.default_kafka_base_port(manifest.BASE_PORT_DEFAULT)}, or --base-port + "
     f"{manifest.KAFKA_PORT_OFFSET}]",
 )
-@click.option("--host", help=f"Where the nodes listen.  [default: {manifest.HOST_DEFAULT}]")
+@click.option("--host", help=f"Host of the nodes' listeners.  [default: {manifest.HOST_DEFAULT}]")
 @click.option(
     "--flush", type=click.Choice(["sync", "async"]), help="What acks=all waits for. [default: sync]"
 )
@@ -99,11 +99,12 @@ def up(
     settings: tuple[str, ...],
     output_format: str,
 ) -> None:
-    """Run a cluster on this machine: start its nodes, watch them, start again one that dies.
+    """Run a cluster on this machine, and restart nodes that die.
 
-    Stays until Ctrl-C, which stops the nodes in order, or, with --detach, returns once the cluster
-    serves. The directory holds everything; `up` on it later starts the same cluster again, and
-    needs nothing but --dir. SETTINGS, after --, are those of `raftlog serve`, for every node.
+    The command stays until Ctrl-C, which stops the nodes in order. With --detach it returns once
+    the cluster serves. The directory holds everything. A later `up` on it starts the same cluster
+    again, and needs nothing but --dir. SETTINGS, after --, are those of `raftlog serve`, for every
+    node.
 
     \b
       raftlog cluster up --dir /tmp/three
@@ -163,7 +164,7 @@ async def _join(layout: Layout, plan: Plan) -> ClusterStatus:
 @directory_option
 @format_option
 def down(directory: Path, output_format: str) -> None:
-    """Stop a cluster that `up` started, one node after the other. Its data stays.
+    """Stop a cluster that `up` started, node after node. Its data stays.
 
     A cluster that does not run is no error.
     """
@@ -205,7 +206,7 @@ def status(directory: Path, output_format: str) -> int:
 def add_node(directory: Path, voter: bool, output_format: str) -> None:
     """Add an empty node, with the next id and port, and wait until it serves.
 
-    New topics use it at once; `raftlog cluster reassign` gives it replicas of others.
+    New topics use it at once. `raftlog cluster reassign` gives it replicas of others.
     """
     _change_nodes(directory, AddNode(voter), output_format)
 
@@ -215,9 +216,9 @@ def add_node(directory: Path, voter: bool, output_format: str) -> None:
 @directory_option
 @format_option
 def replace_node(node: int, directory: Path, output_format: str) -> None:
-    """Replace the data directory of node NODE, which is lost or damaged, by an empty one.
+    """Replace the lost or damaged data directory of node NODE by an empty directory.
 
-    NODE stops, and starts again in the place of the lost one: with its number, its vote and copies
+    NODE stops, and starts again in the place of the lost node, with its number, its vote and copies
     of its replicas. The rest of its data directory is moved away, never deleted.
     """
     _change_nodes(directory, ReplaceNode(node), output_format)
@@ -225,13 +226,13 @@ def replace_node(node: int, directory: Path, output_format: str) -> None:
 
 @click.command("stop-node")
 @click.argument("node", type=_NODE)
-@click.option("--forget", is_flag=True, help="For good: `up` will not know it any more.")
+@click.option("--forget", is_flag=True, help="Stop it for good, so that `up` no longer starts it.")
 @directory_option
 @format_option
 def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> None:
     """Stop node NODE, until `start-node`. Other nodes take over its leaderships.
 
-    --forget is for a decommissioned node. Its data directory is moved away, not deleted; `raftlog
+    --forget is for a decommissioned node. Its data directory is moved away, not deleted. `raftlog
     cluster remove-node` unregisters the node.
     """
     _send_request(directory, StopNode(node, forget))
@@ -330,7 +331,7 @@ def _quoted(directory: Path) -> str:
 
 
 def _absolute(settings: tuple[str, ...]) -> tuple[str, ...]:
-    """The settings with the path of a settings file made absolute: `up` may be said elsewhere."""
+    """The settings with an absolute path of a settings file, since `up` may run elsewhere."""
     words = list(settings)
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -24,7 +24,7 @@ _NODE = click.IntRange(1, 2**31 - 1)
 ELECTIONS_AT_ONCE = 16
 POLL_S = 0.5
 MOVES_MAX = 10_000
-"""Partitions in one command: more than a person would name."""
+"""Partitions in one command, more than a person would name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +34,20 @@ class Transfers:
     moved: list[str]
     """`topic/partition`s."""
     unmoved: dict[str, str]
-    """`topic/partition` → why not."""
+    """Reasons of unmoved partitions, by `topic/partition`."""
 
 
 @click.command("transfer-leadership")
 @click.option("-t", "--topic", metavar="NAME", help="Only this topic.")
 @click.option("-p", "--partition", "partitions", metavar="0,2-5", help="Only these partitions.")
-@click.option("--to", "node", type=_NODE, help="The replica that shall lead.")
+@click.option("--to", "node", type=_NODE, help="The replica that is to lead.")
 @click.option(
     "--unclean",
     is_flag=True,
     help="Also a replica that is not in sync, without --to that with the longest log: committed "
     "records may be lost.",
 )
-@click.option("--no-confirm", is_flag=True, help="Do not ask before --unclean.")
+@click.option("--no-confirm", is_flag=True, help="Do not prompt before --unclean.")
 @servers_option
 @format_option
 def transfer_leadership(
@@ -62,10 +62,11 @@ def transfer_leadership(
 ) -> int:
     """Transfer leadership to other replicas of partitions.
 
-    To the node of --to; without --to, to the preferred replica of each partition (of --topic, or of
-    all topics), or, for the partitions of --partition, to the best other replica. Only a replica in
-    sync can take over, so no record is lost, and writes pause for a moment. Partitions with that
-    leader already stay unchanged. (`raftlog quorum transfer` transfers the quorum's leadership.)
+    The leader becomes the node of --to. Without --to, it becomes the preferred replica of each
+    partition (of --topic, or of all topics), or, for the partitions of --partition, the best other
+    replica. Only a replica in sync can take over, so no record is lost, and writes pause for a
+    moment. Partitions with that leader already stay unchanged. (`raftlog quorum transfer` transfers
+    the quorum's leadership.)
 
     \b
       raftlog cluster transfer-leadership
@@ -113,7 +114,7 @@ async def _transfer(
                 code=ExitCode.NOT_FOUND,
             )
         chosen = [
-            # Named without --to: whichever is best, but another one.
+            # A partition named without --to moves to the best other replica.
             (info, node if wanted is not None else node or info.replicas[0])
             for info in found
             if wanted is None or info.partition in wanted
@@ -153,16 +154,16 @@ async def _transfer(
 @click.command()
 @click.argument("moves", metavar="[TOPIC/PARTITION=NODE,NODE…]...", nargs=-1)
 @click.option("--cancel", is_flag=True, help="Leave these (TOPIC/PARTITION) where they were.")
-@click.option("--wait", is_flag=True, help="Return when nothing is being moved any more.")
+@click.option("--wait", is_flag=True, help="Return when no move is under way.")
 @servers_option
 @format_option
 def reassign(
     moves: tuple[str, ...], cancel: bool, wait: bool, servers: str, output_format: str
 ) -> None:
-    """Move partitions to other nodes, the preferred leader first; show the moves under way.
+    """Move partitions to other nodes, the preferred leader first. Show the moves under way.
 
-    Records are copied in the background, at a bounded rate; until all new replicas are in sync the
-    old ones stay. Without MOVES, only shows the moves.
+    Records are copied in the background, at a bounded rate. The old replicas stay until all new
+    replicas are in sync. Without MOVES, the command only shows the moves.
 
     \b
       raftlog cluster reassign orders/0=2,3,4 orders/1=3,4,2 --wait
@@ -188,7 +189,7 @@ def reassign(
                 try:
                     found = await admin.describe_reassignments()
                 except RaftlogClientError as error:
-                    # A move may take hours, in which the answering node may well die.
+                    # A move may take hours, in which the responding node may well die.
                     if not error.retriable:
                         raise
             return found
@@ -225,7 +226,7 @@ def reassign(
 def maintenance(node: int, state: str, servers: str, output_format: str) -> None:
     """Relieve node NODE of its leaderships, until `disable`.
 
-    The node keeps its replicas, and may be stopped and started meanwhile.
+    The node keeps its replicas, and may be stopped and started during maintenance.
     """
     is_enabled = state == "enable"
 
@@ -248,13 +249,13 @@ def maintenance(node: int, state: str, servers: str, output_format: str) -> None
 @click.command()
 @click.argument("node", type=_NODE)
 @click.option("--cancel", is_flag=True, help="Let it keep what it still holds.")
-@click.option("--wait", is_flag=True, help="Return when it holds nothing any more.")
+@click.option("--wait", is_flag=True, help="Return when it holds no replica.")
 @servers_option
 @format_option
 def decommission(node: int, cancel: bool, wait: bool, servers: str, output_format: str) -> None:
     """Move all replicas of node NODE to others, and place no more there.
 
-    The move goes on under every controller. With no replica left the node may be stopped and
+    The move continues under every controller. With no replica left the node may be stopped and
     unregistered (`raftlog cluster remove-node`). A repeat of the command shows the progress.
     """
     if cancel and wait:
@@ -297,7 +298,7 @@ def decommission(node: int, cancel: bool, wait: bool, servers: str, output_forma
 
 
 async def _progress(admin: Admin, node: int) -> DecommissionProgress | None:
-    """The progress; None while unknown."""
+    """The progress, or None while unknown."""
     try:
         return await admin.describe_decommission(node)
     except RaftlogClientError as error:
@@ -308,7 +309,7 @@ async def _progress(admin: Admin, node: int) -> DecommissionProgress | None:
 
 
 def targets_of(words: Sequence[str]) -> dict[TopicPartition, list[int]]:
-    """`topic/partition=1,2,3` words; a partition given twice is a mistake."""
+    """Parse `topic/partition=1,2,3` words. A partition given twice is a mistake."""
     targets: dict[TopicPartition, list[int]] = {}
     for word in words:
         place_word, equals, nodes_word = word.partition("=")

@@ -1,1 +1,1 @@
-"""Parts that every command shares: options, session, output and errors."""
+"""Options, session, output and errors that every command shares."""

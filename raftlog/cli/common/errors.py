@@ -1,4 +1,4 @@
-"""Errors of commands: a message, the next step, and an exit code.
+"""Errors of commands, with a message, the next step and an exit code.
 
 Exit codes are a promise to scripts. `ExitCode` and docs/reference/command-line.md list them.
 """
@@ -18,21 +18,24 @@ class ExitCode(IntEnum):
     """Exit codes, for scripts."""
 
     OK = 0
-    """Done; also when the reader of the output has closed the pipe (`| head`)."""
+    """Done. Also when the reader of the output has closed the pipe (`| head`)."""
     FAILED = 1
-    """The cluster refused, or something is broken; the message says which."""
+    """The cluster refused, or something is broken. The message names it."""
     USAGE = 2
     """The command line, the environment, a file of settings or an input line is wrong."""
     NOT_FOUND = 3
     """No such topic, partition, group, transactional id or file."""
     UNREACHABLE = 4
-    """No node could be reached, or none was ready in time; the same command may work later."""
+    """No node could be reached, or none was ready in time.
+
+    The same command may work later.
+    """
     INTERRUPTED = 130
     """Ctrl-C."""
 
 
 class CommandError(click.ClickException):
-    """A failure of a command: the cause, and the next step."""
+    """A failure of a command, with the cause and the next step."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, code: ExitCode = ExitCode.FAILED
@@ -136,7 +139,7 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
 
 
 def unreachable(servers: str, reason: object) -> CommandError:
-    """The error for a cluster without an answering node."""
+    """The error for a cluster without a responding node."""
     return CommandError(
         f"no raftlog node answers at {servers}: {reason}",
         hint=_START_HINT,
@@ -151,7 +154,7 @@ def from_log_error(error: LogError) -> CommandError:
 
 
 def from_os_error(error: OSError) -> CommandError:
-    """A file without read or write access; connections have errors of their own."""
+    """Explain a file without read or write access. Connections have other errors."""
     code = ExitCode.NOT_FOUND if isinstance(error, FileNotFoundError) else ExitCode.FAILED
     where = f"{error.filename}: " if error.filename else ""
     return CommandError(f"{where}{error.strerror or error}", code=code)

@@ -1,4 +1,4 @@
-"""Arguments that the shell completes with the cluster's names: groups, transactional ids."""
+"""Arguments that the shell completes with the cluster's group and transactional ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from raftlog_client import Admin
 
 COMPLETION_PATIENCE_MS: Final = 1_500
-"""A person waits for the names."""
+"""Milliseconds of a completion, during which a person waits for the names."""
 COMPLETIONS_MAX: Final = 500
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
@@ -51,8 +51,8 @@ def _transactional_ids(context: click.Context, _: click.Parameter, incomplete: s
 def _completed(
     context: click.Context, incomplete: str, names: Callable[[Admin], Awaitable[list[str]]]
 ) -> list[str]:
-    """The names with this beginning; none without an answer: a shell shows no errors."""
-    # Each completion is a process of its own: only those with names pay for the client.
+    """The names with this beginning. Empty without a response, as a shell shows no errors."""
+    # Each completion is a separate process. Only those with names pay for the client.
     import asyncio  # noqa: PLC0415 - see above
     import logging  # noqa: PLC0415 - see above
 

@@ -51,7 +51,10 @@ class Anchor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in every partition: an amount (offset, records or milliseconds) from its anchor."""
+    """A place in every partition, as an amount from its anchor.
+
+    The amount is an offset, records or milliseconds.
+    """
 
     anchor: Anchor
     amount: int = 0
@@ -76,7 +79,7 @@ _WORDS = {"earliest": EARLIEST, "start": EARLIEST, "latest": LATEST, "end": LATE
 
 
 def parse_position(text: str, now_ms: int) -> Position:
-    """The position of a text in the grammar of POSITION_HELP; raises ValueError."""
+    """Parse a position in the grammar of POSITION_HELP. Raises ValueError."""
     if text in _WORDS:
         return _WORDS[text]
     if text.startswith("@"):
@@ -128,10 +131,11 @@ async def resolve(
     *,
     isolation: Isolation = "read_uncommitted",
 ) -> dict[TopicPartition, int]:
-    """The offset of a position in each partition, within the range of readers of an isolation.
+    """The offset of a position in each partition, within the range of readers.
 
-    An explicit offset stays unchanged, so that the node rejects one out of range instead of reading
-    other records. Raises ServerError, and LogError for an unknown partition.
+    The range depends on the isolation. An explicit offset stays unchanged, so that the node rejects
+    an offset out of range instead of reading other records. Raises ServerError, and LogError for an
+    unknown partition.
     """
     known = await admin.offsets(topics)
     ends = {partition: offsets.end_for(isolation) for partition, offsets in known.items()}

@@ -17,7 +17,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
 def servers_option(command: _Command) -> _Command:
-    """`--servers`: where the cluster is found; any of its nodes will do."""
+    """`--servers` gives nodes of the cluster. Any of its nodes will do."""
     return click.option(
         "-X",
         "--servers",
@@ -27,12 +27,12 @@ def servers_option(command: _Command) -> _Command:
         show_envvar=True,
         metavar="HOST:PORT,…",
         callback=_checked_servers,
-        help="Nodes to ask, any of the cluster.",
+        help="Nodes of the cluster, of which any will do.",
     )(command)
 
 
 def format_option(command: _Command) -> _Command:
-    """`--format text|json`: for people or for programs."""
+    """`--format text|json` is for people or for programs."""
     return click.option(
         "--format",
         "output_format",
@@ -57,7 +57,7 @@ def _checked_servers(context: click.Context, parameter: click.Parameter, value: 
 
 
 def config_pairs(pairs: Iterable[str]) -> dict[str, str]:
-    """`name=value` words as a dictionary; a name given twice is a mistake worth telling."""
+    """Parse `name=value` words as a dictionary. A name given twice is a mistake."""
     configs: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -87,7 +87,7 @@ def partition_numbers(text: str) -> list[int]:
 
 
 def timestamp_ms(text: str) -> int:
-    """Milliseconds since 1970 (UTC) from such a number or from ISO-8601; no zone means UTC.
+    """Milliseconds since 1970 (UTC) from a number or ISO-8601. No zone means UTC.
 
     Raises ValueError with a message for the user.
     """
@@ -110,6 +110,6 @@ def iso_time(timestamp_ms: int) -> str:
     try:
         moment = datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
-        # A record may carry any 64-bit number; the calendar ends in the year 9999.
+        # A record may carry any 64-bit number. The calendar ends in the year 9999.
         return str(timestamp_ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"

@@ -1,9 +1,9 @@
-"""Output of commands: data to stdout, messages to stderr, decoration only on a terminal.
+"""Output of commands, with data to stdout and messages to stderr.
 
-Only a terminal imports rich: the import costs start-up time and memory, which pipes and servers
-should not pay.
+Decoration is only for a terminal. Only a terminal imports rich, since the import costs start-up
+time and memory, which pipes and servers should not pay.
 
-Progress of a long transfer: a bar on a terminal, nothing elsewhere.
+Progress of a long transfer is a bar on a terminal, and nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def for_person(stream: TextIO) -> bool:
 
 
 def message(text: str) -> None:
-    """Tell the person at the terminal, or the log of the script."""
+    """Show a message at the terminal, or in the log of the script."""
     click.echo(text, err=True)
 
 
@@ -40,7 +40,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def confirm(question: str, no_confirm: bool, *, danger: str) -> None:
-    """Ask before a change for good. Raises CommandError without a terminal, Abort for a no."""
+    """Prompt before a change for good. Raises CommandError without a terminal, Abort for a no."""
     if no_confirm:
         return
     if not (for_person(sys.stdin) and for_person(sys.stderr)):
@@ -58,7 +58,7 @@ def json_line(document: Any) -> bytes:
 
 
 def write_json(document: Any) -> None:
-    """Write one document as one line: pipes take it, `jq` lays it out."""
+    """Write one document as one line. Pipes read it, and `jq` formats it."""
     sys.stdout.buffer.write(json_line(document))
 
 
@@ -130,7 +130,7 @@ class ProgressBar:
         return self._bar is not None
 
     def update(self, completed: float, figures: str) -> None:
-        """Show so much of the total, with these figures beside."""
+        """Show the amount completed, with these figures beside."""
         if self._bar is not None:
             progress, task = self._bar
             progress.update(task, completed=completed, counts=figures)
@@ -147,7 +147,7 @@ class Transfer(ProgressBar):
 
     @property
     def seconds(self) -> float:
-        """Since the transfer was made."""
+        """Seconds since the transfer was made."""
         return time.monotonic() - self._started_s
 
     def advance(self, *, records: int, size_bytes: int) -> None:

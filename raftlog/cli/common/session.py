@@ -22,16 +22,18 @@ _Result = TypeVar("_Result")
 
 
 CONNECT_PATIENCE_S = 2.0
-"""Time limit for a connection: long enough for a node that is just starting."""
+"""Seconds for a connection, long enough for a node that is just starting."""
 CONNECT_RETRY_S = 0.1
 UNREADY_PATIENCE_S = 5.0
-"""Time limit for a request to nodes that may not be ready, nor become so."""
+"""Seconds for a request to nodes that may not be ready, nor become so."""
 
 
 def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run the coroutine; return its result. Client errors become CommandErrors; Ctrl-C cancels
-    first."""
-    # Warnings of the client (an unreachable node) are for the user, too.
+    """Run the coroutine. Return its result.
+
+    Client errors become CommandErrors. Ctrl-C cancels first.
+    """
+    # Warnings of the client (an unreachable node) are also for the user.
     logging.basicConfig(level=logging.WARNING, format="raftlog: %(message)s")
     try:
         return asyncio.run(_connected(servers, main))
@@ -41,8 +43,10 @@ def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
 
 @asynccontextmanager
 async def unready_too(servers: str) -> AsyncIterator[Admin]:
-    """An admin client for requests that nodes answer before they are ready: the quorum, and the
-    nodes."""
+    """An admin client for requests that nodes serve before they are ready.
+
+    These are about the quorum and the nodes.
+    """
     # A node without a quorum rejects all other requests, and the user waits for the cause.
     admin = Admin(bootstrap_servers=servers, request_timeout_ms=UNREADY_PATIENCE_S * 1000)
     await admin.start(needs_ready_node=False)
@@ -64,7 +68,10 @@ async def _connected(servers: str, main: Coroutine[Any, Any, _Result]) -> _Resul
 
 
 async def _find_one(servers: list[str]) -> None:
-    """Return as soon as one server accepts a connection; CommandError if none does in time."""
+    """Return as soon as one server accepts a connection.
+
+    Raises CommandError if none does in time.
+    """
     deadline_s = time.monotonic() + CONNECT_PATIENCE_S
     while True:
         attempts = [asyncio.ensure_future(_connect(server)) for server in servers]
@@ -87,7 +94,7 @@ async def _find_one(servers: list[str]) -> None:
 
 
 async def _connect(server: str) -> str | None:
-    """None if the server accepts a connection, else why not."""
+    """None if the server accepts a connection, else the reason."""
     host, _, port = server.rpartition(":")
     try:
         _, writer = await asyncio.open_connection(host.strip("[]"), int(port))

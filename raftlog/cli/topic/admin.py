@@ -40,7 +40,9 @@ LEADERS_PATIENCE_S = 60.0
 
 @click.command()
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("-p", "--partitions", type=click.IntRange(1, 10_000), help="Partitions of each.")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1, 10_000), help="Partitions of each topic."
+)
 @click.option("-r", "--replicas", type=click.IntRange(1), help="Copies of each partition.")
 @click.option(
     "-c", "--topic-config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting."
@@ -60,7 +62,7 @@ def create(
 ) -> int:
     """Create topics. What is not given is the cluster's default.
 
-    Each topic is created by itself; the exit code is 0 if all are.
+    Each topic is created separately. The exit code is 0 if all are.
 
     \b
       raftlog topic create orders -p 6 -c retention.ms=86400000 -c cleanup.policy=compact
@@ -133,8 +135,17 @@ def list_topics(servers: str, output_format: str) -> None:
 
 @click.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("-s", "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set to a value.")
-@click.option("-d", "--delete", "unset", multiple=True, metavar="NAME", help="Back to the default.")
+@click.option(
+    "-s", "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set a setting to a value."
+)
+@click.option(
+    "-d",
+    "--delete",
+    "unset",
+    multiple=True,
+    metavar="NAME",
+    help="Return a setting to the default.",
+)
 @servers_option
 @format_option
 def alter_config(
@@ -162,7 +173,13 @@ def alter_config(
 
 @click.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("-n", "--num", type=click.IntRange(1, 10_000), required=True, help="How many more.")
+@click.option(
+    "-n",
+    "--num",
+    type=click.IntRange(1, 10_000),
+    required=True,
+    help="Number of partitions to add.",
+)
 @servers_option
 @format_option
 def add_partitions(name: str, num: int, servers: str, output_format: str) -> None:
@@ -189,7 +206,7 @@ def add_partitions(name: str, num: int, servers: str, output_format: str) -> Non
     "-o", "--offset", required=True, help="The first record to keep, as a position (see below)."
 )
 @click.option("-p", "--partitions", metavar="0,2-5", help="Only these partitions.")
-@click.option("--no-confirm", is_flag=True, help="Do not ask; needed without a terminal.")
+@click.option("--no-confirm", is_flag=True, help="Do not prompt. Needed without a terminal.")
 @servers_option
 @format_option
 def trim_prefix(
@@ -238,9 +255,9 @@ def trim_prefix(
 @servers_option
 @format_option
 def delete(names: tuple[str, ...], if_exists: bool, servers: str, output_format: str) -> int:
-    """Delete topics with all their records, for good, without asking.
+    """Delete topics with all their records, for good, without a prompt.
 
-    Each topic is deleted by itself; the exit code is 0 if all are.
+    Each topic is deleted separately. The exit code is 0 if all are.
     """
 
     async def delete_one(admin: Admin, name: str) -> bool:
@@ -275,7 +292,7 @@ class _Outcome(Generic[_Result]):
     result: _Result | None = None
     error: CommandError | None = None
     error_code: int | None = None
-    """The node's code of the error, if a node answered."""
+    """The node's code of the error, if a node responded."""
 
     def error_document(self) -> dict[str, Any]:
         assert self.error is not None
@@ -296,7 +313,7 @@ async def _for_each(
 ) -> list[_Outcome[_Result]]:
     """Do one thing to each topic, in order, whatever becomes of the others.
 
-    After an error of the cluster instead of a topic, the rest is not tried: each would wait as
+    After an error of the cluster instead of a topic, the rest is not tried, as each would wait as
     long.
     """
     outcomes: list[_Outcome[_Result]] = []
@@ -323,9 +340,9 @@ def _exit_code(outcomes: Sequence[_Outcome[Any]]) -> int:
 
 
 async def _wait_led(admin: Admin, topic: TopicDescription) -> None:
-    """Wait until the leaders of a large topic serve, for a bounded time, and show the progress.
+    """Wait until the leaders of a large topic serve, and show the progress.
 
-    The topic is created in any case, also after Ctrl-C.
+    The wait is bounded. The topic is created in any case, also after Ctrl-C.
     """
     count = len(topic.partitions)
     if count < LARGE_TOPIC_PARTITIONS:
@@ -348,7 +365,7 @@ async def _wait_led(admin: Admin, topic: TopicDescription) -> None:
             output.message(f"{progress}; `raftlog cluster health` tells when all have")
             return
         output.message(progress)
-        # An answer has all partitions: the nodes have more urgent work.
+        # A response has all partitions, and the nodes have more urgent work.
         await asyncio.sleep(max(1.0, 5 * (time.monotonic() - started)))
 
 

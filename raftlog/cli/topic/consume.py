@@ -1,4 +1,4 @@
-"""`raftlog topic consume`: print the records of topics, up to their present end or for ever."""
+"""`raftlog topic consume` prints the records of topics."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 POLL_TIMEOUT_MS = 500
 RECORDS_PER_WRITE_MAX = 10_000
-"""Bounds the memory of one write, and the delay of Ctrl-C."""
+"""Records of one write. They bound the memory of the write, and the delay of Ctrl-C."""
 COMMIT_INTERVAL_MS = 1_000
-"""How often a member commits the offsets of the records that it has written."""
+"""Milliseconds between two commits of a member, for the records that it has written."""
 UNASSIGNED_S_MAX = 15.0
-"""A member without partitions for so long ends, unless it follows."""
+"""Seconds without partitions after which a member ends, unless it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Plan:
     partitions: Sequence[int] | None
     start: Position
     until: Position | None
-    """None: never, follow the topic."""
+    """Position to stop at, or None to follow the topic."""
     count_max: int | None
     formatter: Formatter
     isolation: Isolation
@@ -76,10 +76,10 @@ class Plan:
     "start",
     default="earliest",
     show_default=True,
-    help="Where to begin.",
+    help="Where to start.",
 )
-@position_option("-u", "--until", help="Where to stop, before the end as of now.")
-@click.option("-f", "--follow", is_flag=True, help="Do not stop at the end: wait for more.")
+@position_option("-u", "--until", help="Where to stop, before the present end.")
+@click.option("-f", "--follow", is_flag=True, help="Do not stop at the end, but wait for more.")
 @click.option("-n", "--count", type=click.IntRange(0), help="Stop after so many records.")
 @click.option("-p", "--partition", "partitions", metavar="0,2-5", help="Only these partitions.")
 @click.option("-g", "--group", help="Read as a member of this consumer group, and commit.")
@@ -96,7 +96,7 @@ class Plan:
     default="text",
     show_default=True,
     metavar="text|json|TEMPLATE",
-    help="text: values as lines; json: a record per line; or a template.",
+    help="text for values as lines, json for a record per line, or a template.",
 )
 @click.option("-k", "--print-key", is_flag=True, help="text: key and value.")
 @click.option(
@@ -120,13 +120,13 @@ def consume(
 ) -> None:
     """Print the records of one or more topics.
 
-    It ends where the topic ends when the command begins, so that pipes end too; --follow goes
-    on waiting for new records, and so does starting at `latest`, where there is nothing yet.
-    Records of one partition come in order; those of several are mixed as they arrive.
+    The output ends where the topic ends at the start of the command, so that pipes also end.
+    --follow waits for new records, and so does starting at `latest`, where there is nothing yet.
+    Records of one partition come in order. Those of several are mixed as they arrive.
 
-    With --group the members of the group share the partitions. Each goes on from the group's
-    committed offset; --offset earliest or latest is for partitions without one. Offsets are
-    committed after their records were written: each record is printed at least once.
+    With --group the members of the group share the partitions. Each continues from the group's
+    committed offset. --offset earliest or latest is for partitions without a committed offset.
+    Offsets are committed after their records were written, so each record is printed at least once.
 
     \b
       raftlog topic consume orders | jq .total
@@ -212,8 +212,10 @@ async def _consume(plan: Plan) -> None:
 
 
 def _check_start(start: Position, ends: dict[TopicPartition, int]) -> None:
-    """One partition may well be shorter than another; but an offset beyond all of them is a
-    mistake."""
+    """Check that the start is not beyond the end of all partitions.
+
+    One partition may be shorter than another, but an offset beyond all of them is a mistake.
+    """
     place, end = max(ends.items(), key=lambda item: item[1])
     if start.amount > end:
         where = f"{place.topic} partition {place.partition} ends at {end}"
@@ -249,7 +251,7 @@ async def _consume_in_group(plan: Plan) -> None:
                 max_records=min(left or RECORDS_PER_WRITE_MAX, RECORDS_PER_WRITE_MAX),
             )
             for records in fetched.values():
-                # All of them: the next read commits them.
+                # All of them are written, as the next read commits them.
                 sys.stdout.buffer.write(plan.formatter(records))
                 left = None if left is None else left - len(records)
             if fetched:
@@ -269,7 +271,7 @@ async def _consume_in_group(plan: Plan) -> None:
 
 
 class _Reading:
-    """The loop: poll, cut off records past the end or the count, write."""
+    """The loop that polls, cuts off records past the end or the count, and writes."""
 
     def __init__(
         self,
@@ -291,7 +293,8 @@ class _Reading:
             for place, records in fetched.items():
                 self._write(self._wanted(place, records))
             if fetched:
-                # Only between polls: a pipe's reader sees whole batches, and at once.
+                # The flush is only between polls, so a pipe's reader sees whole batches, and at
+                # once.
                 sys.stdout.buffer.flush()
             if self._ends is not None:
                 await self._drop_finished(unfinished, fetched or None)
@@ -318,7 +321,7 @@ class _Reading:
     ) -> None:
         # The last offset before the end may hold no record (compacted, or a marker), so the
         # position decides and not the last record. Partitions without records are examined only
-        # after a poll without any: there may be thousands.
+        # after a poll without any, since there may be thousands.
         assert self._ends is not None
         for place in list(unfinished if fetched is None else fetched):
             if await self._consumer.position(place) >= self._ends[place]:

@@ -1,4 +1,4 @@
-"""`raftlog topic describe`: replicas, leaders, lag, offsets and settings of a topic."""
+"""`raftlog topic describe` shows replicas, leaders, lag, offsets and settings."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ SOURCES = {
 
 @click.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("-a", "--all-configs", is_flag=True, help="Show settings left at their defaults too.")
+@click.option(
+    "-a", "--all-configs", is_flag=True, help="Also show settings left at their defaults."
+)
 @servers_option
 @format_option
 def describe(name: str, all_configs: bool, servers: str, output_format: str) -> None:
-    """Show a topic: its partitions with leader, replicas and offsets, and its settings.
+    """Show a topic's settings, and its partitions with leader, replicas and offsets.
 
-    ELR: replicas that are not in sync, but may lead, because they have all that was committed. LAG:
-    how many records each follower is behind its leader's end, by node; "-" is not known.
+    ELR has replicas that are not in sync, but may lead, because they have all that was committed.
+    LAG is how many records each follower is behind its leader's end, by node. "-" is not known.
     """
 
     async def look() -> dict[str, Any]:
@@ -155,7 +157,7 @@ def _add_state(partition: dict[str, Any], state: PartitionStatus | None) -> None
 
 
 def _lags(partition: dict[str, Any]) -> str | None:
-    """`2:0 3:15`: by follower, as far as known."""
+    """Lag by follower, as far as known, such as `2:0 3:15`."""
     followers = partition["followers"]
     if all(follower["lag"] is None for follower in followers):
         return None

@@ -1,9 +1,9 @@
 """Read stdin and files as chunks of bytes, promptly and in bounded memory.
 
-The event loop waits for pipes and terminals, so that Ctrl-C works without input; regular files are
+The event loop waits for pipes and terminals, so that Ctrl-C works without input. Regular files are
 simply read, which never waits long.
 
-From open inputs to an endless stream of records, and the error at its end.
+Open inputs become an endless stream of records, and the error at its end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Source:
     name: str
     file_descriptor: int
     size_bytes: int | None
-    """Length of a regular file; None for other inputs."""
+    """Bytes of a regular file, or None for other inputs."""
 
     @property
     def is_terminal(self) -> bool:
@@ -72,7 +72,10 @@ class ChunkReader:
         self._wake = asyncio.Event()
 
     def stop(self) -> None:
-        """End after the present chunk, even if more could come. Safe at any time in the loop."""
+        """End after the present chunk, even if more could come.
+
+        Safe at any time in the loop.
+        """
         self.is_stopped = True
         self._wake.set()
 
@@ -85,15 +88,15 @@ class ChunkReader:
                     return
                 yield chunk
         except PermissionError:
-            # A regular file (or /dev/null): epoll rejects always readable files.
+            # It is a regular file (or /dev/null), since epoll rejects always readable files.
             async for chunk in self._read_without_waiting(source.file_descriptor):
                 yield chunk
 
     async def _wait_until_readable(self, file_descriptor: int) -> bool:
-        """True if a read returns data or the end at once; False after `stop`.
+        """True if a read returns data or the end at once. False after `stop`.
 
-        Watched again for each read: a watch across reads could report consumed bytes, and the next
-        read would then block the loop.
+        The file is watched again for each read. A watch across reads could report consumed bytes,
+        and the next read would then block the loop.
         """
         if self.is_stopped:
             return False
@@ -109,7 +112,7 @@ class ChunkReader:
     async def _read_without_waiting(self, file_descriptor: int) -> AsyncIterator[bytes]:
         while not self.is_stopped and (chunk := os.read(file_descriptor, CHUNK_BYTES)):
             yield chunk
-            # Sending goes on in the same loop, and must not wait for the end of a long file.
+            # Sending continues in the same loop, and must not wait for the end of a long file.
             await asyncio.sleep(0)
 
 
@@ -130,11 +133,10 @@ class InputError(BadLineError):
 
 
 class Feed:
-    """Reads sources one after the other, each with a record reader of its own.
+    """Reads sources in sequence, each with its record reader.
 
-    After the first bad line that may not be skipped, or after `stop`, `records` ends; `error` and
-    `is_stopped` then give the reason. So the written records are always a known prefix of the
-    input.
+    After the first bad line that may not be skipped, or after `stop`, `records` ends. Then `error`
+    and `is_stopped` give the reason. So the written records are always a known prefix of the input.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`raftlog topic produce`: write records from stdin or files, in constant memory."""
+"""`raftlog topic produce` writes records from stdin or files, in constant memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raftlog.cli.topic.records import (
 )
 
 SKIPPED_REPORTED_MAX = 10
-"""Bad lines with a message each; the rest are only counted."""
+"""Bad lines with a message each. The rest are only counted."""
 
 
 @click.command()
@@ -45,7 +45,7 @@ SKIPPED_REPORTED_MAX = 10
     show_default=True,
     help="What the input is made of.",
 )
-@click.option("-k", "--key", help="Key of every record that has none of its own.")
+@click.option("-k", "--key", help="Key of every record without a key.")
 @click.option("--key-separator", metavar="TEXT", help="lines: the key stands before this.")
 @click.option("--key-field", metavar="NAME", help="ndjson, csv: field that holds the key.")
 @click.option(
@@ -59,13 +59,13 @@ SKIPPED_REPORTED_MAX = 10
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header.")
 @click.option("-Z", "--tombstone", is_flag=True, help="An empty value deletes its key (null).")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Write to this partition.")
-@click.option("--skip-bad", is_flag=True, help="Count lines that are no records, and go on.")
+@click.option("--skip-bad", is_flag=True, help="Count lines that are no records, and continue.")
 @click.option(
     "--acks",
     type=click.Choice(["all", "1", "0"]),
     default="all",
     show_default=True,
-    help="Replicas that must have a record before it counts: all in sync, the leader, none.",
+    help="Replicas that acknowledge a record (all in sync, the leader, or none).",
 )
 @click.option(
     "-z",
@@ -92,7 +92,7 @@ SKIPPED_REPORTED_MAX = 10
 @click.option(
     "--transactional-id",
     metavar="ID",
-    help="Write the whole input in one transaction: all of it is seen, or nothing.",
+    help="Write the whole input in one transaction, of which all or nothing is seen.",
 )
 @click.option(
     "--transaction-timeout-ms",
@@ -131,16 +131,16 @@ def produce(
     """Write records to a topic, from FILEs or from stdin (also `-`).
 
     \b
-    lines   each line is a value; with --key-separator, a key and a value
-    ndjson  each line is a JSON value, kept byte for byte; with --envelope, a record:
+    lines   each line is a value, or with --key-separator a key and a value
+    ndjson  each line is a JSON value, kept byte for byte, or with --envelope a record:
             {"key":…, "value":…, "headers":[{"key":…,"value":…}], "timestamp":…}
             (what `raftlog topic consume --format json` prints)
-    csv     the first row names the fields; each further row becomes a JSON object
+    csv     the first row names the fields, and each further row becomes a JSON object
 
-    A bad line ends the run: the records before it are written, none after it; the message names it.
-    Records with equal keys go to one partition, in the order of the input.
+    A bad line ends the run. The records before it are written, none after it, and the message names
+    it. Records with equal keys go to one partition, in the order of the input.
 
-    With --transactional-id a bad line, a failure or Ctrl-C aborts the transaction: readers of
+    With --transactional-id a bad line, a failure or Ctrl-C aborts the transaction, and readers of
     committed records see none of the input. An earlier producer of the id is fenced.
 
     \b
@@ -203,7 +203,7 @@ async def _send_all(producer: Producer, topic: str, feed: Feed) -> SendSummary:
 
 
 class _IncompleteInputError(Exception):
-    """The input ended before its end: its transaction must not be committed."""
+    """The input ended before its end, so its transaction must not be committed."""
 
 
 def _check_complete(feed: Feed) -> None:
@@ -212,7 +212,7 @@ def _check_complete(feed: Feed) -> None:
 
 
 async def _send_in_transaction(producer: Producer, topic: str, feed: Feed) -> SendSummary:
-    """Send the whole input in one transaction; nothing of an input that is cut short."""
+    """Send the whole input in one transaction. Nothing is sent of an input that is cut short."""
     try:
         async with producer.transaction():
             summary = await producer.send_many(topic, feed.records())
@@ -220,7 +220,7 @@ async def _send_in_transaction(producer: Producer, topic: str, feed: Feed) -> Se
     except _IncompleteInputError:
         return SendSummary()
     except SendManyError as error:
-        # All of them are aborted, the acknowledged ones, too.
+        # All of them are aborted, also the acknowledged records.
         raise SendManyError(
             str(error),
             summary=SendSummary(),
@@ -282,8 +282,10 @@ def _report_skipped(error: BadLineError, count: int) -> None:
 
 @contextmanager
 def _ends_on_interrupt(feed: Feed) -> Iterator[None]:
-    """The first Ctrl-C ends the input, and the lines read so far are still sent; the second one
-    aborts."""
+    """End the input at the first Ctrl-C, and abort at the second.
+
+    The lines read before the first are still sent.
+    """
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
@@ -344,7 +346,7 @@ def _headers(words: Sequence[str]) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def _check_usage(input_format: str, **options_of: dict[str, object]) -> None:
-    """An ignored option is a mistake worth a message."""
+    """Reject ignored options, which are mistakes worth a message."""
     allowed = {"lines": ("lines",), "ndjson": ("ndjson", "fields"), "csv": ("csv", "fields")}
     for group, options in options_of.items():
         for flag, value in options.items():

@@ -1,9 +1,9 @@
-"""Lines of text, JSON or CSV, and the records made of them, in bounded memory.
+"""Records made of lines of text, JSON or CSV, in bounded memory.
 
-Pure: bytes in, lines out; lines in, `ProducerRecord`s out. A CSV record may hold line ends inside
-quotes; `CsvLines` joins such lines again, so that each returned line is one whole record. Every
-parser is a function from one line to one record, which raises BadRecordError with a reason for the
-user; `None` means a blank line.
+All is pure. Bytes become lines, and lines become `ProducerRecord`s. A CSV record may hold line ends
+inside quotes. `CsvLines` joins such lines again, so that each returned line is one whole record.
+Every parser is a function from one line to one record, which raises BadRecordError with a reason
+for the user. `None` means a blank line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BadLineError(ValueError):
 
 
 class Lines(NamedTuple):
-    """Consecutive lines as plain bytes, because millions go by, and the first one's number."""
+    """Consecutive lines as plain bytes, because millions go by, and their first number."""
 
     first_number: int
     lines: list[bytes]
@@ -138,7 +138,8 @@ LineParser: TypeAlias = Callable[[bytes], BytesRecord | None]
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
 """The producer's largest request."""
 RECORD_LINE_BYTES_MAX = REQUEST_BYTES_MAX - 4_096
-"""So a record fits into a request. The topic's max.message.bytes is usually less; a node tells."""
+"""Bytes of a line, so that a record fits into a request. The topic's max.message.bytes is usually
+less, and a node rejects more."""
 
 csv.field_size_limit(LINE_BYTES_MAX)
 
@@ -146,19 +147,24 @@ _INT64_MAX = 2**63 - 1
 _ENVELOPE_FIELDS = frozenset(
     {"key", "value", "headers", "timestamp", "key_encoding", "value_encoding"}
 )
-# Further fields printed by `topic consume --format json`; reading its output back must work.
+# Further fields printed by `topic consume --format json`. Reading its output back must work.
 _ENVELOPE_IGNORED = frozenset({"topic", "partition", "offset", "timestamp_type"})
 _HEADER_FIELDS = frozenset({"key", "value", "value_encoding"})
 _JSON_SCALAR = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false")
 
 
 class BadRecordError(ValueError):
-    """The reason why a line is no record; `str()` continues a sentence that begins with "line
-    N"."""
+    """The reason why a line is no record.
+
+    `str()` continues a sentence that begins with "line N".
+    """
 
 
 class BadHeaderRowError(BadRecordError):
-    """A bad row of column names cannot be skipped: the first data would become the names."""
+    """A bad row of column names, which cannot be skipped.
+
+    Otherwise the first data would become the names.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,7 @@ class RecordOptions:
     def record(
         self, value: bytes | None, key: bytes | None = None, timestamp: int | None = None
     ) -> BytesRecord:
-        """A record of this run; `--key` stands in for a missing key."""
+        """Make a record of this run. `--key` stands in for a missing key."""
         if self.tombstone_for_empty and not value:
             value = None
         return ProducerRecord(
@@ -203,7 +209,10 @@ def text_parser(options: RecordOptions, key_separator: bytes | None) -> LinePars
 
 
 def json_parser(options: RecordOptions) -> LineParser:
-    """Each line is one JSON value, kept byte for byte; key and timestamp come from its fields."""
+    """Parse each line as one JSON value, kept byte for byte.
+
+    Key and timestamp come from its fields.
+    """
 
     def parse(line: bytes) -> BytesRecord | None:
         line = line.strip()
@@ -220,10 +229,12 @@ def json_parser(options: RecordOptions) -> LineParser:
 
 
 def envelope_parser(options: RecordOptions) -> LineParser:
-    """Each line is a whole record: {"key", "value", "headers", "timestamp"}, value required.
+    """Parse each line as a whole record, {"key", "value", "headers", "timestamp"}.
 
-    Text is taken as UTF-8, or as base64 where `key_encoding` or `value_encoding` says so; objects,
-    arrays, numbers and booleans are kept as JSON; null is a missing key or a tombstone.
+    The value is required.
+
+    Text is UTF-8, or base64 with `key_encoding` or `value_encoding`. Objects, arrays, numbers and
+    booleans are kept as JSON. null is a missing key or a tombstone.
     """
 
     def parse(line: bytes) -> BytesRecord | None:
@@ -251,10 +262,12 @@ def envelope_parser(options: RecordOptions) -> LineParser:
 
 
 class CsvParser:
-    """A parser from each row to a JSON object with the header row's names; the values stay text.
+    """Parses each row to a JSON object with the header row's names.
 
-    With `infer_types`, a field that reads exactly like a JSON number or boolean becomes one, and an
-    empty field null. Off by default, because codes like 007 or 1e5 are not numbers.
+    The values stay text.
+
+    With `infer_types`, a field that reads exactly like a JSON number or boolean becomes a number or
+    boolean, and an empty field null. Off by default, because codes like 007 or 1e5 are not numbers.
     """
 
     def __init__(self, options: RecordOptions, *, delimiter: str, infer_types: bool) -> None:
@@ -302,7 +315,7 @@ class CsvParser:
 
 @dataclass(slots=True)
 class Parsed:
-    """The records of some lines, and the first bad one if the run must stop there."""
+    """The records of some lines, and the bad line that stops the run."""
 
     records: list[BytesRecord]
     error: BadLineError | None = None
@@ -310,9 +323,9 @@ class Parsed:
 
 @dataclass(slots=True)
 class RecordReader:
-    """Applies a parser to lines, with the policy for bad ones.
+    """Applies a parser to lines, with the policy for bad lines.
 
-    Without `skip_bad` the first bad line ends the run, and the records before still count: `Parsed`
+    Without `skip_bad` the first bad line ends the run, and the records before still count. `Parsed`
     holds both, so that the written records are always a prefix of the input.
     """
 
@@ -331,7 +344,7 @@ class RecordReader:
             return Parsed([], error)
 
     def finish(self) -> Parsed:
-        """Called at the input's end: a record may be unfinished."""
+        """Finish at the input's end, where a record may be unfinished."""
         try:
             if self.csv_lines is not None:
                 self.csv_lines.finish()

@@ -1,7 +1,7 @@
-"""Print records: as their values, as JSON, or by a printf-like template (rpk's and kcat's idea).
+"""Print records as their values, as JSON, or by a printf-like template.
 
-Pure: records in, bytes out. A formatter takes a whole fetched batch, because per-record work
-dominates a fast consumer.
+The templates follow rpk and kcat. Pure, with records in and bytes out. A formatter takes a whole
+fetched batch, because per-record work dominates a fast consumer.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _TOKEN = re.compile(
 
 
 def text_formatter(*, print_key: bool, key_separator: bytes) -> Formatter:
-    """One line per record: the value's raw bytes, after the key's if requested.
+    """Print one line per record, the value's raw bytes, after the key's if requested.
 
-    A tombstone and an empty value both print an empty line; JSON distinguishes the two.
+    A tombstone and an empty value both print an empty line. JSON distinguishes the two.
     """
 
     def values(records: Sequence[BytesRecord]) -> bytes:
@@ -54,16 +54,16 @@ def text_formatter(*, print_key: bool, key_separator: bytes) -> Formatter:
 
 
 def json_formatter(records: Sequence[BytesRecord]) -> bytes:
-    """One JSON object per line and record; `topic produce --envelope` reads the objects back.
+    """Print one JSON object per line and record. `topic produce --envelope` reads them back.
 
-    Keys and values are text in UTF-8; other bytes are base64, marked by a field beside them
+    Keys and values are text in UTF-8. Other bytes are base64, marked by a field beside them
     (`key_encoding`, `value_encoding`). Nothing is lost either way.
     """
     return b"".join([_json_record(record) for record in records])
 
 
 def template_formatter(template: str) -> Formatter:
-    """Compile a template; ValueError names the unknown part. See TEMPLATE_HELP."""
+    """Compile a template. ValueError names the unknown part. See TEMPLATE_HELP."""
     pieces = _compile(template)
     if len(pieces) == 1 and callable(pieces[0]):
         only = pieces[0]

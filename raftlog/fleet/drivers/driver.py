@@ -1,4 +1,4 @@
-"""The interface to the machines of a cluster: what a driver must be able to do."""
+"""The interface to the machines of a cluster, for all that a driver must do."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ class Machines:
     """The nodes of one cluster, as its driver finds them."""
 
     nodes: tuple[NodeState, ...] = ()
-    """By id; with the fields that a driver knows: not readiness and nothing of the metadata."""
+    """Nodes by id, with the fields that a driver knows. It knows neither readiness nor metadata."""
     is_created: bool = False
     unreachable: Mapping[str, str] = field(default_factory=dict)
-    """Driver ssh: hosts of the file without an answer, and why."""
+    """Hosts of the file without a response (driver ssh), and why."""
 
 
 class Watched(Protocol):
     """The processes of nodes."""
 
     async def failure(self, node_id: int) -> str | None:
-        """Why a node does not stay up, with the end of its log; None while its process runs."""
+        """Why a node does not stay up, with the end of its log.
+
+        None while its process runs.
+        """
         ...
 
     async def log_end(self, node_id: int) -> str:
@@ -41,7 +44,7 @@ class Driver(Watched, Protocol):
     of the file, and returns without waiting for readiness.
     """
 
-    async def look(self) -> Machines:
+    async def inspect(self) -> Machines:
         """Find the nodes."""
         ...
 
@@ -58,19 +61,19 @@ class Driver(Watched, Protocol):
         ...
 
     async def join(self, host: str, servers: Sequence[str], known_ids: Sequence[int]) -> None:
-        """Start a new node, which joins by `servers`; its id is above all `known_ids`."""
+        """Start a new node, which joins by `servers`. Its id is above all `known_ids`."""
         ...
 
     async def replace(self, node_id: int, servers: Sequence[str], host: str) -> None:
-        """Start a node with a lost disk on an empty data directory; `host` may be empty."""
+        """Start a node with a lost disk on an empty data directory. `host` may be empty."""
         ...
 
     async def retire(self, node_id: int) -> str:
-        """Stop a node for good; where its data directory is kept."""
+        """Stop a node for good. Return where its data directory is kept."""
         ...
 
     async def stop_cluster(self) -> None:
-        """Stop all nodes; their data directories are kept."""
+        """Stop all nodes. Their data directories are kept."""
         ...
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Driver `local`: a cluster of processes on this machine, by its manager (raftlog.cluster).
+"""Driver `local` runs a cluster of processes on this machine by its manager.
 
-The manager of a cluster that does not run is started detached, as `raftlog cluster up --detach`
-does. The settings of the file are a file of their own, named by their digest: so the command line
-of each process shows which settings the node was started with.
+The manager (raftlog.cluster) of a cluster that does not run is started detached, as `raftlog
+cluster up --detach` does. The settings of the file are in a separate file, named by their digest,
+so the command line of each process shows which settings the node was started with.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LocalDriver:
     def _arguments(self) -> tuple[str, ...]:
         return ("--config", str(self._settings_file)) if self._settings else ()
 
-    async def look(self) -> Machines:
+    async def inspect(self) -> Machines:
         """Find the nodes of the manifest, and their processes."""
         manifest = await asyncio.to_thread(self._manifest)
         if manifest is None:
@@ -97,7 +97,7 @@ class LocalDriver:
         )
 
     async def start(self, node_ids: Sequence[int]) -> None:
-        """Start nodes; without a manager this starts all that were not stopped by a command."""
+        """Start nodes. Without a manager, start all that were not stopped by a command."""
         await self._configure()
         states = {node.node_id: node.state for node in (await self._status()).nodes}
         for node_id in node_ids:
@@ -115,17 +115,23 @@ class LocalDriver:
         await self._request(StartNode(node_id))
 
     async def join(self, host: str, servers: Sequence[str], known_ids: Sequence[int]) -> None:
-        """Add a node; the manager knows the addresses, and never gives an id twice."""
+        """Add a node. The manager knows the addresses, and never gives an id twice."""
         await self._configure()
         await self._request(AddNode(voter=False))
 
     async def replace(self, node_id: int, servers: Sequence[str], host: str) -> None:
-        """Put an empty node in the place of one with a lost disk; the old directory is kept."""
+        """Put an empty node in the place of a node with a lost disk.
+
+        The old directory is kept.
+        """
         await self._configure()
         await self._request(ReplaceNode(node_id))
 
     async def retire(self, node_id: int) -> str:
-        """Stop a node and drop it from the manifest; its data directory is moved to `lost/`."""
+        """Stop a node and drop it from the manifest.
+
+        Its data directory is moved to `lost/`.
+        """
         await self._configure()
         said: list[str] = []
         await self._request(StopNode(node_id, forget=True), said)
@@ -141,7 +147,7 @@ class LocalDriver:
             raise FleetError(str(error), error.hint) from error
 
     async def failure(self, node_id: int) -> str | None:
-        """Why a node does not stay up; None while its process runs."""
+        """Why a node does not stay up, or None while its process runs."""
         for node in (await self._status()).nodes:
             if node.node_id == node_id and node.state not in RUNNING:
                 return f"{node.last_end or node.state}; {await self.log_end(node_id)}"
@@ -153,7 +159,7 @@ class LocalDriver:
         return "\n    ".join([f"the end of its log, {path}:", *tail(path, LOG_LINES_SHOWN)])
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing, as nothing is kept open."""
 
     def _manifest(self) -> Manifest | None:
         try:
@@ -178,7 +184,7 @@ class LocalDriver:
         )
 
     def _has_settings(self, manifest: Manifest, entry: NodeEntry, pid: int | None) -> bool:
-        """Whether the process was started with the settings of the file, by its command line."""
+        """Whether the process was started with the settings of the file."""
         if pid is None:
             return True
         try:
@@ -199,19 +205,19 @@ class LocalDriver:
         begin = words.index("--data-dir") if "--data-dir" in words else len(words)
         given = words[begin:]
         rest = given[len(expected) :]
-        # The rest of a first start: identity, address, voters.
+        # The rest is from a first start (identity, address, voters).
         return given[: len(expected)] == expected and (not rest or rest[0] == "--node-id")
 
     async def _configure(self) -> None:
-        """Have a manager run, with the settings of the file for the next start of each node."""
+        """Have a manager run, with the file's settings for the next start of each node."""
         self._save_settings()
         known = self._manifest()
         if manager_pid(self._layout) is None:
             await self._start_manager(Plan(arguments=self._arguments, flush=self._flush))
         elif known and (known.arguments, known.flush) != (self._arguments, self._flush):
-            # Only then: the manager of an earlier release does not know the request.
+            # The request comes only then, as the manager of an earlier release does not know it.
             await self._request(Reconfigure(self._arguments, self._flush))
-        # A node reads its settings once: no start from now on needs the other files.
+        # A node reads its settings once, so no start from now on needs the other files.
         for path in self._layout.root.glob(SETTINGS_FILES):
             if path != self._settings_file:
                 with suppress(FileNotFoundError):

@@ -1,12 +1,12 @@
-"""Driver `ssh`: one node of the cluster on each host, as the unit `raftlog@CLUSTER-ID`.
+"""Driver `ssh` runs one node on each host, as the unit `raftlog@CLUSTER-ID`.
 
-The settings of a node, `/etc/raftlog/CLUSTER-ID.toml`, are its membership here: a host with such a
-file has the node. Its first line says whether the cluster was created: until then the first voters
+The settings of a node, `/etc/raftlog/CLUSTER-ID.toml`, are its membership here. A host with such a
+file has the node. Its first line shows whether the cluster was created. Until then the first voters
 have not all been ready together. A running node has the settings of its file, because the file is
 written while the node is stopped.
 
-`scripts/deploy` has no file (`keeps_found`). The settings on the hosts are its only memory: they
-are written once, and changes made there stay. All hosts must answer and run no other node.
+`scripts/deploy` has no file (`keeps_found`). The settings on the hosts are its only memory. They
+are written once, and changes made there stay. All hosts must respond and run no other node.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ RESTARTS_MAX: Final = 3
 """Restarts of a node by systemd during one wait. A node with so many does not stay up."""
 SECRET_MODE: Final = 0o600
 ORIGIN_KEYS: Final = ("voters", "join")
-"""Settings of a first start. They stay: without these an emptied disk would begin a new cluster."""
+"""Settings of a first start. Without these an emptied disk would start a new cluster."""
 REPLACE_KEY: Final = "replace"
-"""Stays until the replaced node is ready: a disk that is lost later is a new decision."""
+"""Setting that stays until the replaced node is ready. A disk lost later is a new decision."""
 CREATED: Final = "# Written by `raftlog fleet apply`. The cluster is created.\n"
 KEPT: Final = "# Written by scripts/deploy at the first start; later changes here are kept.\n"
 CREATING: Final = "# Written by `raftlog fleet apply`. The cluster is being created.\n"
@@ -95,7 +95,7 @@ class SshDriver:
         *,
         timeout_s: float = READY_TIMEOUT_S,
     ) -> None:
-        """`past`: hosts of earlier runs, which may have nodes still.
+        """`past` are hosts of earlier runs, which may have nodes still.
 
         `timeout_s` bounds each wait for a node to become ready.
         """
@@ -115,14 +115,14 @@ class SshDriver:
         self._places: dict[int, str] = {}
         """The host of each node that this driver has started."""
         self._restarts: dict[int, int] = {}
-        """Restarts by systemd at the first look at a started node."""
+        """Restarts by systemd at the first inspection of a started node."""
         self._timeout_s = timeout_s
 
     async def close(self) -> None:
         """End the kept connections."""
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
-    async def look(self) -> Machines:
+    async def inspect(self) -> Machines:
         """Find the nodes by the settings on the hosts."""
         names = sorted(self._hosts)
         answers = await asyncio.gather(*map(self._look_at, names), return_exceptions=True)
@@ -179,7 +179,7 @@ class SshDriver:
         await _together(self._configure(node_id, one.name, first) for node_id, one in numbered)
 
     async def provide(self) -> None:
-        """Bring release, unit and secret to all hosts, side by side; nothing running changes."""
+        """Bring release, unit and secret to all hosts in parallel. Nothing running changes."""
         await self._secret()
         await _together(self._prepare(one.name) for one in self._spec.machines)
 
@@ -216,7 +216,10 @@ class SshDriver:
         await self._begin(node_id, host, {"join": ",".join(servers)})
 
     async def replace(self, node_id: int, servers: Sequence[str], host: str) -> None:
-        """Start a node on an empty directory, in the place of the lost one; wait until ready."""
+        """Start a node on an empty directory, in the place of a lost node.
+
+        Waits until ready.
+        """
         host = host or self._place(node_id).host
         machine, name = self._hosts[host], self._node_name(node_id)
         if await machine.has_data(name):
@@ -225,7 +228,7 @@ class SshDriver:
                 "If it is damaged, stop the unit and move the directory away; only an empty "
                 "directory takes the place of a lost one.",
             )
-        # Before the stop: systemd does not know the unit on an empty host.
+        # The host is prepared before the stop, as systemd does not know the unit on an empty host.
         await self._prepare(host)
         await machine.stop(name)
         join = {"join": ",".join(servers)}
@@ -236,14 +239,14 @@ class SshDriver:
         await self._configure(node_id, host, join)
 
     async def retire(self, node_id: int) -> str:
-        """Stop a node and remove its settings; its data directory stays."""
+        """Stop a node and remove its settings. Its data directory stays."""
         found = self._place(node_id)
         await self._hosts[found.host].uninstall(found.name)
         return f"its data directory is kept as {found.host}:{DATA}/{found.name}"
 
     async def stop_cluster(self) -> None:
-        """Stop the nodes, one after the other, the controller last."""
-        for host, reason in (await self.look()).unreachable.items():
+        """Stop the nodes in sequence, the controller last."""
+        for host, reason in (await self.inspect()).unreachable.items():
             raise UnreachableError(host, f"stop cluster {self._spec.name}", reason)
         probes = Probes()
         try:
@@ -256,7 +259,7 @@ class SshDriver:
             await self._hosts[found.host].stop(found.name)
 
     async def failure(self, node_id: int) -> str | None:
-        """Why a node does not stay up; None while its process runs."""
+        """Why a node does not stay up, or None while its process runs."""
         status, restarts = await self._watched(node_id)
         if status.is_active and restarts < RESTARTS_MAX:
             return None
@@ -264,7 +267,7 @@ class SshDriver:
         return f"{ended}; {await self.log_end(node_id)}"
 
     async def _watched(self, node_id: int) -> tuple[NodeStatus, int]:
-        """A unit, and its restarts by systemd since the first look at it."""
+        """A unit, and its restarts by systemd since its first inspection."""
         status = await self._hosts[self._host_of(node_id)].status(self._node_name(node_id))
         return status, status.restarts - self._restarts.setdefault(node_id, status.restarts)
 
@@ -275,7 +278,7 @@ class SshDriver:
         return "\n    ".join(["the end of its log:", *lines])
 
     def preview(self, node_id: int, host: str, lost: int | None) -> str:
-        """The settings file of a node: as found, or as a first start would write it."""
+        """The settings file of a node, as found or as a first start writes it."""
         found = self._found.get(node_id)
         if found is not None and node_id != lost:
             return found.text
@@ -356,7 +359,8 @@ class SshDriver:
         """Bring a host to its release, write the settings of a node, start the node.
 
         `first` are the settings of the first start. With None the settings file stays as it is.
-        `keeps_current`: the release of the host stays, if there is one. Returns the release before.
+        With `keeps_current`, the release of the host stays, if there is one. Returns the release
+        before.
         """
         self._places[node_id] = host
         self._restarts.pop(node_id, None)
@@ -368,7 +372,7 @@ class SshDriver:
         return before
 
     async def _ready_or_back(self, before: Mapping[int, str | None]) -> None:
-        """Without a file: wait until nodes are ready, or give them the release before again.
+        """Wait until nodes are ready. Without a file, else give them the release before again.
 
         Raises FleetError if a node does not become ready.
         """
@@ -405,7 +409,7 @@ class SshDriver:
         await await_ready(addresses, self, self._tell, self._timeout_s)
 
     async def _prepare(self, host: str) -> None:
-        """Install release, unit and secret; nothing running changes."""
+        """Install release, unit and secret. Nothing running changes."""
         machine = self._hosts[host]
         secret = await self._secret()
         if self._release is not None and await machine.install(self._release):
@@ -420,7 +424,7 @@ class SshDriver:
         await machine.write_file(SECRET_PATH, secret, SECRET_MODE)
 
     async def _secret(self) -> str:
-        """The secret of the fleet's nodes: of the file, else that of the hosts, else a new one."""
+        """The secret of the fleet's nodes, from the file, the hosts, or newly made."""
         async with self._secret_lock:
             if (secret := self._files.secret()) is not None:
                 return secret
@@ -434,7 +438,7 @@ class SshDriver:
             return self._files.ensure_secret(next(iter(known.values()), None))
 
     async def _activate(self, host: str, *, keeps_current: bool = False) -> str | None:
-        """Have the next start on a host use the release of the cluster; the release before."""
+        """Have the next start on a host use the cluster's release. Return the release before."""
         machine = self._hosts[host]
         version = self._spec.version
         if version is None or keeps_current:
@@ -473,7 +477,7 @@ class SshDriver:
         return settings_text({**self._spec.settings, **own})
 
     def _address(self, host: str, node_id: int = 0) -> str:
-        """The address of a node: of its settings, or by the port of new nodes."""
+        """The address of a node by its settings, or by the port of new nodes."""
         found = self._found.get(node_id)
         if found is not None and found.host == host:
             return found.address
@@ -505,7 +509,10 @@ class SshDriver:
         return self._places.get(node_id) or self._place(node_id).host
 
     async def _kept_ids(self, host: str) -> list[int]:
-        """The ids of data directories on a host, of retired nodes, too; none if it is down."""
+        """The ids of data directories on a host, also of retired nodes.
+
+        None of them if the host is down.
+        """
         try:
             listed = await self._hosts[host].run(f"ls -1 {DATA} 2>/dev/null || true")
         except UnreachableError as error:
@@ -515,7 +522,7 @@ class SshDriver:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
-    """Run all side by side; raises the first failure once all have ended."""
+    """Run all in parallel. Raises the first failure once all have ended."""
     # No step is cut by the failure of another host.
     for answer in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(answer, BaseException):

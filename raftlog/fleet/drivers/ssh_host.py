@@ -1,17 +1,17 @@
-"""One machine, reached by the system's ssh: releases, configurations and nodes as systemd units.
+"""One machine reached by the system's ssh, with releases, configurations and systemd units.
 
 Each step is a shell script, run there as root (by `sudo -n` for another user), and may be repeated.
-The machine needs an ssh server, systemd, and python3 of the release's version, nothing else:
-pip is run from its wheel, and no package index is called. Contents travel on stdin, so that no
-process list shows a secret.
+The machine needs an ssh server, systemd, and python3 of the release's version, nothing else. pip is
+run from its wheel, and no package index is called. Contents travel on stdin, so that no process
+list shows a secret.
 
 Files there:
 
     /opt/raftlog/releases/VERSION   a virtual environment for each release, the last few kept
     /opt/raftlog/current            symbolic link to the release of the next start
     /etc/raftlog/NAME.toml          the settings of a node
-    /etc/raftlog/cluster.secret     for root alone; systemd hands it to the nodes
-    /var/lib/raftlog/NAME           what the node writes; no step deletes it
+    /etc/raftlog/cluster.secret     only for root, and systemd hands it to the nodes
+    /var/lib/raftlog/NAME           files of the node, which no step deletes
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from raftlog.fleet.errors import HostError, UnreachableError
 from raftlog.fleet.release import Release
 
 SSH_OPTIONS_VARIABLE: Final = "RAFTLOG_SSH_OPTIONS"
-"""Further options of ssh, as a shell would split them: `-i KEY -o StrictHostKeyChecking=no`."""
+"""Further options of ssh, as a shell would split them, such as `-i KEY -o
+StrictHostKeyChecking=no`."""
 CONFIGURATION: Final = "/etc/raftlog"
 SECRET_PATH: Final = f"{CONFIGURATION}/cluster.secret"
 RELEASES: Final = "/opt/raftlog/releases"
@@ -49,9 +50,9 @@ CONNECT_TIMEOUT_S: Final = 10
 STEP_TIMEOUT_S: Final = 60.0
 INSTALL_TIMEOUT_S: Final = 600.0
 STOP_TIMEOUT_S: Final = 150.0
-"""Above TimeoutStopSec of the unit, after which systemd kills the node."""
+"""Seconds for a stop, above TimeoutStopSec of the unit, after which systemd kills the node."""
 RELEASES_KEPT: Final = 3
-"""Besides the current one: to go back to."""
+"""Releases kept besides the current release, to return to."""
 OUTPUT_BYTES_MAX: Final = 8 * 1024 * 1024
 LOG_LINES_MAX: Final = 10_000
 _SSH_FAILED: Final = 255
@@ -67,15 +68,15 @@ class NodeStatus:
     """A node's unit, as systemd knows it."""
 
     state: str
-    """systemd's ActiveState: active, activating, deactivating, failed, inactive."""
+    """systemd's ActiveState (active, activating, deactivating, failed, inactive)."""
     pid: int | None
     exit_status: int | None
-    """Of the last process, if one has ended since the last start."""
+    """Exit status of the last process, if a process has ended since the last start."""
     result: str
-    """Reason of the last end by systemd: success, exit-code, signal, oom-kill, timeout."""
+    """Reason of the last end by systemd (success, exit-code, signal, oom-kill, timeout)."""
     restarts: int
     version: str | None
-    """The release that the process runs; None without a process."""
+    """The release that the process runs, or None without a process."""
 
     @property
     def is_active(self) -> bool:
@@ -84,7 +85,7 @@ class NodeStatus:
 
 
 class SshHost:
-    """A machine by its ssh address. An async context manager: the connection is kept until then.
+    """A machine by its ssh address. As an async context manager, it keeps its connection.
 
     Every method raises HostError, with the host, the step and the end of stderr.
     """
@@ -92,7 +93,7 @@ class SshHost:
     def __init__(self, address: str, *, options: Sequence[str] | None = None) -> None:
         """`address` is `[user@]host[:port]`, or a name of ~/.ssh/config.
 
-        `options` are further ones of ssh, by default those of RAFTLOG_SSH_OPTIONS. Raises
+        `options` are further options of ssh, by default those of RAFTLOG_SSH_OPTIONS. Raises
         ValueError.
         """
         found = _ADDRESS.fullmatch(address)
@@ -100,7 +101,7 @@ class SshHost:
             raise ValueError(f"{address!r} is not an ssh address of the form [user@]host[:port]")
         self.address = address
         self.host = found["host"].removeprefix("[").removesuffix("]")
-        """The machine's name or IP address alone."""
+        """The machine's name or IP address."""
         if options is None:
             options = shlex.split(os.environ.get(SSH_OPTIONS_VARIABLE, ""))
         self._options = tuple(options)
@@ -140,7 +141,7 @@ class SshHost:
     # Releases
 
     async def install(self, release: Release) -> bool:
-        """Bring a release to the host, without using it yet; False if it was there."""
+        """Bring a release to the host, without using it yet. False if it was there."""
         version = _checked_version(release.version)
         if await self._run("look for the release", _HAS_RELEASE, version) == "yes\n":
             return False
@@ -156,9 +157,9 @@ class SshHost:
         return True
 
     async def activate(self, version: str) -> str | None:
-        """Have the next start of each node use this release; the one before, or None.
+        """Have the next start of each node use this release.
 
-        Older releases but the last few are removed.
+        Returns the release before, or None. Older releases except the last few are removed.
         """
         script, kept = _ACTIVATE, str(RELEASES_KEPT)
         output = await self._run(
@@ -167,32 +168,32 @@ class SshHost:
         return output.strip() or None
 
     async def current(self) -> str | None:
-        """The release of the next start; None without one."""
+        """The release of the next start, or None."""
         return (await self._run("read the current release", _READ_CURRENT)).strip() or None
 
     # Files
 
     async def write_file(self, path: str, content: str | bytes, mode: int) -> bool:
-        """Replace a file of root's in one step, durably; False if it was just so."""
+        """Replace a file of root's in one step, durably. False if it was just so."""
         data = content.encode() if isinstance(content, str) else content
         output = await self._run(f"write {path}", _WRITE, path, f"{mode:04o}", stdin=data)
         return output == "changed\n"
 
     async def read_file(self, path: str) -> str | None:
-        """The content of a small text file; None without one."""
+        """Read a small text file. None without a file."""
         output = await self._run(f"read {path}", _READ, path)
         return output.removeprefix("+") if output else None
 
     async def install_unit(self) -> bool:
-        """Install `raftlog@.service`; False if it was there."""
+        """Install `raftlog@.service`. False if it was there."""
         unit = resources.files("raftlog.fleet").joinpath(UNIT).read_bytes()
         has_changed = await self.write_file(UNIT_PATH, unit, 0o644)
-        # Always: an earlier deployment may have ended between the two steps.
+        # This is always done, as an earlier deployment may have ended between the two steps.
         await self._run("reload systemd", "systemctl daemon-reload")
         return has_changed
 
     async def configure(self, name: str, settings: str) -> bool:
-        """Write the settings of a node (TOML), for its next start; False if they were just so."""
+        """Write the settings of a node (TOML) for its next start. False if they were just so."""
         path = f"{CONFIGURATION}/{_checked_name(name)}.toml"
         return await self.write_file(path, settings, 0o644)
 
@@ -204,7 +205,7 @@ class SshHost:
     # Nodes
 
     async def start(self, name: str) -> None:
-        """Start a node now and at each boot; no change for a running one."""
+        """Start a node now and at each boot. No change for a running node."""
         await self._run(f"start {name}", _START, _unit(name))
 
     async def stop(self, name: str) -> None:
@@ -234,15 +235,16 @@ class SshHost:
         return await self._run(f"look for the data of {name}", _EXISTS, path) == "yes\n"
 
     async def uninstall(self, name: str) -> None:
-        """Stop a node and remove its settings; with the last node the releases and the unit, too.
+        """Stop a node and remove its settings.
 
-        The data directory and the secret stay.
+        With the last node, the releases and the unit are also removed. The data directory and the
+        secret stay.
         """
         await self.stop(name)
         await self._run(f"uninstall {name}", _UNINSTALL, _checked_name(name))
 
     async def run(self, command: str) -> str:
-        """Run a shell command of the operator's; its output, without the last line's end."""
+        """Run a shell command of the operator's. Return its output, without the last line's end."""
         return (await self._run(f"run {command!r}", command)).rstrip("\n")
 
     # ssh
@@ -255,10 +257,10 @@ class SshHost:
         stdin: bytes = b"",
         timeout_s: float = STEP_TIMEOUT_S,
     ) -> str:
-        """Run a script as root; its output."""
+        """Run a script as root. Return its output."""
         inner = ("sh", "-c", f"{_PREAMBLE}{script}", "raftlog", *arguments)
         remote = shlex.join(("sh", "-c", _AS_ROOT, "sh", *inner))
-        # A file, not a pipe: old ssh keeps stderr open in its background process.
+        # It is a file, not a pipe, as old ssh keeps stderr open in its background process.
         with tempfile.TemporaryFile() as errors:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -292,7 +294,7 @@ class SshHost:
 
     def _ssh(self) -> list[str]:
         if self._sockets is None:
-            # Short, for the length of a socket's path, and for this user alone.
+            # The path is short, for the length of a socket's path, and only for this user.
             self._sockets = Path(tempfile.mkdtemp(prefix="raftlog-ssh-", dir="/tmp"))
         return [
             "ssh",

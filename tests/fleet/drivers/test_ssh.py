@@ -173,7 +173,7 @@ async def test_node_that_systemd_starts_again_and_again_does_not_stay_up(
         # Restarts of earlier weeks do not count.
         for restarts in (5, 7, 8):
             unit.write_text(json.dumps({"pid": process.pid, "ended": 1, "restarts": restarts}))
-            await driver.look()
+            await driver.inspect()
             found.append(await driver.failure(1))
         assert found[:2] == [None, None]
         assert "the end of its log" in (found[2] or "")
