@@ -406,7 +406,9 @@ class ConnectionServer(web.Server):
         def make_request(
             message: Any, payload: Any, protocol: Any, writer: Any, task: Any
         ) -> Request:
-            request = Request(message, payload, protocol, writer, task, loop)
+            request = Request(
+                message, payload, protocol, payload_writer=writer, task=task, loop=loop
+            )
             request.address_group = protocol.address_group
             return request
 
@@ -443,19 +445,9 @@ class ConnectionServer(web.Server):
         return Connection(self, **self._options)
 
     @property
-    def connection_count(self) -> int:
-        """Connections admitted and open."""
-        return len(self._open)
-
-    @property
     def refused_count(self) -> int:
         """Connections refused and not closed yet."""
         return len(self._refused)
-
-    @property
-    def reserved_count(self) -> int:
-        """Connections over a limit that may still be a node's."""
-        return len(self._reserved)
 
     @property
     def sweep_interval_s(self) -> float:

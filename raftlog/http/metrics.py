@@ -216,9 +216,17 @@ def _count(services: NodeServices) -> _Counts:
 
 def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[Metric]:
     """Families about replicas, the cluster and the disk, as of now."""
-    image = services.metadata.image
     counts = _count(services)
     status = services.replication()
+    yield from _partition_metrics(counts, status)
+    yield from _replication_metrics(status)
+    yield from _repair_metrics(status)
+    yield from _cluster_metrics(services, counts)
+    yield _log_sizes(services, topic_labels_max)
+    yield from _storage_metrics(services)
+
+
+def _partition_metrics(counts: _Counts, status: ReplicationStatus) -> Iterator[Metric]:
     yield gauge(f"{MANAGER}_partitioncount", "Replicas on this node.", counts.replicas)
     yield gauge(f"{MANAGER}_leadercount", "Partitions led by this node.", counts.leaders)
     yield gauge(
@@ -236,7 +244,10 @@ def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[M
         "Partitions led by this node at min.insync.replicas, which can lose no further replica.",
         status.at_min_isr,
     )
-    yield from _replication_metrics(status)
+
+
+def _cluster_metrics(services: NodeServices, counts: _Counts) -> Iterator[Metric]:
+    image = services.metadata.image
     yield gauge(f"{CONTROLLER}_globaltopiccount", "Topics.", len(image.topics_by_id))
     yield gauge(f"{CONTROLLER}_globalpartitioncount", "Partitions.", counts.partitions)
     yield gauge(
@@ -258,7 +269,9 @@ def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[M
         "raftlog_metadata_applied_index", "Last metadata command applied.", image.applied_index
     )
     yield gauge("raftlog_ready", "1 while /ready succeeds, else 0.", int(unready(services) is None))
-    yield _log_sizes(services, topic_labels_max)
+
+
+def _storage_metrics(services: NodeServices) -> Iterator[Metric]:
     totals = services.logs.totals()
     yield gauge("raftlog_log_segments", "Segments of all replicas.", totals.segments)
     yield gauge("raftlog_log_open_files", "Files held open by the storage.", totals.open_files)
@@ -335,6 +348,10 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
     for broker_id, lag in sorted(status.lag_records.items()):
         lags.add_metric([str(broker_id)], lag)
     yield lags
+
+
+def _repair_metrics(status: ReplicationStatus) -> Iterator[Metric]:
+    prefix = "raftlog_replication"
     yield gauge(
         f"{prefix}_opening_replicas",
         "Replicas on this node that are being created or opened.",

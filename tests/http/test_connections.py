@@ -368,7 +368,7 @@ async def test_connections_over_the_total_are_told_and_closed() -> None:
                 assert reply.headers["retry-after"] == "1"
                 assert await third.is_closed()
             assert (await first.request("GET", "/echo")).status == 200
-        await until(lambda: server.connections.connection_count == 0)
+        await until(lambda: len(server.connections._open) == 0)
         async with RawPeer.connected(server.port) as later:
             assert (await later.request("GET", "/echo")).status == 200
 
@@ -383,7 +383,7 @@ async def test_connections_over_an_address_s_share_leave_room_for_others() -> No
             assert (await second.reply()).error_code == 42901
         async with RawPeer.connected(server.port, host="127.0.0.2") as other:
             assert (await other.request("GET", "/echo")).status == 200
-        await until(lambda: server.connections.connection_count == 1)
+        await until(lambda: len(server.connections._open) == 1)
         async with RawPeer.connected(server.port, host="127.0.0.2") as again:
             assert (await again.request("GET", "/echo")).status == 200
 
@@ -410,7 +410,7 @@ async def test_silent_connections_leave_the_places_reserved_for_nodes() -> None:
             for _ in range(share):
                 peer = RawPeer.connected(server.port, f"127.0.0.{number}")
                 await stack.enter_async_context(peer)
-        assert server.connections.reserved_count <= NODES_RESERVED_MAX
+        assert len(server.connections._reserved) <= NODES_RESERVED_MAX
         late = await stack.enter_async_context(RawPeer.connected(server.port, "127.0.0.9"))
         assert (await late.request("GET", "/v1/internal/quorum")).body == b"a node"
 
@@ -462,7 +462,7 @@ async def test_reader_below_the_minimum_rate_is_cut_off() -> None:
             while not server.connections.stalled_readers:
                 await peer.reader.read(64 * KIB)
                 await asyncio.sleep(0.1)
-        await until(lambda: server.connections.connection_count == 0)
+        await until(lambda: len(server.connections._open) == 0)
 
 
 async def test_refused_connections_cannot_pile_up() -> None:
@@ -486,7 +486,7 @@ async def test_stalled_reader_is_cut_off() -> None:
     ):
         await peer.send(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: server.connections.stalled_readers == 1)
-        await until(lambda: server.connections.connection_count == 0)
+        await until(lambda: len(server.connections._open) == 0)
 
 
 async def test_large_answer_to_a_stalled_reader_is_not_handed_over_whole() -> None:
@@ -503,7 +503,7 @@ async def test_large_answer_to_a_stalled_reader_is_not_handed_over_whole() -> No
         (connection,) = server.connections.connections
         assert connection.transport is not None
         assert connection.transport.get_write_buffer_size() <= 512 * KIB
-        await until(lambda: server.connections.connection_count == 0)
+        await until(lambda: len(server.connections._open) == 0)
 
 
 async def test_slow_but_steady_reader_gets_all_of_a_large_answer() -> None:
@@ -553,7 +553,7 @@ async def test_handler_that_writes_goes_on_when_its_peer_leaves() -> None:
         async with RawPeer.connected(server.port) as peer:
             await peer.send(b"POST /write HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.wait_for(started.wait(), PATIENCE_S)
-        await until(lambda: server.connections.connection_count == 0)
+        await until(lambda: len(server.connections._open) == 0)
         gone.set()
         await asyncio.wait_for(finished.wait(), PATIENCE_S)
 

@@ -109,7 +109,7 @@ class RunningNode:
     @property
     def http_connections(self) -> int:
         """Connections under HTTP's limits."""
-        return self.server._main.connections.connection_count
+        return len(self.server._main.connections._open)
 
     @property
     def handed_over(self) -> int:

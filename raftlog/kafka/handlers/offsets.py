@@ -61,18 +61,10 @@ async def _topic(
     call: Call, topic: ListOffsetsTopic, isolation: Isolation
 ) -> ListOffsetsTopicResponse:
     rows: dict[int, ListOffsetsPartitionResponse] = {}
-    wanted = {partition.partition_index: partition for partition in topic.partitions}
-    newest = [number for number, partition in wanted.items() if partition.timestamp == NEWEST]
-    ends = [
-        n
-        for n, partition in wanted.items()
-        if partition.timestamp < 0 and partition.timestamp != NEWEST
-    ]
-    times = {
-        PartitionId(n): partition.timestamp
-        for n, partition in wanted.items()
-        if partition.timestamp >= 0
-    }
+    wanted = {row.partition_index: row for row in topic.partitions}
+    newest = [number for number, row in wanted.items() if row.timestamp == NEWEST]
+    ends = [n for n, row in wanted.items() if row.timestamp < 0 and row.timestamp != NEWEST]
+    times = {PartitionId(n): row.timestamp for n, row in wanted.items() if row.timestamp >= 0}
     offsets, name = call.broker.offsets, topic.name
     try:
         if ends:
@@ -89,7 +81,7 @@ async def _topic(
         for number in wanted:
             rows.setdefault(number, ListOffsetsPartitionResponse(number, partition_code(error)))
     return ListOffsetsTopicResponse(
-        name, tuple(rows[partition.partition_index] for partition in topic.partitions)
+        name, tuple(rows[row.partition_index] for row in topic.partitions)
     )
 
 
@@ -106,14 +98,14 @@ async def _newest(
 
 
 def _bound(
-    partition: ListOffsetsPartition, bounds: PartitionBounds | LogError, isolation: Isolation
+    row: ListOffsetsPartition, bounds: PartitionBounds | LogError, isolation: Isolation
 ) -> ListOffsetsPartitionResponse:
-    number = partition.partition_index
+    number = row.partition_index
     if isinstance(bounds, LogError):
         return ListOffsetsPartitionResponse(number, partition_code(bounds))
-    if partition.timestamp == LATEST:
+    if row.timestamp == LATEST:
         return ListOffsetsPartitionResponse(number, 0, -1, bounds.end(isolation))
-    if partition.timestamp in {EARLIEST, EARLIEST_LOCAL}:
+    if row.timestamp in {EARLIEST, EARLIEST_LOCAL}:
         return ListOffsetsPartitionResponse(number, 0, -1, bounds.log_start_offset)
     # Offsets of tiered storage.
     return ListOffsetsPartitionResponse(number, UNSUPPORTED_VERSION)
@@ -132,9 +124,9 @@ def _placed(number: int, place: tuple[int, int] | LogError | None) -> ListOffset
 async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
     """21. Raises log start offsets. Offset -1 stands for the high watermark."""
     targets = [
-        (topic.name, partition.partition_index, Offset(partition.offset))
+        (topic.name, row.partition_index, Offset(row.offset))
         for topic in request.topics
-        for partition in topic.partitions
+        for row in topic.partitions
     ]
     deadline = deadline_of(request.timeout_ms)
     outcomes: list[Offset | LogError]
@@ -149,10 +141,7 @@ async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRec
         topics=tuple(
             DeleteRecordsTopicResult(
                 topic.name,
-                tuple(
-                    _deleted(partition.partition_index, next(outcome))
-                    for partition in topic.partitions
-                ),
+                tuple(_deleted(row.partition_index, next(outcome)) for row in topic.partitions),
             )
             for topic in request.topics
         )
@@ -173,21 +162,21 @@ async def offset_for_leader_epoch(
     count = 0
     for topic in request.topics:
         rows: list[EpochEndOffset] = []
-        for partition in topic.partitions:
+        for row in topic.partitions:
             count += 1
             if count % EPOCHS_PER_TURN == 0:
                 await call.broker.turns.wait()
             if not call.any_node:
-                rows.append(await _epoch_end(call, topic.topic, partition))
+                rows.append(await _epoch_end(call, topic.topic, row))
         if call.any_node:
             rows = await each(call, partial(_epoch_end, call, topic.topic), topic.partitions)
         topics.append(OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
     return OffsetForLeaderEpochResponse(topics=tuple(topics))
 
 
-async def _epoch_end(call: Call, topic: str, partition: OffsetForLeaderPartition) -> EpochEndOffset:
-    number, epoch = partition.partition, LeaderEpoch(partition.leader_epoch)
-    error_code = epoch_error(call.broker, topic, number, partition.current_leader_epoch)
+async def _epoch_end(call: Call, topic: str, row: OffsetForLeaderPartition) -> EpochEndOffset:
+    number, epoch = row.partition, LeaderEpoch(row.leader_epoch)
+    error_code = epoch_error(call.broker, topic, number, row.current_leader_epoch)
     if error_code:
         return EpochEndOffset(error_code, number)
     try:

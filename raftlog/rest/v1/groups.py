@@ -312,14 +312,16 @@ def _reset_row(row: ResetRow, error: LogError | None) -> ResetPartition:
 
 
 def _committed_offset(offset: FetchedOffset) -> CommittedOffset:
+    error_code, message = _error(offset.error_code)
     return CommittedOffset(
         offset.topic,
         offset.partition,
         offset.offset,
-        offset.leader_epoch,
-        offset.metadata,
-        offset.topic_id,
-        *_error(offset.error_code),
+        leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+        topic_id=offset.topic_id,
+        error_code=error_code,
+        message=message,
     )
 
 

@@ -156,13 +156,13 @@ async def describe(request: Request, context: ServerContext) -> web.StreamRespon
         TransactionDescription(
             summary.transactional_id,
             *summary.producer,
-            summary.state,
-            coordinator,
-            found.timeout_ms,
-            found.start_ms,
-            found.last_update_ms,
-            summary.open_ms,
-            [TransactionPartition(*place) for place in found.partitions],
+            state=summary.state,
+            coordinator=coordinator,
+            timeout_ms=found.timeout_ms,
+            started_ms=found.start_ms,
+            last_update_ms=found.last_update_ms,
+            open_ms=summary.open_ms,
+            partitions=[TransactionPartition(*place) for place in found.partitions],
         )
     )
 

@@ -95,8 +95,7 @@ BODY_MEDIA_TYPES: Final = (
 )
 """Clients send the type of the records with every request."""
 RECORDS_OFFERED: Final = {
-    record_format.value: (f"application/vnd.kafka.{record_format}.v2+json", *V2_OFFERED)
-    for record_format in RecordFormat
+    kind.value: (f"application/vnd.kafka.{kind}.v2+json", *V2_OFFERED) for kind in RecordFormat
 }
 """Media types of records by format. Some leave the format to the instance."""
 NAME_CHARACTERS_MAX: Final = 255
@@ -234,10 +233,7 @@ async def assignments(request: Request, context: ServerContext) -> web.StreamRes
 
 def places_of(body: Partitions) -> list[tuple[str, int]]:
     """Topics and partition numbers of a body. LogError BAD_REQUEST for control characters."""
-    return [
-        (_check_name("topic", partition.topic), partition.partition)
-        for partition in body.partitions
-    ]
+    return [(_check_name("topic", row.topic), row.partition) for row in body.partitions]
 
 
 # Positions, records, offsets
@@ -251,20 +247,15 @@ async def seek(request: Request, context: ServerContext) -> web.StreamResponse:
         request.principal,
         group,
         instance,
-        offsets={
-            (position.topic, position.partition): position.offset for position in body.offsets
-        },
-        times_ms={
-            (position.topic, position.partition): time_ms_of(position)
-            for position in body.timestamps
-        },
+        offsets={(row.topic, row.partition): row.offset for row in body.offsets},
+        times_ms={(row.topic, row.partition): time_ms_of(row) for row in body.timestamps},
     )
     return empty_response()
 
 
-def time_ms_of(position: PositionTime) -> int:
+def time_ms_of(row: PositionTime) -> int:
     """The time of a body's row, in milliseconds since the Unix epoch."""
-    time = position.timestamp
+    time = row.timestamp
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     return max(int(time.timestamp() * 1000), 0)
@@ -307,9 +298,9 @@ def accepted_media_types(request: Request) -> dict[str, str]:
     """The response's media type, by the formats that the Accept header allows."""
     found: dict[str, str] = {}
     refusal: LogError | None = None
-    for record_format, offered in RECORDS_OFFERED.items():
+    for kind, offered in RECORDS_OFFERED.items():
         try:
-            found[record_format] = negotiate(request, offered)
+            found[kind] = negotiate(request, offered)
         except LogError as error:
             refusal = error
     if not found and refusal is not None:
@@ -327,31 +318,27 @@ async def commit(request: Request, context: ServerContext) -> web.StreamResponse
     offsets: list[OffsetToCommit] | None = None
     if body.offsets is not None:
         offsets = [
-            OffsetToCommit(
-                offset.topic, offset.partition, _next(offset), metadata=offset.metadata or ""
-            )
-            for offset in body.offsets
+            OffsetToCommit(row.topic, row.partition, _next(row), metadata=row.metadata or "")
+            for row in body.offsets
         ]
     elif body.partitions is not None:
         offsets = [
-            OffsetToCommit(
-                offset.topic, offset.partition, offset.offset, metadata=offset.metadata or ""
-            )
-            for offset in body.partitions
+            OffsetToCommit(row.topic, row.partition, row.offset, metadata=row.metadata or "")
+            for row in body.partitions
         ]
     await context.broker.consumer_instances.commit(request.principal, group, instance, offsets)
     return json_response(Empty(), content_type=content_type)
 
 
-def _next(offset: ReadOffset) -> int:
+def _next(row: ReadOffset) -> int:
     """The next offset to read. Raises LogError INVALID_BODY unless exactly one field is given."""
-    if (offset.offset is None) == (offset.next_offset is None):
+    if (row.offset is None) == (row.next_offset is None):
         raise LogError(
             INVALID_BODY,
-            f"The body is not valid: {offset.topic}-{offset.partition} needs either offset or "
+            f"The body is not valid: {row.topic}-{row.partition} needs either offset or "
             "next_offset.",
         )
-    return (offset.next_offset or 0) if offset.offset is None else offset.offset + 1
+    return (row.next_offset or 0) if row.offset is None else row.offset + 1
 
 
 async def committed(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -363,10 +350,7 @@ async def committed(request: Request, context: ServerContext) -> web.StreamRespo
         request.principal, group, instance, None if body is None else places_of(body)
     )
     answer = CommittedOffsets(
-        [
-            CommittedOffset(offset.topic, offset.partition, offset.offset, offset.metadata)
-            for offset in found
-        ]
+        [CommittedOffset(row.topic, row.partition, row.offset, row.metadata) for row in found]
     )
     return json_response(answer, content_type=content_type)
 
