@@ -1,14 +1,15 @@
-"""raftlog_client: the asyncio client of raftlog: produce, consume and administer, fully typed.
+"""raftlog's typed asyncio client, to produce, consume and administer.
 
-Purpose: give a Python program the log at the speed of whole batches, in the shape known from
-aiokafka: `Producer`, `Consumer`, `Admin`, each an async context manager.
+Purpose: Give a Python program the log at the speed of whole batches, in the shape known from
+aiokafka. `Producer`, `Consumer` and `Admin` are async context managers.
 
-Rules: of raftlog, the client imports only `raftlog.record` (the batch format, the wire frames, the
-error table) and `raftlog.api` (the wire shapes). Every buffer, wait and retry has a named bound. No
-record is reported written without an acknowledgement, and an error says whether the outcome is
+Rules: The client imports only `raftlog.record` (the batch format, the wire frames, the error table)
+and `raftlog.api` (the wire shapes) from raftlog. Every buffer, wait and retry has a named bound. No
+record is reported written without an acknowledgement, and an error shows whether the outcome is
 known.
 
-Must not know: how a node stores, replicates or elects; only addresses, leaders and errors.
+Must not know: How a node stores, replicates or elects. The client knows only addresses, leaders and
+errors.
 """
 
 from raftlog.api.cluster import ClusterSettings, NodeInfo, QuorumInfo, QuorumMember

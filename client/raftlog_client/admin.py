@@ -1,4 +1,4 @@
-"""The admin client: topics, their configs and partitions, groups, transactions, the cluster."""
+"""The admin client for topics, configs, groups, transactions and the cluster."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ from raftlog_client.types import (
 ConfigValue = str | int | float | bool
 
 LEADER_PATIENCE_S: Final = 2.0
-"""How long to wait for the quorum's leader, if another node answered for the quorum."""
+"""Seconds to wait for the quorum's leader after another node responded for the quorum."""
 REPLICAS_PATIENCE_S: Final = 2.0
-"""A partition leader's answer that takes longer is left out of `describe_replicas`."""
+"""Seconds after which `describe_replicas` leaves out a partition leader's response."""
 
 T = TypeVar("T")
 
 
 class Admin(Startable):
-    """Administers a cluster; an async context manager.
+    """Administers a cluster. An async context manager.
 
-    Reads are tried on one node after another until `request_timeout_ms`. A change is repeated only
-    if the last attempt certainly reached no node; otherwise the error says `outcome_unknown`.
+    Reads are tried on each node in turn until `request_timeout_ms`. A change is repeated only if
+    the last attempt certainly reached no node. Otherwise the error has `outcome_unknown`.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class Admin(Startable):
         self._is_started = False
 
     async def start(self, *, needs_ready_node: bool = True) -> None:
-        """Connect. Raises ConnectionLostError if no node answers.
+        """Connect. Raises ConnectionLostError if no node responds.
 
-        Without `needs_ready_node` no node is called yet: nodes without a quorum answer
-        `describe_quorum` and `describe_nodes`, and nothing else.
+        Without `needs_ready_node` no node is called yet. Nodes without a quorum only respond to
+        `describe_quorum` and `describe_nodes`.
         """
         if self._is_started:
             return
@@ -148,7 +148,7 @@ class Admin(Startable):
         replication_factor: int | None = None,
         configs: Mapping[str, ConfigValue] | None = None,
     ) -> TopicDescription:
-        """Create a topic; the cluster's defaults fill the rest.
+        """Create a topic. The cluster's defaults replace absent settings.
 
         Raises ServerError (TOPIC_EXISTS, INVALID_TOPIC, INVALID_PARTITIONS, INVALID_CONFIG).
         """
@@ -158,8 +158,10 @@ class Admin(Startable):
         return await self.describe_topic(name)
 
     async def create_topics(self, topics: Iterable[NewTopic]) -> list[TopicDescription]:
-        """Create topics one after the other. Raises as `create_topic` does, at the first failure;
-        earlier topics stay created."""
+        """Create topics in order. Raises as `create_topic` at the first failure.
+
+        Earlier topics stay created.
+        """
         return [
             await self.create_topic(
                 topic.name,
@@ -175,22 +177,24 @@ class Admin(Startable):
         await self._change("DELETE", self._path("topics", name))
 
     async def delete_topics(self, names: Iterable[str]) -> None:
-        """Delete topics one after the other. Raises TopicNotFoundError at the first unknown
-        one; earlier topics stay deleted."""
+        """Delete topics in order. Raises TopicNotFoundError at the first unknown topic.
+
+        Earlier topics stay deleted.
+        """
         for name in names:
             await self.delete_topic(name)
 
     async def list_topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         self._require_started()
         return sorted((await self._metadata.refresh(None)).topics)
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic's partitions, their leaders and replicas. Raises TopicNotFoundError."""
+        """Return a topic's partitions, leaders and replicas. Raises TopicNotFoundError."""
         return (await self.describe_topics((name,)))[0]
 
     async def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
-        """These topics, or all topics, by name. Raises TopicNotFoundError."""
+        """Return these topics, or all topics, by name. Raises TopicNotFoundError."""
         self._require_started()
         if names is None:
             view = await self._metadata.refresh(None)
@@ -200,7 +204,7 @@ class Admin(Startable):
         return [await self._metadata.topic(name) for name in wanted]
 
     async def describe_configs(self, topic: str) -> dict[str, ConfigEntry]:
-        """The configs of a topic, with their values in force. Raises TopicNotFoundError."""
+        """Return a topic's configs with their effective values. Raises TopicNotFoundError."""
         answer = await self._read(self._path("topics", topic, "configs"), Listing[TopicConfig])
         return {
             entry.name: ConfigEntry(
@@ -222,7 +226,7 @@ class Admin(Startable):
         *,
         unset: Iterable[str] = (),
     ) -> None:
-        """Set configs of a topic, and return those of `unset` to their defaults: all or none.
+        """Set configs of a topic and reset those of `unset`. All change or none.
 
         Raises TopicNotFoundError, ServerError (INVALID_CONFIG).
         """
@@ -235,20 +239,20 @@ class Admin(Startable):
             await self._change("POST", path, ConfigChanges(changes))
 
     async def create_partitions(self, topic: str, total: int) -> None:
-        """Grow a topic to `total` partitions; the number never shrinks.
+        """Grow a topic to `total` partitions. The number never shrinks.
 
-        Records of a key may go to another partition from then on. Raises TopicNotFoundError,
-        ServerError (INVALID_PARTITIONS).
+        Records of a key may then go to another partition. Raises TopicNotFoundError, ServerError
+        (INVALID_PARTITIONS).
         """
         await self._change("PATCH", self._path("topics", topic), TopicChange(total))
 
     async def offsets(
         self, topics: Iterable[str], *, at_hand_after_ms: float | None = None
     ) -> dict[TopicPartition, PartitionOffsets]:
-        """Readable offsets of all partitions of these topics.
+        """Return readable offsets of all partitions of these topics.
 
-        With `at_hand_after_ms`, the offsets known after this time; partitions without a leader are
-        left out then. Raises TopicNotFoundError, ServerError(NO_LEADER).
+        With `at_hand_after_ms`, return the offsets known after this time and leave out partitions
+        without a leader. Raises TopicNotFoundError, ServerError(NO_LEADER).
         """
         self._require_started()
         at_hand_after_s = None if at_hand_after_ms is None else at_hand_after_ms / 1000
@@ -257,20 +261,20 @@ class Admin(Startable):
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Delete the records of each partition below an offset; -1 means all readable ones.
+        """Delete each partition's records below an offset. -1 deletes all readable records.
 
-        Returns where the partitions begin now. Raises the first partition's error, if any, once all
-        were tried.
+        Returns the partitions' log start offsets. Raises the first partition's error, if any, once
+        all were tried.
         """
         self._require_started()
         return await delete_records(self._metadata, offsets)
 
     async def list_groups(self) -> GroupList:
-        """All consumer groups; `incomplete` says why some are missing, if any."""
+        """Return all consumer groups. `incomplete` gives reasons for missing groups."""
         return await self._read("/v1/groups", GroupList, patience_s=COORDINATOR_PATIENCE_S)
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """A group: members with their partitions; per partition committed offset, end and lag.
+        """Return a group's members with their partitions, and each partition's offsets and lag.
 
         Raises ServerError(UNKNOWN_GROUP).
         """
@@ -279,8 +283,10 @@ class Admin(Startable):
         )
 
     async def delete_group(self, group: str) -> None:
-        """Delete a group with its committed offsets. Raises ServerError: UNKNOWN_GROUP, or
-        GROUP_NOT_EMPTY while it has members."""
+        """Delete a group with its committed offsets.
+
+        Raises ServerError: UNKNOWN_GROUP, or GROUP_NOT_EMPTY while it has members.
+        """
         await self._change("DELETE", _group_path(group))
 
     async def reset_offsets(
@@ -298,10 +304,11 @@ class Admin(Startable):
     ) -> ResetResponse:
         """Set the committed offsets of an empty group to exactly one of these targets.
 
-        `topics`: whole topics, or partitions; None: all that the group has committed.
-        `by_duration_ms`: to the first record of so many last milliseconds. `like_group`: to the
-        offsets of another group. `validate_only`: return the table, change nothing. Each row may
-        have an error. Raises ServerError: UNKNOWN_GROUP, GROUP_NOT_EMPTY; ValueError.
+        `topics` are whole topics or partitions, or None for all that the group has committed.
+        `by_duration_ms` selects the first record of that many last milliseconds. `like_group`
+        selects the offsets of another group. `validate_only` returns the rows without a change.
+        Each row may have an error. Raises ServerError: UNKNOWN_GROUP, GROUP_NOT_EMPTY. Raises
+        ValueError.
         """
         targets = (to, to_offset, to_timestamp_ms, by_duration_ms, shift_by, like_group)
         if sum(target is not None for target in targets) != 1:
@@ -321,12 +328,12 @@ class Admin(Startable):
                 like_group=like_group,
                 validate_only=validate_only,
             ),
-            # A shift, done twice, goes twice as far.
+            # A repeated shift moves the offsets twice.
             is_idempotent=shift_by is None or validate_only,
         )
 
     async def delete_offsets(self, group: str, topics: Iterable[str | TopicPartition]) -> None:
-        """Forget committed offsets of topics, or partitions, that no member subscribes to.
+        """Delete committed offsets of topics or partitions that no member subscribes to.
 
         Raises ServerError: UNKNOWN_GROUP, GROUP_NOT_EMPTY.
         """
@@ -334,13 +341,13 @@ class Admin(Startable):
         await self._change("POST", f"{_group_path(group)}/offsets/delete", body)
 
     async def list_transactions(self) -> TransactionList:
-        """All transactional ids; `incomplete` says why some are missing, if any."""
+        """Return all transactional ids. `incomplete` gives reasons for missing ids."""
         return await self._read(
             "/v1/transactions", TransactionList, patience_s=COORDINATOR_PATIENCE_S
         )
 
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """A transactional id, with the partitions that its open transaction holds back."""
+        """Return a transactional id with the partitions of its open transaction."""
         return await self._read(
             _transaction_path(transactional_id),
             TransactionDescription,
@@ -348,25 +355,25 @@ class Admin(Startable):
         )
 
     async def abort_transaction(self, transactional_id: str) -> None:
-        """Abort the open transaction, and fence its producer, prepared ones too.
+        """Abort the open or prepared transaction and fence its producer.
 
         Raises ServerError(INVALID_TXN_STATE) without an open transaction.
         """
         await self._change("POST", f"{_transaction_path(transactional_id)}/fence", Empty())
 
     async def describe_cluster(self) -> ClusterInfo:
-        """The cluster's name, its active controller and its nodes."""
+        """Return the cluster's name, its active controller and its nodes."""
         self._require_started()
         return (await self._metadata.refresh(())).cluster_info()
 
     async def describe_nodes(self) -> tuple[NodeInfo, ...]:
-        """Every node of the cluster: its address, its vote, its fencing."""
+        """Return every node of the cluster with its address, vote and fencing."""
         return (await self._read("/v1/nodes", NodeList)).nodes
 
     async def describe_each_node(self) -> dict[int, NodeInfo]:
-        """Every node as it describes itself, by number; nodes without an answer are left out.
+        """Return every node's description of itself, by number. Silent nodes are left out.
 
-        Only so `opening`, `replicas_open` and `clock_skew_ms` are known. Creating a topic of
+        Only this gives `opening`, `replicas_open` and `clock_skew_ms`. Creating a topic of
         thousands of partitions takes seconds.
         """
 
@@ -390,7 +397,7 @@ class Admin(Startable):
         return {answer.node_id: answer for answer in answers if answer is not None}
 
     async def describe_quorum(self) -> QuorumInfo:
-        """The metadata quorum, as its leader sees it; else as any node does."""
+        """Return the metadata quorum as its leader sees it, else as any node does."""
         info = await self._read("/v1/quorum", QuorumInfo)
         leader = next((voter for voter in info.voters if voter.is_leader), None)
         if leader is None or leader.node_id == info.node_id or not (leader.host and leader.port):
@@ -407,22 +414,26 @@ class Admin(Startable):
             return info
 
     async def add_voter(self, node_id: int) -> None:
-        """Give a vote to a connected observer. Raises ServerError(ILLEGAL_STATE) if the node is
-        none; see `raftlog quorum describe`."""
+        """Give a vote to a connected observer. Raises ServerError(ILLEGAL_STATE) for other nodes.
+
+        See `raftlog quorum describe`.
+        """
         await self._change("POST", "/v1/quorum/voters", NewVoter(node_id))
 
     async def remove_voter(self, node_id: int) -> None:
-        """Take a node's vote. Raises ServerError(ILLEGAL_STATE) for no vote, or the last."""
+        """Remove a node's vote. Raises ServerError(ILLEGAL_STATE) for no vote, or the last."""
         await self._change("DELETE", f"/v1/quorum/voters/{int(node_id)}")
 
     async def remove_node(self, node_id: int) -> None:
-        """Unregister a node that is gone for good: another one, with an empty data directory, may
-        then join under its id. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE while the node is
-        alive, has a vote, or holds replicas."""
+        """Unregister a node that has left permanently.
+
+        Another node with an empty data directory may then join under its id. Raises ServerError:
+        NOT_FOUND, or ILLEGAL_STATE while the node is alive, has a vote, or holds replicas.
+        """
         await self._change("DELETE", f"/v1/nodes/{int(node_id)}")
 
     async def replace_node(self, node_id: int, directory_id: str) -> None:
-        """Give the place of a node with a lost disk, its replicas included, to an empty directory.
+        """Give a node's place and replicas, after a disk loss, to an empty directory.
 
         `raftlog serve --replace` calls this before the node starts. Harmless to repeat. Raises
         ServerError: NOT_FOUND, or ILLEGAL_STATE while the node is alive or has a vote.
@@ -430,39 +441,47 @@ class Admin(Startable):
         await self._change("POST", f"/v1/nodes/{int(node_id)}/replace", NewDirectory(directory_id))
 
     async def decommission_node(self, node_id: int) -> None:
-        """Move all replicas of a node to other nodes; see `describe_decommission`. Harmless to
-        repeat. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE if the others are too few."""
+        """Move all replicas of a node to other nodes.
+
+        See `describe_decommission`. Harmless to repeat. Raises ServerError: NOT_FOUND, or
+        ILLEGAL_STATE if there are too few other nodes.
+        """
         await self._change("POST", f"/v1/nodes/{int(node_id)}/decommission")
 
     async def cancel_decommission(self, node_id: int) -> None:
-        """Cancel a decommission: the remaining replicas stay. Raises ServerError(NOT_FOUND)."""
+        """Cancel a decommission. The remaining replicas stay. Raises ServerError(NOT_FOUND)."""
         await self._change("DELETE", f"/v1/nodes/{int(node_id)}/decommission")
 
     async def describe_decommission(self, node_id: int) -> DecommissionProgress:
-        """How much a node still holds. Raises ServerError(NOT_FOUND)."""
+        """Return the number of replicas left on a node. Raises ServerError(NOT_FOUND)."""
         return await self._read(f"/v1/nodes/{int(node_id)}/decommission", DecommissionProgress)
 
     async def set_maintenance(self, node_id: int, *, enabled: bool) -> None:
-        """Begin or end a node's maintenance: it leads only partitions without another leader. Lasts
-        over restarts. Raises ServerError(NOT_FOUND)."""
+        """Start or end a node's maintenance. Raises ServerError(NOT_FOUND).
+
+        During maintenance the node leads only partitions without another leader. Maintenance lasts
+        over restarts.
+        """
         method = "PUT" if enabled else "DELETE"
         await self._change(method, f"/v1/nodes/{int(node_id)}/maintenance")
 
     async def elect_leader(
         self, topic: str, partition: int, broker: int | None = None, *, unclean: bool = False
     ) -> None:
-        """Elect a replica as leader; None: the best one but the present leader.
+        """Elect a replica as leader. None selects the best replica except the present leader.
 
-        `unclean`: also a replica that is not in sync, if no other can lead (without a `broker` the
-        living one with the longest log): the committed records that it lacks are lost for good.
-        Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
+        `unclean` also allows a replica that is not in sync if no other can lead. Without a
+        `broker`, that is the live replica with the longest log. The committed records that it lacks
+        are lost permanently. Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
         """
         path = f"/v1/topics/{quote(topic, safe='')}/partitions/{int(partition)}/leader"
         await self._change("POST", path, LeaderElection(broker, unclean))
 
     async def describe_replicas(self, topic: str) -> dict[int, PartitionStatus]:
-        """Progress of the replicas, by partition; partitions without an answer of the leader
-        are left out. Raises TopicNotFoundError."""
+        """Return the replicas' progress by partition. Raises TopicNotFoundError.
+
+        Partitions whose leader does not respond are left out.
+        """
         partitions = [
             TopicPartition(topic, info.partition)
             for info in (await self.describe_topic(topic)).partitions
@@ -482,14 +501,14 @@ class Admin(Startable):
         return found
 
     async def describe_reassignments(self) -> ReassignmentList:
-        """Partitions under reassignment."""
+        """Return the partitions under reassignment."""
         return await self._read("/v1/reassignments", ReassignmentList)
 
     async def reassign(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> None:
-        """Have partitions held by these nodes, the preferred leader first; all are checked before
-        the first is begun, and records are copied in the background.
+        """Move partitions to these nodes, the preferred leader first.
 
-        Raises TopicNotFoundError, ServerError (INVALID_PARTITIONS, ILLEGAL_STATE).
+        All are checked before the first move starts. Records are copied in the background. Raises
+        TopicNotFoundError, ServerError (INVALID_PARTITIONS, ILLEGAL_STATE).
         """
         moves = [
             NewReassignment(place.topic, place.partition, tuple(nodes))
@@ -498,31 +517,37 @@ class Admin(Startable):
         await self._change("POST", "/v1/reassignments", NewReassignments(moves))
 
     async def cancel_reassignment(self, topic: str, partition: int) -> None:
-        """Cancel a partition's reassignment. Raises TopicNotFoundError, ServerError (ILLEGAL_STATE:
-        there is none)."""
+        """Cancel a partition's reassignment.
+
+        Raises TopicNotFoundError, ServerError (ILLEGAL_STATE without a reassignment).
+        """
         path = f"/v1/reassignments/{quote(topic, safe='')}/{int(partition)}"
         await self._change("DELETE", path)
 
     async def transfer_leadership(self, node_id: int | None = None) -> None:
-        """Transfer the quorum's leadership to a voter, by default to any other one. Raises
-        ServerError(ILLEGAL_STATE)."""
+        """Transfer the quorum's leadership to a voter, by default to any other voter.
+
+        Raises ServerError(ILLEGAL_STATE).
+        """
         await self._change("POST", "/v1/quorum/transfer", LeadershipTransfer(node_id))
 
     async def describe_cluster_settings(self, *, fresh: bool = False) -> ClusterSettings:
-        """Topic configs set for the whole cluster, as applied by some node.
+        """Return the topic configs set for the whole cluster, as applied by some node.
 
-        `fresh`: with every change acknowledged before this call; fails without a quorum.
+        `fresh` includes every change acknowledged before this call and fails without a quorum.
         """
         path = "/v1/cluster/settings" + ("?fresh=true" if fresh else "")
-        # A fresh answer takes the quorum, and so the time of an election.
+        # A fresh response needs the quorum, so it may take an election.
         patience_s = self._metadata.request_timeout_s if fresh else METADATA_PATIENCE_S
         return await self._read(path, ClusterSettings, patience_s=patience_s)
 
     async def alter_cluster_settings(
         self, values: Mapping[str, ConfigValue] | None = None, *, unset: Iterable[str] = ()
     ) -> ClusterSettings:
-        """Set topic configs below those of the topics, and return those of `unset` to their
-        defaults: all or none. Returns the new settings. ServerError(INVALID_CONFIG).
+        """Set topic configs of the cluster and reset those of `unset`. All change or none.
+
+        A topic's own config takes precedence. Returns the new settings. Raises
+        ServerError(INVALID_CONFIG).
         """
         texts = {name: config_text(value) for name, value in (values or {}).items()}
         self._require_started()
@@ -575,7 +600,7 @@ def _transaction_path(transactional_id: str) -> str:
 
 
 def _by_topic(topics: Iterable[str | TopicPartition]) -> dict[str, list[int] | None]:
-    """Partitions by topic; None: all of the topic."""
+    """Group partitions by topic, with None for all partitions of a topic."""
     found: dict[str, list[int] | None] = {}
     for one in topics:
         if isinstance(one, str):
@@ -590,5 +615,5 @@ def _is_unknown_path(error: RaftlogClientError) -> bool:
 
 
 def config_text(value: ConfigValue) -> str:
-    """A config's value as the cluster writes values: true and false are lower case."""
+    """Return a config's value in the cluster's form, with true and false in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The consumer: topics in, records out, in the order of each partition."""
+"""The consumer reads records of topics in the order of each partition."""
 
 from __future__ import annotations
 
@@ -29,44 +29,46 @@ PARTITION_BYTES_MIN: Final = 1_024
 
 
 class Consumer(Startable, Generic[K, V]):
-    """Reads records of topics; an async context manager and an async iterable.
+    """Reads records of topics. An async context manager and an async iterable.
 
     Reads every partition of the topics given here or to `subscribe`, or the partitions given to
-    `assign`. With a `group_id` the consumers of the group share the partitions of the subscribed
-    topics, and each partition begins at the group's committed offset; records are processed at
-    least once. Rebalances happen inside of read calls (`async for`, `getone`, `getmany`).
+    `assign`. With a `group_id`, the consumers of the group share the partitions of the subscribed
+    topics. Each partition starts at the group's committed offset, and records are processed at
+    least once. Rebalances happen inside read calls (`async for`, `getone`, `getmany`).
 
     Meaning of the settings:
 
     - `group_id`: the consumer group. With `assign` it only keeps committed offsets.
-    - `group_instance_id`: makes the member static: after a restart within the session it gets its
-      partitions back, without a rebalance.
-    - `auto_commit_interval_ms`: how often, and when partitions are given up or the consumer closes,
-      the offsets of processed records are committed: of those given out before the present call.
-      None: only `commit` commits, or a transaction.
+    - `group_instance_id`: makes the member static. After a restart within the session it gets its
+      partitions back without a rebalance.
+    - `auto_commit_interval_ms`: interval of commits of processed records, which are the records
+      given out before the present call. Offsets are also committed when partitions are given up or
+      the consumer closes. With None, only `commit` or a transaction commits.
     - `session_timeout_ms`: silence after which the coordinator gives the partitions to others.
-    - `max_poll_interval_ms`: a consumer that reads nothing for so long leaves the group, and joins
-      again with its next read. Also the longest time to give up partitions in.
-    - `assignor`: "uniform" (sticky) or "range"; None: the group's.
+    - `max_poll_interval_ms`: time without a read after which the consumer leaves the group. Its
+      next
+      read rejoins. Also the longest time for giving up partitions.
+    - `assignor`: "uniform" (sticky) or "range". None uses the group's.
 
-    - `auto_offset_reset`: where to begin without a position, or with one out of range: "latest",
-      "earliest", or "none": raise. A partition added while its topic is subscribed is read from
-      its beginning, so "latest" misses nothing. So is a topic that was deleted and created again
-      under its name, with a warning in the log; with "none", TopicChangedError is raised.
+    - `auto_offset_reset`: start of a partition without a position, or with a position out of range.
+      "latest", "earliest", or "none", which raises. A partition added while its topic is
+      subscribed is read from its beginning, so "latest" misses nothing. The same holds for a topic
+      that was deleted and created again under its name, with a warning in the log. With "none",
+      TopicChangedError is raised.
     - `isolation`: "read_committed" reads up to the last stable offset, without records of aborted
-      transactions; "read_uncommitted" reads all records up to the high watermark.
-    - `client_rack`: the rack of this consumer. A partition with a replica in sync in that rack is
-      read from the replica, other ones from their leaders (KIP-392). The same records in the same
-      order come, perhaps a little later.
-    - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
-      share. A single larger batch is fetched all the same.
-    - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
-    - `max_poll_records`: most records in one `getmany`; None: all at hand.
+      transactions. "read_uncommitted" reads all records up to the high watermark.
+    - `client_rack`: the rack of this consumer. A partition with an in-sync replica in that rack is
+      read from the replica, other partitions from their leaders (KIP-392). The records and their
+      order are the same, perhaps a little later.
+    - `fetch_max_bytes`, `max_partition_fetch_bytes`: size of a response, and of one partition's
+      share. A single larger batch is still fetched.
+    - `fetch_min_bytes`, `fetch_max_wait_ms`: data that a node waits for, and the longest wait.
+    - `max_poll_records`: most records in one `getmany`. None returns all buffered records.
     - `buffer_bytes_max`: data fetched ahead of the application.
-    - `decompressed_bytes_max`: a batch with more is refused.
+    - `decompressed_bytes_max`: a larger batch is rejected.
     - `key_deserializer`, `value_deserializer`: from bytes to keys and values. None stays None.
-    - `check_crcs`: verify every batch; damage is raised as CorruptDataError, never served.
-    - `metadata_max_age_ms`: how soon new partitions and topics are noticed, at the latest.
+    - `check_crcs`: verify every batch. Damage is raised as CorruptDataError, never served.
+    - `metadata_max_age_ms`: longest time until new partitions and topics are noticed.
 
     Raises ValueError for a setting out of bounds.
     """
@@ -176,7 +178,7 @@ class Consumer(Startable, Generic[K, V]):
         self._subscription = Subscription(topics)
         self._listener = RebalanceListener()
         self._has_source = bool(topics)
-        """Whether topics or partitions were ever chosen, if only none of them."""
+        """Whether topics or partitions were ever chosen, even an empty choice."""
         self._assignment = Assignment(self._metadata, self._buffer, self._fetcher)
         self._states = self._assignment.states
         self._group: ConsumerGroup | None = None
@@ -206,9 +208,9 @@ class Consumer(Startable, Generic[K, V]):
         self._is_started = False
 
     async def start(self) -> None:
-        """Connect, and find where to begin.
+        """Connect and find the start positions.
 
-        After the return, "latest" is fixed: a record written from then on is read. Raises
+        After the return, "latest" is fixed, so every record written later is read. Raises
         TopicNotFoundError for an unknown topic, ConnectionLostError without a cluster.
         """
         if self._is_started:
@@ -230,8 +232,9 @@ class Consumer(Startable, Generic[K, V]):
     async def close(self) -> None:
         """Commit processed records, leave the group, close the connections. Iterations end.
 
-        With automatic commits, all records given out count as processed; after an exception in an
-        `async with` not those in work. Closing twice is allowed. Raises what the listener raises.
+        With automatic commits, all records given out count as processed. After an exception in an
+        `async with`, the records in work do not count. Closing twice is allowed. Raises what the
+        listener raises.
         """
         await self._close(is_clean=True)
 
@@ -264,10 +267,10 @@ class Consumer(Startable, Generic[K, V]):
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Record[K, V]]:
-        """Records without end, until the consumer is closed. Raises as `getmany` does."""
+        """Yield records until the consumer is closed. Raises as `getmany` does."""
         self._require_source()
         while self._is_started:
-            # Between two units the loop gets its turn: the next fetch goes on meanwhile.
+            # The event loop gets a turn between two units, so the next fetch continues.
             await asyncio.sleep(0)
             await self._begin_read()
             unit = self._buffer.next_unit()
@@ -275,7 +278,7 @@ class Consumer(Startable, Generic[K, V]):
                 self._fetcher.check_answered()
                 await self._wait_for_data(None)
                 continue
-            # A bare loop over a list iterator: no other work is done per record.
+            # A bare loop over a list iterator does no other work per record.
             for record in unit.iterator:
                 yield record
 
@@ -298,17 +301,17 @@ class Consumer(Startable, Generic[K, V]):
         timeout_ms: float = 0,
         max_records: int | None = None,
     ) -> dict[TopicPartition, list[Record[K, V]]]:
-        """The records at hand, by partition; waits up to `timeout_ms` if there are none.
+        """Return buffered records by partition. Waits up to `timeout_ms` if there are none.
 
-        `partitions` limits the answer to these. Without `max_records` (or `max_poll_records`) each
+        `partitions` limits the result to these. Without `max_records` (or `max_poll_records`) each
         partition gives the records of one fetch, about `max_partition_fetch_bytes` at most.
 
         Raises CorruptDataError, OffsetOutOfRangeError, NoOffsetError, SerializationError,
-        TopicNotFoundError, TopicChangedError or another RaftlogClientError of a partition; reading
-        goes on with the others at the next call. Also raises, with no records left, once no node
-        has given an answer of use for `request_timeout_ms`: ConnectionLostError if they are gone, a
-        retriable ServerError if they are starting. The next call waits again.
-        IllegalStateError before any topic or partition is chosen.
+        TopicNotFoundError, TopicChangedError or another RaftlogClientError of a partition. The next
+        call continues with the other partitions. With no records left, also raises once no node has
+        given a useful response for `request_timeout_ms`. The error is ConnectionLostError if the
+        nodes are gone, a retriable ServerError if they are starting. The next call waits again.
+        Raises IllegalStateError before any topic or partition is chosen.
         """
         limit = self._max_poll_records if max_records is None else max_records
         if limit is not None and limit < 1:
@@ -328,10 +331,10 @@ class Consumer(Startable, Generic[K, V]):
             await self._wait_for_data(remaining_s, partitions)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions, and no others. Ends a subscription.
+        """Read these partitions and no others. Ends a subscription.
 
         Partitions assigned before keep their positions. May be called before `start`. Raises
-        IllegalStateError while the consumer is a member of its group: `unsubscribe` first.
+        IllegalStateError while the consumer is a member of its group. Call `unsubscribe` first.
         """
         if self._group is not None and self._group.is_member:
             raise IllegalStateError(
@@ -342,7 +345,7 @@ class Consumer(Startable, Generic[K, V]):
         self._assign(dict.fromkeys(TopicPartition(*one) for one in partitions), self._reset)
 
     def assignment(self) -> set[TopicPartition]:
-        """The assigned partitions."""
+        """Return the assigned partitions."""
         return set(self._states)
 
     async def subscribe(
@@ -352,10 +355,10 @@ class Consumer(Startable, Generic[K, V]):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read all partitions of these topics, or of all topics matching a pattern as a whole.
+        """Read all partitions of these topics, or of all topics that match a whole pattern.
 
-        In a group: this member's share of them; the pattern is then one of RE2. Replaces an
-        earlier subscription or assignment; partitions in both keep their positions. Raises
+        In a group, read this member's share of them. The pattern is then an RE2 pattern. Replaces
+        an earlier subscription or assignment. Partitions in both keep their positions. Raises
         TopicNotFoundError, ValueError.
         """
         self._require_started()
@@ -367,34 +370,34 @@ class Consumer(Startable, Generic[K, V]):
         await self._fix_positions()
 
     def subscription(self) -> set[str]:
-        """The subscribed topics; with a pattern, the present matches."""
+        """Return the subscribed topics, or the present matches of a pattern."""
         return self._subscription.topics(self._metadata.view)
 
     async def unsubscribe(self) -> None:
-        """Read nothing any more; leave the group."""
+        """Stop reading and leave the group."""
         if self._group is not None:
             await self._group.leave()
         self.assign(())
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read the partition from `offset` on. Raises ValueError."""
+        """Continue reading the partition from `offset`. Raises ValueError."""
         state = self._assignment.state(partition)
         if offset < 0:
             raise ValueError(f"offset must be at least 0, not {offset}")
         self._assignment.jump(state, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Read these partitions (none named: all) from their first record on."""
+        """Read these partitions, or all if none is given, from their first record."""
         self._require_started()
         for state, offsets in await self._assignment.offsets_of(partitions):
             self._assignment.jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
 
     async def seek_to_end(self, *partitions: TopicPartition, last: int = 0) -> None:
-        """Read these partitions (none named: all) from their present end on.
+        """Read these partitions, or all if none is given, from their present end.
 
-        With `last`, so many offsets before it: `last=1` reads the latest record again. Offsets
-        count, not records: a transaction's marker has one, and compaction leaves gaps. A partition
-        with fewer is read from its beginning. Raises ValueError.
+        With `last`, start that many offsets before the end. `last=1` reads the latest record again.
+        This counts offsets, not records. A transaction's marker has an offset, and compaction
+        leaves gaps. A partition with fewer offsets is read from its beginning. Raises ValueError.
         """
         self._require_started()
         if last < 0:
@@ -404,9 +407,9 @@ class Consumer(Startable, Generic[K, V]):
             self._assignment.jump(state, offset, topic_id=offsets.topic_id)
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
-        """Read these partitions (none named: all) from their first record at or after a time.
+        """Read these partitions, or all if none is given, from the first record since then.
 
-        A partition without such a record is read from its end on.
+        A partition without a record at or after `timestamp_ms` is read from its end.
         """
         self._require_started()
         ends = await self._assignment.offsets_of(partitions)
@@ -421,26 +424,26 @@ class Consumer(Startable, Generic[K, V]):
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a timestamp (ms), of each partition; None if none is."""
+        """Return each partition's first record at or after a timestamp (ms), or None."""
         self._require_started()
         return await offsets_for_times(self._metadata, timestamps)
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """The first readable offset of each partition."""
+        """Return the first readable offset of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
         return {one: found.beginning_offset for one, found in offsets.items()}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last readable record, of each partition."""
+        """Return the offset after the last readable record of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
         return {one: found.end_for(self._isolation) for one, found in offsets.items()}
 
     async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record for the application."""
+        """Return the offset of the next record for the application."""
         self._require_started()
         state = self._assignment.state(partition)
         if state.reset is not None and state.error is None:
@@ -450,11 +453,11 @@ class Consumer(Startable, Generic[K, V]):
         return self._buffer.position(state)
 
     def highwater(self, partition: TopicPartition) -> int | None:
-        """The end of the readable log, as of the last answer; None before the first one."""
+        """Return the readable log's end in the last response, or None before the first."""
         return self._assignment.state(partition).high_watermark
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Give no more records of these partitions; positions and buffered records are kept."""
+        """Stop returning records of these partitions. Positions and buffered records stay."""
         for partition in partitions:
             state = self._assignment.state(partition)
             state.is_paused = True
@@ -470,16 +473,16 @@ class Consumer(Startable, Generic[K, V]):
         self._wake()
 
     def paused(self) -> set[TopicPartition]:
-        """The paused partitions."""
+        """Return the paused partitions."""
         return {source for source, state in self._states.items() if state.is_paused}
 
     async def topics(self) -> set[str]:
-        """The names of all topics of the cluster."""
+        """Return the names of all topics of the cluster."""
         self._require_started()
         return set((await self._metadata.refresh(None)).topics)
 
     async def partitions_for_topic(self, topic: str) -> set[int]:
-        """The numbers of a topic's partitions. Raises TopicNotFoundError."""
+        """Return the numbers of a topic's partitions. Raises TopicNotFoundError."""
         self._require_started()
         return {info.partition for info in (await self._metadata.topic(topic)).partitions}
 
@@ -488,17 +491,17 @@ class Consumer(Startable, Generic[K, V]):
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> None:
-        """Commit offsets of the group: the next ones to read; None: after all records given out.
+        """Commit the group's next offsets to read, by default after all records given out.
 
         Repeated until `request_timeout_ms`. Raises CommitFailedError for a partition that this
-        consumer does not own any more, ServerError; ConnectionLostError, with an unknown outcome.
+        consumer no longer owns, ServerError, and ConnectionLostError with an unknown outcome.
         """
         await self._require_group().commit(offsets)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The group's committed offsets; None where there is none.
+        """Return the group's committed offsets, or None where there is none.
 
         An offset that an open transaction may change is awaited, up to `request_timeout_ms`.
         """
@@ -506,21 +509,21 @@ class Consumer(Startable, Generic[K, V]):
         return await group.offsets.committed([TopicPartition(*one) for one in partitions])
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> None:
-        """Read these partitions (none named: all) from the group's committed offsets on.
+        """Read these partitions, or all if none is given, from the committed offsets.
 
         After a failed transaction this reads its input again. A partition without a committed
-        offset begins where `auto_offset_reset` says.
+        offset starts according to `auto_offset_reset`.
         """
         group = self._require_group()
         states = [self._assignment.state(one) for one in partitions] or list(self._states.values())
         await group.seek_to_committed(states)
 
     def group_metadata(self) -> GroupMetadata:
-        """This consumer's membership, for `Transaction.commit_offsets`."""
+        """Return this consumer's membership, for `Transaction.commit_offsets`."""
         return self._require_group().metadata()
 
     def transaction_source(self) -> ConsumerGroup:
-        """This consumer's offsets, for `Transaction.commit_offsets`."""
+        """Return this consumer's offsets, for `Transaction.commit_offsets`."""
         return self._require_group()
 
     def _require_group(self) -> ConsumerGroup:
@@ -530,20 +533,20 @@ class Consumer(Startable, Generic[K, V]):
         return self._group
 
     async def _begin_read(self) -> None:
-        """A read call begins, or goes on after a wait: rebalances happen here."""
+        """Start a read call, or continue it after a wait. Rebalances happen here."""
         self._buffer.begin_call()
         if self._group is not None:
             await self._group.begin_read()
 
     def _assign(self, partitions: Iterable[TopicPartition], reset: OffsetReset) -> None:
-        """Keep the states of known partitions, make those of new ones, drop the others."""
+        """Keep the states of known partitions, add new partitions, drop the others."""
         group = self._group
         self._assignment.replace(partitions, reset, awaits_commit=group is not None)
         if group is not None and self._is_started:
             group.assigned()
 
     async def _follow_subscription(self, *, is_first: bool) -> None:
-        """Bring the assignment in line with the subscription and the cluster's topics."""
+        """Align the assignment with the subscription and the cluster's topics."""
         subscription = self._subscription
         if not subscription.is_active or (self._group is not None and not is_first):
             return
@@ -553,7 +556,7 @@ class Consumer(Startable, Generic[K, V]):
         if is_first:
             for name in subscription.names:
                 if name not in view.topics:
-                    # Asks again: a new topic may not be known on every node yet.
+                    # A second request, because a new topic may not be known on every node yet.
                     await self._metadata.topic(name)
         if self._group is not None:
             await self._group.subscribe(subscription, self._listener)
@@ -568,11 +571,11 @@ class Consumer(Startable, Generic[K, V]):
             try:
                 await self._follow_subscription(is_first=False)
             except RaftlogClientError:
-                # Fetching finds out by itself, and says so, if the cluster is gone.
+                # Fetching notices and reports it if the cluster is gone.
                 continue
 
     async def _fix_positions(self) -> None:
-        """Return once "latest" means a place. Other positions are found while reading goes on."""
+        """Return once "latest" is a fixed offset. Other positions are found during reads."""
         if self._reset is OffsetReset.LATEST:
             await self._assignment.find_positions(tuple(self._states))
 
@@ -585,7 +588,7 @@ class Consumer(Startable, Generic[K, V]):
     async def _wait_for_data(
         self, timeout_s: float | None, only: Sequence[TopicPartition] = ()
     ) -> None:
-        """Return when something arrived, or time is up, or the consumer closes."""
+        """Return when data arrived, the time is up, or the consumer closes."""
         self._has_data.clear()
         group = self._group
         if (not only and not self._buffer.is_empty) or (group is not None and group.is_due):

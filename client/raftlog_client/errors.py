@@ -1,8 +1,8 @@
-"""Exceptions of the client: few, typed, each with two facts for the caller.
+"""Typed exceptions of the client, each with two facts for the caller.
 
-`retriable`: the same call may succeed later without any change.
-`outcome_unknown`: a write may or may not have happened; without idempotence a repeat may duplicate.
-An error answer is a `ServerError`, made from the one table in `raftlog.record.errors`.
+`retriable` means that the same call may succeed later without any change. `outcome_unknown` means
+that a write may or may not have happened, and a repeat without idempotence may duplicate it. An
+error response is a `ServerError`, made from the error table in `raftlog.record.errors`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RaftlogClientError(Exception):
 
 
 class ServerError(RaftlogClientError):
-    """A node's typed refusal. `code` and `name` are the error table's."""
+    """A node's typed error response. `code` and `name` are the error table's."""
 
     def __init__(self, entry: ErrorEntry, message: str | None = None) -> None:
         super().__init__(
@@ -42,12 +42,12 @@ class ServerError(RaftlogClientError):
 
     @property
     def code(self) -> int:
-        """The code of the error table: the HTTP status and two digits."""
+        """Code in the error table, made of the HTTP status and two digits."""
         return self.entry.code
 
     @property
     def name(self) -> str:
-        """The name of the error table."""
+        """Name in the error table."""
         return self.entry.name
 
 
@@ -56,13 +56,13 @@ class TopicNotFoundError(ServerError):
 
 
 class OffsetOutOfRangeError(ServerError):
-    """The offset to read is not, or no longer, in the partition; the message has the range."""
+    """The offset to read is not, or no longer, in the partition. The message has the range."""
 
 
 class ConnectionLostError(RaftlogClientError):
-    """No node could be reached, or one did not answer. `outcome_unknown` if a write was sent.
+    """No node could be reached, or a node did not respond.
 
-    `reason` is the cause without the address.
+    `outcome_unknown` is set if a write was sent. `reason` is the cause without the address.
     """
 
     def __init__(self, message: str, *, outcome_unknown: bool, reason: str | None = None) -> None:
@@ -71,18 +71,18 @@ class ConnectionLostError(RaftlogClientError):
 
 
 class NoNodeAvailableError(ConnectionLostError):
-    """No node has answered this client yet, and none did in time: is the address right?"""
+    """No node has ever responded to this client in time. Check the address."""
 
 
 class DeliveryTimeoutError(RaftlogClientError):
-    """Not acknowledged within `delivery_timeout_ms`.
+    """The record was not acknowledged within `delivery_timeout_ms`.
 
-    With `outcome_unknown` the record may have been written; otherwise it certainly was not.
+    With `outcome_unknown` the record may have been written. Otherwise it certainly was not.
     """
 
 
 class BufferFullError(RaftlogClientError):
-    """The send buffer stayed full for `delivery_timeout_ms`: this record was never sent."""
+    """The send buffer stayed full for `delivery_timeout_ms`. This record was never sent."""
 
 
 class RecordTooLargeError(RaftlogClientError):
@@ -90,13 +90,13 @@ class RecordTooLargeError(RaftlogClientError):
 
 
 class SerializationError(RaftlogClientError):
-    """A serializer or deserializer refused a key or value; the cause is chained."""
+    """A serializer or deserializer rejected a key or value. The cause is chained."""
 
 
 class CorruptDataError(RaftlogClientError):
-    """A fetched batch is damaged, and not served.
+    """A fetched batch is damaged and not served.
 
-    Reading stays at the damaged batch; `seek` past it to go on without its records.
+    Reading stays at the damaged batch. `seek` past it to continue without its records.
     """
 
     def __init__(self, message: str, *, topic: str, partition: int, offset: int) -> None:
@@ -107,7 +107,7 @@ class CorruptDataError(RaftlogClientError):
 
 
 class RecordsGoneError(RaftlogClientError):
-    """Records of the range were deleted: the partition begins at `log_start_offset` now."""
+    """Records of the range were deleted. The partition now starts at `log_start_offset`."""
 
     def __init__(
         self, message: str, *, topic: str, partition: int, offset: int, log_start_offset: int
@@ -120,7 +120,7 @@ class RecordsGoneError(RaftlogClientError):
 
 
 class TopicChangedError(RaftlogClientError):
-    """The topic of this id is gone: `found_id` is another topic's of its name, if any."""
+    """The topic of this id is gone. `found_id` is the id of a new topic of its name, if any."""
 
     def __init__(self, message: str, *, topic: str, topic_id: str, found_id: str | None) -> None:
         super().__init__(message)
@@ -134,7 +134,7 @@ class NoOffsetError(RaftlogClientError):
 
 
 class IllegalStateError(RaftlogClientError):
-    """A read of a consumer that has no topics and no partitions."""
+    """A consumer without topics and partitions cannot read."""
 
 
 class ClientClosedError(RaftlogClientError):
@@ -142,40 +142,40 @@ class ClientClosedError(RaftlogClientError):
 
 
 class CommitFailedError(RaftlogClientError):
-    """The partition is not, or no longer, this consumer's to commit: nothing was changed.
+    """The partition is not, or no longer, this consumer's. Nothing was changed.
 
-    Another member reads on from the last commit. Drop the results of these records, or expect
-    them twice; the consumer itself goes on.
+    Another member continues from the last commit. Drop the results of these records, or expect them
+    twice. The consumer itself continues.
     """
 
 
 class TransactionAbortableError(RaftlogClientError):
-    """The transaction cannot be committed: it is aborted, or to be aborted. The producer goes on.
+    """The transaction cannot be committed and is aborted or must be. The producer continues.
 
-    Process the same input again: `Consumer.seek_to_committed`, then another transaction.
+    Process the same input again with `Consumer.seek_to_committed` and another transaction.
     """
 
 
 class FencedError(RaftlogClientError):
     """Another producer with the same transactional or fencing id has taken over.
 
-    Close this one, it ends for good. If no other producer should run, the process was replaced
-    while it was thought dead.
+    Close this producer, which is unusable. If no other producer should run, the process was
+    replaced while it was thought dead.
     """
 
 
 class ProducerBrokenError(RaftlogClientError):
-    """An earlier batch of a producer with a `fencing_id` has failed: this record was never sent.
+    """An earlier batch of a producer with a `fencing_id` has failed. This record was never sent.
 
-    Close the producer. Another one with the same id fences this one, and goes on.
+    Close the producer. A new producer with the same id fences this one and continues.
     """
 
 
 class SendManyError(RaftlogClientError):
-    """A `send_many` with records not written.
+    """A `send_many` has records that were not written.
 
-    `summary` has the acknowledged records, `failed_count` the others, not or perhaps not written;
-    the first failure is chained as the cause.
+    `summary` has the acknowledged records, `failed_count` the others, not or perhaps not written.
+    The first failure is chained as the cause.
     """
 
     def __init__(
@@ -195,10 +195,10 @@ _SPECIAL: dict[int, type[ServerError]] = {
 
 
 def server_error(code: int, message: str | None = None) -> ServerError:
-    """The exception for a node's error code.
+    """Return the exception for a node's error code.
 
-    An unknown code (a newer node's) is judged by its HTTP status: a 5xx may
-    have happened and may pass, anything else is final.
+    An unknown code (a newer node's) is judged by its HTTP status. A 5xx may have happened and may
+    pass. Anything else is final.
     """
     entry = ERROR_TABLE.get(code)
     if entry is None:

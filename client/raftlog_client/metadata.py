@@ -1,10 +1,10 @@
-"""Cluster metadata: nodes, topics, leaders; refreshed when it proves stale. Calls to any node.
+"""Cluster metadata with nodes, topics and leaders, and calls to any node.
 
-A view may always be out of date; a misled request is refused, and its caller then calls `refresh`.
-Concurrent refreshes share one request. A partition's leader epoch never goes back: the answering
-node may be behind the others.
+A view may always be out of date. A node rejects a misrouted request, and the caller then calls
+`refresh`. Concurrent refreshes share one request. A partition's leader epoch never goes back,
+because the responding node may be behind the others.
 
-An unreachable or silent node is *suspect* for a while: others are tried first.
+An unreachable or silent node is *suspect* for a while, and others are tried first.
 """
 
 from __future__ import annotations
@@ -35,34 +35,35 @@ from raftlog_client.transport import NodeAddress, Transport
 from raftlog_client.types import BrokerInfo, ClusterInfo, PartitionInfo, TopicDescription
 
 TOPICS_PER_REQUEST_MAX: Final = 50
-"""Names in one query: request lines have a limit, and names may have 249 characters."""
+"""Most names in one query. Request lines have a limit, and names may have 249 characters."""
 METADATA_PATIENCE_S: Final = 2.0
-"""Nodes answer from memory: after so long a silence a node is in trouble, and the next is tried."""
+"""Seconds of silence after which the next node is tried. Nodes respond from memory, so a node that
+is silent for so long is in trouble."""
 REFRESH_PATIENCE_S: Final = 0.5
-"""The same for partition leaders: requests wait for these. Doubles with each round of nodes."""
+"""Seconds of silence for partition leaders. Requests wait for these. Doubles with each round."""
 COORDINATOR_PATIENCE_S: Final = 4.0
-"""Silence after which another node is tried: a node forwards to the coordinator, or queries all
-coordinators, and these wait for their replicas."""
+"""Seconds of silence after which another node is tried. A node forwards to the coordinator, or
+queries all coordinators, and these wait for their replicas."""
 BOOTSTRAP_TIMEOUT_MS: Final = 4_000
-"""How long nodes may take for their first answer to a client: a starting one, a paused one. After
-so long the address is probably wrong, and the user waits for the error."""
+"""Milliseconds for the first response to a client, from a starting or paused node. After that the
+address is probably wrong, and the user waits for the error."""
 WAIT_REPORTED_S: Final = 2.0
-"""After so long without a useful answer, a log line says what the client waits for."""
+"""Seconds without a useful response after which the client logs what it waits for."""
 SUSPECT_S: Final = 10.0
-"""How long other nodes are tried first."""
+"""Seconds for which other nodes are tried first."""
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
-"""A topic just created may not be known on every node yet: refreshes before it is unknown."""
+"""Refreshes before a topic is unknown. A topic just created may not be known on every node yet."""
 COORDINATOR_LOOKUP_S: Final = 0.5
-"""Pause between two lookups of coordinators that are not known, or have failed."""
+"""Seconds between two lookups of coordinators that are not known or have failed."""
 COORDINATOR_AVOIDED_S: Final = 1.0
-"""How long any node is called instead of a coordinator that has failed: about an election."""
+"""Seconds for which any node is called instead of a failed coordinator, about an election."""
 COORDINATOR_AGE_S: Final = 60.0
-"""Coordinators move without an error, too; any node forwards, but that costs a second way."""
+"""Seconds between lookups of coordinators. They also move without an error. Any node forwards, but
+that costs a second hop."""
 JITTER: Final = 0.2
-"""Each pause is up to a fifth shorter or longer than its nominal length: many clients must not
-return in step."""
+"""Share by which a pause varies at random, so that many clients do not return in step."""
 DOUBLINGS_MAX: Final = 16
-"""From here on the pause cannot grow, whatever its bound: keeps the shift small."""
+"""Doublings after which the pause cannot grow, whatever its bound. Keeps the shift small."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -71,15 +72,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses between attempts: the first about `first_ms`, doubling up to `max_ms`."""
+    """Pauses between attempts, which start at about `first_ms` and double up to `max_ms`."""
 
     first_ms: float
     max_ms: float
     jitter: float = JITTER
-    """Share by which chance makes a pause shorter or longer."""
+    """Share by which chance shortens or lengthens a pause."""
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after failed attempt number `attempt`, counted from 0."""
+        """Return the seconds to wait after failed attempt number `attempt`, counted from 0."""
         nominal_ms = min(self.max_ms, self.first_ms * (1 << min(attempt, DOUBLINGS_MAX)))
         chance = random.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else 1.0
         return nominal_ms * chance / 1000
@@ -95,27 +96,27 @@ class ClusterView:
     topics: Mapping[str, TopicDescription] = field(default_factory=dict)
 
     def cluster_info(self) -> ClusterInfo:
-        """The part about the cluster itself."""
+        """Return the part about the cluster."""
         return ClusterInfo(self.cluster_id, self.controller_id, tuple(self.brokers.values()))
 
 
 class CoordinatorKey(NamedTuple):
-    """What a request to a coordinator is about: a key of an internal topic."""
+    """Key of a request to a coordinator in an internal topic."""
 
     topic: str
     key: str
-    """A group or transactional id. An id of a sink is coordinated elsewhere, and is forwarded."""
+    """Group or transactional id. A sink's id is coordinated elsewhere and is forwarded."""
 
 
 class Leadership(NamedTuple):
-    """A partition's leader (None: no leader) and leader epoch."""
+    """A partition's leader, or None, and its leader epoch."""
 
     leader: int | None
     epoch: int
 
 
 class ClusterMetadata:
-    """Keeps a `ClusterView`; knows each partition's leader and its address."""
+    """Keeps a `ClusterView` with each partition's leader and its address."""
 
     def __init__(
         self,
@@ -125,8 +126,7 @@ class ClusterMetadata:
         *,
         bootstrap_timeout_ms: float = BOOTSTRAP_TIMEOUT_MS,
     ) -> None:
-        """`bootstrap_timeout_ms`: after so long without the first answer of any node, a call
-        fails."""
+        """`bootstrap_timeout_ms` bounds a call while no node has ever responded."""
         self.view = ClusterView()
         self._transport = transport
         self._bootstrap = list(bootstrap)
@@ -136,22 +136,22 @@ class ClusterMetadata:
         self._turn = random.randrange(1 << 16)
         self._bootstrap_timeout_s = bootstrap_timeout_ms / 1000
         self._has_answer = False
-        """Whether any node has ever answered."""
+        """Whether any node has ever responded."""
         self._suspects: dict[NodeAddress, float] = {}
-        """Until when each is suspect. Bounded by the cluster's size."""
+        """End of each node's suspicion. Bounded by the cluster's size."""
         self._looked_up_at: dict[str, float] = {}
-        """When each internal topic was last looked up for its coordinators."""
+        """Time of the last lookup of coordinators, by internal topic."""
         self._avoided_until: dict[str, float] = {}
-        """Until when coordinators of each internal topic are not called directly."""
+        """Time until which coordinators are not called directly, by internal topic."""
         self._lookups: set[asyncio.Task[ClusterView]] = set()
 
     @property
     def request_timeout_s(self) -> float:
-        """How long a question may take, all its tries together."""
+        """Seconds for a request, over all its attempts."""
         return self._transport.request_timeout_s
 
     def leader_address(self, topic: str, partition: int) -> NodeAddress | None:
-        """Where the partition's leader listens, as far as known."""
+        """Return the known address of the partition's leader."""
         description = self.view.topics.get(topic)
         if description is None or not 0 <= partition < len(description.partitions):
             return None
@@ -159,7 +159,10 @@ class ClusterMetadata:
         return None if leader is None else self._addresses.get(leader)
 
     def in_sync_addresses(self, topic: str, partition: int, *, rack: str) -> list[NodeAddress]:
-        """Where the partition's replicas in sync in that rack listen, without suspect nodes."""
+        """Return the addresses of the partition's in-sync replicas in that rack.
+
+        Suspect nodes are left out.
+        """
         description = self.view.topics.get(topic)
         if description is None or not 0 <= partition < len(description.partitions):
             return []
@@ -173,7 +176,7 @@ class ClusterMetadata:
         return [one for one in addresses if self._suspects.get(one, -math.inf) <= now]
 
     def leadership(self, topic: str, partition: int) -> Leadership | None:
-        """The partition's leader and epoch; None for a partition not known."""
+        """Return the partition's leader and epoch, or None for an unknown partition."""
         description = self.view.topics.get(topic)
         if description is None or not 0 <= partition < len(description.partitions):
             return None
@@ -181,35 +184,35 @@ class ClusterMetadata:
         return Leadership(info.leader, info.leader_epoch)
 
     def has_moved(self, topic: str, partition: int, seen: Leadership | None) -> bool:
-        """Whether there is a leader, and another one, or in another epoch, than `seen`."""
+        """Return whether there is a leader that differs from `seen` in node or epoch."""
         present = self.leadership(topic, partition)
         return present is not None and present != seen and present.leader is not None
 
     def is_replicated(self, topic: str, partition: int) -> bool:
-        """Whether another node may take over the partition, as far as known."""
+        """Return whether another node may take over the partition, as far as known."""
         description = self.view.topics.get(topic)
         if description is None or not 0 <= partition < len(description.partitions):
             return False
         return len(description.partitions[partition].replicas) > 1
 
     def suspect(self, address: NodeAddress) -> None:
-        """The node could not be reached, or is silent: try others first for a while, if any."""
+        """Try other nodes first for a while, because this node is unreachable or silent."""
         self._suspects[address] = asyncio.get_running_loop().time() + SUSPECT_S
 
     def may_ask_others(self, address: NodeAddress) -> bool:
-        """Whether there is any other node to call."""
+        """Return whether there is any other node to call."""
         return any(other != address for other in self.addresses())
 
     def has_partition(self, topic: str, partition: int) -> bool:
-        """Whether the partition exists, as far as known."""
+        """Return whether the partition exists, as far as known."""
         description = self.view.topics.get(topic)
         return description is not None and 0 <= partition < len(description.partitions)
 
     async def topic(self, name: str, *, to_produce: bool = False) -> TopicDescription:
-        """A topic, from memory if possible. Raises TopicNotFoundError if unknown.
+        """Return a topic, from memory if possible. Raises TopicNotFoundError if unknown.
 
-        A topic `to_produce` to is created if the cluster creates topics by itself; ServerError if
-        that fails.
+        A topic `to_produce` to is created if the cluster creates topics automatically. Raises
+        ServerError if that fails.
         """
         for attempt in range(UNKNOWN_TOPIC_ATTEMPTS):
             known = self.view.topics.get(name)
@@ -224,7 +227,7 @@ class ClusterMetadata:
         raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {name!r} does not exist.")
 
     async def _topic_to_produce(self, name: str) -> TopicDescription | None:
-        """The topic, created if the cluster creates topics by itself; None if there is none."""
+        """Return the topic, created if the cluster creates topics automatically, or None."""
         try:
             answer = await self.call_any(
                 "POST", "/v1/metadata", MetadataResponse, TopicsToProduce([name])
@@ -239,7 +242,7 @@ class ClusterMetadata:
     async def check_partition(
         self, topic: str, partition: int, *, to_produce: bool = False
     ) -> TopicDescription:
-        """The topic, once known to have the partition. Raises TopicNotFoundError."""
+        """Return the topic once it is known to have the partition. Raises TopicNotFoundError."""
         description = await self.topic(topic, to_produce=to_produce)
         if partition >= len(description.partitions):
             description = (await self.refresh((topic,))).topics.get(topic, description)
@@ -251,9 +254,10 @@ class ClusterMetadata:
         return description
 
     async def refresh(self, topics: Iterable[str] | None) -> ClusterView:
-        """Fetch metadata of these topics (None: all; empty: only nodes); return the new view.
+        """Fetch metadata of these topics and return the new view.
 
-        Unknown topics vanish from the view. Raises RaftlogClientError if no node answers.
+        None fetches all topics, and an empty list only nodes. Unknown topics vanish from the view.
+        Raises RaftlogClientError if no node responds.
         """
         wanted = None if topics is None else frozenset(topics)
         task = self._refreshing.get(wanted)
@@ -261,7 +265,7 @@ class ClusterMetadata:
             task = asyncio.ensure_future(self._refresh(wanted))
             self._refreshing[wanted] = task
             task.add_done_callback(lambda _: self._refreshing.pop(wanted, None))
-        # One caller's cancellation must not fail the others.
+        # A caller's cancellation must not fail the others.
         return await asyncio.shield(task)
 
     async def call_any(
@@ -275,13 +279,14 @@ class ClusterMetadata:
         patience_s: float = math.inf,
         coordinator: CoordinatorKey | None = None,
     ) -> T:
-        """Send a request to any node: one after another, with pauses, until one answers.
+        """Send a request to each node in turn, with pauses, until a node responds.
 
-        The first one is the `coordinator`, if known: any other node would forward to it.
+        The first call goes to the `coordinator`, if known, because any other node would forward to
+        it.
 
         A request that is not idempotent is repeated only if it certainly reached no node. The next
-        node is tried after `patience_s` of silence. Gives up, with the last error, after the
-        request timeout; as long as no node has ever answered, after `bootstrap_timeout_ms`, with
+        node is tried after `patience_s` of silence. Gives up with the last error after the request
+        timeout. While no node has ever responded, gives up after `bootstrap_timeout_ms` with
         NoNodeAvailableError.
         """
         loop = asyncio.get_running_loop()
@@ -302,7 +307,7 @@ class ClusterMetadata:
                 )
             except (ConnectionLostError, ServerError) as error:
                 may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
-                # Each known node gets one attempt at once; only then comes a pause.
+                # Each known node gets one attempt at once before the first pause.
                 attempt += 1
                 rounds = attempt // len(self.addresses())
                 delay_s = self.backoff.delay_s(rounds - 1) if rounds else 0.0
@@ -325,10 +330,10 @@ class ClusterMetadata:
         timeout_s: float,
         coordinator: CoordinatorKey | None = None,
     ) -> T:
-        """Send a request to the coordinator if known, else to the next node in turn, once.
+        """Send a request once, to the known coordinator or to the next node in turn.
 
-        Raises as `Transport.call`. After a failure the coordinator is looked up again, and the
-        next requests take their turn.
+        Raises as `Transport.call`. After a failure the coordinator is looked up again, and the next
+        requests take their turn.
         """
         direct = None if coordinator is None else self._coordinator_address(coordinator)
         address = self._next_address() if direct is None else direct
@@ -360,15 +365,15 @@ class ClusterMetadata:
         *,
         timeout_s: float,
     ) -> T:
-        """Send one node a request, once. Raises as `Transport.call`."""
+        """Send a node a request once. Raises as `Transport.call`."""
         return await self._transport.call(address, method, path, kind, body, timeout_s=timeout_s)
 
     def addresses(self) -> list[NodeAddress]:
-        """Every node worth asking: the cluster's, and those given to start with."""
+        """Return every node worth calling, from the cluster and the bootstrap list."""
         return list(dict.fromkeys((*self._addresses.values(), *self._bootstrap)))
 
     async def close(self) -> None:
-        """Give up refreshes under way."""
+        """Cancel refreshes under way."""
         tasks = [*self._lookups, *self._refreshing.values()]
         for task in tasks:
             task.cancel()
@@ -376,7 +381,7 @@ class ClusterMetadata:
 
     @property
     def _total_s(self) -> float:
-        """How long to try nodes for one answer."""
+        """Return the seconds to try nodes for one response."""
         total_s = self._transport.request_timeout_s
         return total_s if self._has_answer else min(total_s, self._bootstrap_timeout_s)
 
@@ -390,7 +395,7 @@ class ClusterMetadata:
         )
 
     def _coordinator_address(self, coordinator: CoordinatorKey) -> NodeAddress | None:
-        """The leader of the key's partition, if known, trusted and not suspect. Never waits."""
+        """Return the address of the key's partition leader if it is trusted. Never waits."""
         topic, key = coordinator
         now = asyncio.get_running_loop().time()
         description = self.view.topics.get(topic)
@@ -413,19 +418,19 @@ class ClusterMetadata:
 
     def _looked_up(self, lookup: asyncio.Task[ClusterView]) -> None:
         self._lookups.discard(lookup)
-        # Any node forwards to the coordinator, and tells its callers what fails.
+        # Any node forwards to the coordinator and reports failures to its callers.
         if not lookup.cancelled() and (error := lookup.exception()) is not None:
             logger.debug("the coordinators could not be looked up: %r", error)
 
     def _avoid_coordinator(self, coordinator: CoordinatorKey) -> None:
-        """Its requests take their turn for a while, and it is looked up again."""
+        """Route its requests by turn for a while, and look it up again."""
         now = asyncio.get_running_loop().time()
         self._avoided_until[coordinator.topic] = now + COORDINATOR_AVOIDED_S
 
     def _next_address(self) -> NodeAddress:
         addresses = self.addresses()
         now = asyncio.get_running_loop().time()
-        # Nodes gone from the metadata are dropped, too.
+        # Nodes gone from the metadata are also dropped.
         self._suspects = {
             one: until for one, until in self._suspects.items() if until > now and one in addresses
         }
@@ -448,7 +453,7 @@ class ClusterMetadata:
         return await self.call_any("GET", path, MetadataResponse, patience_s=REFRESH_PATIENCE_S)
 
     def _apply(self, answer: MetadataResponse, asked: Sequence[str] | None) -> None:
-        """Take over a metadata answer about these topics; None: about all."""
+        """Apply a metadata response about these topics, or about all for None."""
         topics = {} if asked is None else dict(self.view.topics)
         for name in asked or ():
             topics.pop(name, None)
@@ -470,12 +475,12 @@ class ClusterMetadata:
 
 
 def node_address(host: str, port: int) -> NodeAddress:
-    """`host:port`, with the brackets of an IPv6 address in a URL."""
+    """Return `host:port`, with the brackets of an IPv6 address in a URL."""
     return NodeAddress(f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}")
 
 
 def _newest(known: TopicDescription | None, fresh: TopicDescription) -> TopicDescription:
-    """The newest row of each partition: the answering node may be behind the others."""
+    """Return the newest row of each partition, because the responding node may be behind."""
     if known is None or known.topic_id != fresh.topic_id:
         return fresh
     rows = [
@@ -488,7 +493,10 @@ def _newest(known: TopicDescription | None, fresh: TopicDescription) -> TopicDes
 
 
 def _description(topic: MetadataTopic) -> TopicDescription:
-    """The topic, with its partitions in order. Raises RaftlogClientError if any is missing."""
+    """Return the topic with its partitions in order.
+
+    Raises RaftlogClientError if any is missing.
+    """
     infos = tuple(
         PartitionInfo(
             topic=topic.name,

@@ -1,8 +1,8 @@
-"""Offsets of partitions, by their leaders or by any node; deletion of records.
+"""Offsets of partitions, from their leaders or any node, and deletion of records.
 
-A partition's leader knows its offsets: consumer and admin query the leaders themselves. A planner
-of work over whole topics, which keeps no connections to all nodes, calls any node, and that one
-queries each leader once.
+A partition's leader knows its offsets, so consumer and admin query the leaders. A planner of work
+over whole topics keeps no connections to all nodes. It calls any node, which queries each leader
+once.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ from raftlog_client.transport import NodeAddress
 from raftlog_client.types import OffsetAndTimestamp, PartitionOffsets, TopicPartition
 
 PARTITIONS_PER_CALL_MAX: Final = 10_000
-"""The default limit of a node; more partitions take several calls."""
+"""Most partitions of a call, the default limit of a node. More partitions take several calls."""
 ANY_NODE_PATIENCE_S: Final = 4.0
-"""A node gives its peers 2 s, and has the rest in memory: one that is silent for longer is in
-trouble itself."""
+"""Seconds of silence after which another node is called. A node gives its peers 2 s and has the
+rest in memory."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class PartitionBounds(NamedTuple):
-    """Readable offsets of a partition: from `log_start_offset` up to, not including, the
-    `high_watermark`; of committed transactions only, up to the `last_stable_offset`."""
+    """Readable offsets of a partition, from `log_start_offset` up to the exclusive
+    `high_watermark`.
+
+    Readers of committed transactions stop at the `last_stable_offset`.
+    """
 
     topic_id: str
     log_start_offset: int
@@ -58,7 +61,7 @@ class PartitionBounds(NamedTuple):
 
 
 class TimedOffset(NamedTuple):
-    """The first record at or after a time; `found` is None if there is none."""
+    """The first record at or after a time. `found` is None without a record."""
 
     topic_id: str
     found: OffsetAndTimestamp | None
@@ -70,11 +73,11 @@ class TimedOffset(NamedTuple):
 async def topic_offsets(
     metadata: ClusterMetadata, topics: Iterable[str], *, at_hand_after_s: float | None = None
 ) -> dict[TopicPartition, PartitionOffsets]:
-    """Readable offsets of all partitions of some topics.
+    """Return readable offsets of all partitions of some topics.
 
-    With `at_hand_after_s`, those that are known after so many seconds; the others are left out.
-    Raises TopicNotFoundError if a topic does not exist, the last error of a partition without
-    answer.
+    With `at_hand_after_s`, return those known after that many seconds and leave out the others.
+    Raises TopicNotFoundError if a topic does not exist, and the last error of a partition without a
+    response.
     """
     names = sorted(set(topics))
     if not names:
@@ -97,14 +100,14 @@ async def topic_offsets(
 async def partition_offsets(
     metadata: ClusterMetadata, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, PartitionOffsets]:
-    """Readable offsets of some partitions. Raises the error of one without answer."""
+    """Return readable offsets of some partitions. Raises the first failed partition's error."""
     return await _by_leaders(metadata, offsets_query(metadata), partitions)
 
 
 async def offsets_for_times(
     metadata: ClusterMetadata, timestamps: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first record at or after a timestamp (ms), of each partition; None if there is none."""
+    """Return each partition's first record at or after a timestamp (ms), or None."""
 
     async def query(
         address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
@@ -121,7 +124,7 @@ async def offsets_for_times(
 async def delete_records(
     metadata: ClusterMetadata, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Delete each partition's records below an offset (-1: all); return the log start offsets.
+    """Delete each partition's records below an offset (-1 for all). Returns log start offsets.
 
     Raises the first partition's error, if any, once all were tried.
     """
@@ -136,12 +139,12 @@ async def delete_records(
         found = {TopicPartition(row.topic, row.partition): row for row in answer.results}
         return _each(partitions, lambda one: _deleted(found[one]))
 
-    # A repeat does no harm: deleted records are not deleted twice.
+    # A repeat is harmless, because deleted records are not deleted twice.
     return await _by_leaders(metadata, query, offsets)
 
 
 def offsets_query(metadata: ClusterMetadata) -> LeaderQuery[PartitionOffsets]:
-    """The query for readable offsets."""
+    """Return the query for readable offsets."""
 
     async def query(
         address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
@@ -170,7 +173,7 @@ async def _by_leaders(
 def _each(
     partitions: Iterable[TopicPartition], answer: Callable[[TopicPartition], T]
 ) -> dict[TopicPartition, T]:
-    """The answer for each partition. Raises RaftlogClientError if one has none."""
+    """Return the result for each partition. Raises RaftlogClientError if any has none."""
     try:
         return {one: answer(one) for one in partitions}
     except KeyError as error:
@@ -183,14 +186,14 @@ def _each(
 async def bounds_of_topics(
     metadata: ClusterMetadata, topics: Iterable[str]
 ) -> dict[TopicPartition, PartitionBounds]:
-    """Readable offsets of all partitions of these topics, by calls to any node.
+    """Return readable offsets of all partitions of these topics, by calls to any node.
 
-    Raises TopicNotFoundError if one does not exist; the last error of a partition without answer
-    after the request timeout.
+    Raises TopicNotFoundError for an unknown topic, and the last error of a partition without a
+    response after the request timeout.
     """
     names = sorted(set(topics))
     if unknown := set(names) - metadata.view.topics.keys():
-        # The number of their partitions tells how many calls it takes: usually one.
+        # The number of their partitions gives the number of calls, usually a single call.
         await metadata.refresh(unknown)
     bounds: dict[TopicPartition, PartitionBounds] = {}
     for page in _pages({name: _partition_count(metadata, name) for name in names}):
@@ -216,7 +219,7 @@ async def bounds_of_topics(
 async def offsets_of_times(
     metadata: ClusterMetadata, times_ms: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, TimedOffset]:
-    """The first record at or after each partition's own time (ms), by calls to any node.
+    """Return the first record since each partition's time (ms), by calls to any node.
 
     Raises as `bounds_of_topics`.
     """
@@ -265,9 +268,9 @@ async def _by_any_node(
     *,
     patience_s: float = ANY_NODE_PATIENCE_S,
 ) -> dict[TopicPartition, T]:
-    """Call nodes until all partitions have an answer.
+    """Call nodes until all partitions have a result.
 
-    `body` makes the request for the partitions that are left; for all of them, if none are named.
+    `body` makes the request for the remaining partitions, or for all if none are named.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + metadata.request_timeout_s
@@ -311,7 +314,7 @@ def _may_pass(error: ServerError) -> bool:
 
 
 def _pages(counts: Mapping[str, int]) -> Iterator[list[str] | dict[str, list[int]]]:
-    """Split topics into calls with no more partitions than one call may name."""
+    """Split topics into calls within the limit of partitions."""
     names: list[str] = []
     size = 0
     for name, count in counts.items():

@@ -1,4 +1,4 @@
-"""The producer: records in, batches out, and for every record an answer."""
+"""The producer sends records in batches and reports every record's outcome."""
 
 from __future__ import annotations
 
@@ -55,33 +55,36 @@ class _Lookup:
 
 
 class Producer(Startable, Generic[KeyIn, ValueIn]):
-    """Writes records to topics; an async context manager.
+    """Writes records to topics. An async context manager.
 
-    `send` gathers records into batches and returns futures; `send_many` is for bulk work. Several
+    `send` gathers records into batches and returns futures. `send_many` is for bulk work. Several
     tasks may use one producer. Order is kept per partition, in the order of the calls.
 
     Meaning of the settings:
 
-    - `acks`: "all" (or -1): durable on every in-sync replica; 1: on the leader; 0: no promise.
+    - `acks`: durability of an acknowledgement. "all" (or -1) is every in-sync replica, 1 is the
+      leader, 0 promises nothing.
     - `linger_ms`: how long an open batch may wait for more records. With 0 the batch leaves at the
-      end of the present turn of the event loop, or after the answer to the request before.
+      end of the present turn of the event loop, or after the response to the request before.
     - `batch_bytes_max`: size at which a batch is closed, before compression. The topic's
       `max.message.bytes` must allow it.
-    - `buffer_bytes_max`: memory for records without acknowledgement; when full, `send` waits,
-      and after `delivery_timeout_ms` raises BufferFullError.
+    - `buffer_bytes_max`: memory for records without acknowledgement. When full, `send` waits, and
+      after `delivery_timeout_ms` raises BufferFullError.
     - `request_bytes_max`: size up to which batches of many partitions share a request.
     - `in_flight_requests_max`: requests under way to one node at once.
-    - `bootstrap_timeout_ms`: how long `start` tries nodes that do not answer at all; once a node
-      has answered, `request_timeout_ms` holds.
-    - `delivery_timeout_ms`: from `send` to the last word about a record, all retries included.
-    - `idempotent`: retries are recognised by the node and never written twice. Off, or with acks=0,
-      a request with unknown outcome is not repeated, but fails.
-    - `transactional_id`: makes every record part of a transaction, see `transaction`. One producer
-      at a time has it: `start` fences the one before. Implies acks="all" and `idempotent`.
-    - `fencing_id`: a producer id that is kept, without transactions: `start` takes its next epoch,
-      and each partition refuses the producer before from the first record of this one on. After a
-      batch that failed, every further `send` raises ProducerBrokenError, or FencedError once
-      another producer has taken over. As for `transactional_id`; one of the two.
+    - `bootstrap_timeout_ms`: how long `start` tries nodes that never respond. Once a node has
+      responded, `request_timeout_ms` applies.
+    - `delivery_timeout_ms`: from `send` to the final outcome of a record, all retries included.
+    - `idempotent`: nodes recognise retries and never write them twice. Without it, or with acks=0,
+      a request with unknown outcome fails instead of being repeated.
+    - `transactional_id`: makes every record part of a transaction, see `transaction`. Only one
+      producer has it at a time. `start` fences the previous producer. Implies acks="all" and
+      `idempotent`.
+    - `fencing_id`: a producer id that is kept, without transactions. `start` takes its next epoch.
+      From this producer's first record in a partition, the partition rejects the previous producer.
+      After a failed batch, every further `send` raises ProducerBrokenError, or FencedError once
+      another producer has taken over. Implies the same settings as `transactional_id`, and excludes
+      it.
     - `transaction_timeout_ms`: the coordinator aborts a transaction that is open for longer.
     - `keeps_prepared`: `start` keeps a prepared transaction of an earlier process, to be committed
       or aborted (`prepared_transaction`), instead of aborting it.
@@ -180,7 +183,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         if fencing_id is not None:
             self._fencing = Fencing(fencing_id, self._metadata, self._sender)
         self._check_write: Callable[[], None] | None = None
-        """Raises unless records may be sent. None: always, between `start` and `close`."""
+        """Raises unless records may be sent. None only outside `start` and `close`."""
         on_failure: Callable[[RaftlogClientError], None] | None = None
         if self._transactions is not None:
             self._check_write = self._transactions.state.check_write
@@ -204,10 +207,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         """Lookups with calls waiting, or until a moment ago."""
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The producer's event loop; None before `start` and after `close`."""
+        """The producer's event loop, or None before `start` and after `close`."""
 
     async def start(self) -> None:
-        """Connect to the cluster. Raises RaftlogClientError if no node answers."""
+        """Connect to the cluster. Raises RaftlogClientError if no node responds."""
         if self._loop is not None:
             return
         self._transport.start()
@@ -229,10 +232,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         )
 
     async def close(self, *, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
-        """Send buffered records, for at most `timeout_ms`, then close the connections.
+        """Send buffered records for at most `timeout_ms`, then close the connections.
 
-        Records without acknowledgement by then fail: their futures say whether the outcome is
-        known; `close` raises nothing. An open transaction is aborted, a prepared one stays.
+        The futures of records without acknowledgement by then fail, and show whether the outcome is
+        known. `close` raises nothing. An open transaction is aborted, a prepared transaction stays.
         Closing twice is allowed.
         """
         if self._loop is None:
@@ -264,12 +267,12 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """Put a record into its partition's batch; the future gives its offset.
+        """Put a record into its partition's batch. The future gives its offset.
 
         Waits only while the topic is not known yet or the buffer is full. The future raises
-        RaftlogClientError; the call itself TopicNotFoundError, SerializationError,
-        RecordTooLargeError, BufferFullError or ClientClosedError: then the record was never sent.
-        `timestamp_ms` is a whole number; None means now.
+        RaftlogClientError. The call itself raises TopicNotFoundError, SerializationError,
+        RecordTooLargeError, BufferFullError or ClientClosedError, and the record was then never
+        sent. `timestamp_ms` is a whole number. None means now.
         """
         loop = self._loop
         if loop is None or self._check_write is not None:
@@ -305,7 +308,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
                     break
                 is_full = True
                 accumulator.close_batch(queue)
-                # Without a key: the next partition's turn.
+                # Records without a key use the next partition's turn.
                 queue = encoder.queue(queues, partition, key_bytes, value_bytes)
         except LogError as error:
             accumulator.discard_empty(queue)
@@ -319,7 +322,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         batch.reserved_bytes += size
         accumulator.buffered_bytes += size
         if is_full:
-            # The full batch leaves now, not when the caller happens to wait for something.
+            # The full batch leaves now, not when the caller happens to wait.
             await asyncio.sleep(0)
         return future
 
@@ -344,13 +347,13 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
     ) -> SendSummary:
         """Send many records and wait until all are acknowledged.
 
-        Each is a value, a (key, value) tuple, or a ProducerRecord; `partition` is for records
-        without one of their own. The iterable is read as fast as the buffer allows; a blocking one
-        blocks the event loop, so give an async iterable for slow sources.
+        Each is a value, a (key, value) tuple, or a ProducerRecord. `partition` is for records that
+        name none. The iterable is read as fast as the buffer allows. A blocking iterable blocks the
+        event loop, so give an async iterable for slow sources.
 
         Raises SendManyError, with the acknowledged records, if a batch was given up. No record is
         taken from the iterable after the failure is known, but up to a buffer of records may have
-        been. The iterable's own exceptions come through, with a note of how much was written.
+        been. The iterable's exceptions pass, with a note of how much was written.
         """
         self._writable_loop()
         queues = self._topics.get(topic)
@@ -365,8 +368,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
     async def send_batch(self, topic: str, partition: int, data: bytearray) -> asyncio.Future[int]:
         """Send one whole record batch (format v2), encoded by the caller.
 
-        The producer owns `data` from now on, and stamps its own id and sequence into the batch. The
-        future gives the base offset (-1 if unknown). Future and call raise as those of `send`;
+        The producer takes ownership of `data`, and stamps its id and sequence into the batch. The
+        future gives the base offset (-1 if unknown). Future and call raise as those of `send`, and
         SerializationError if `data` is not one batch. Order is kept with all other records to the
         partition.
         """
@@ -382,7 +385,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
     async def flush(self, *, timeout_ms: float | None = None) -> None:
         """Return once every record sent before is settled, written or given up.
 
-        Raises DeliveryTimeoutError after `timeout_ms`; the records stay on their way.
+        Raises DeliveryTimeoutError after `timeout_ms`. The records are still sent.
         """
         if self._loop is None:
             raise ClientClosedError("The producer is closed, or was never started.")
@@ -394,16 +397,15 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             )
 
     def transaction(self) -> Transaction:
-        """A transaction: `async with producer.transaction() as tx:` commits at the block's end.
+        """Return a transaction for `async with`, which commits at the block's end.
 
-        An exception aborts it. Records are sent by this producer's own methods; readers of
-        committed transactions see all of them, or none. Raises IllegalStateError without a
-        `transactional_id`.
+        An exception aborts it. Records are sent by this producer's methods. Readers of committed
+        transactions see all of them or none. Raises IllegalStateError without a `transactional_id`.
         """
         return Transaction(self._require_transactions())
 
     def prepared_transaction(self) -> Transaction | None:
-        """The prepared transaction to `commit` or `abort` before any other; None without one."""
+        """Return the prepared transaction to `commit` or `abort` before any other, or None."""
         transactions = self._require_transactions()
         return Transaction(transactions) if transactions.state.state is State.PREPARED else None
 
@@ -413,7 +415,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         return self._transactions
 
     def _writable_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop. Raises ClientClosedError; as `check_write` of transactions, fencing."""
+        """Return the event loop. Raises ClientClosedError, and as `check_write`."""
         if self._loop is None:
             raise ClientClosedError("The producer is closed, or was never started.")
         if self._check_write is not None:
@@ -421,13 +423,13 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         return self._loop
 
     async def partitions_for(self, topic: str) -> set[int]:
-        """The topic's partitions. Raises TopicNotFoundError."""
+        """Return the topic's partitions. Raises TopicNotFoundError."""
         return set(range(len((await self._load(topic, None)).queues)))
 
     async def _load(self, topic: str, partition: int | None) -> TopicQueues:
-        """The queues of a topic not known yet, or not with so many partitions.
+        """Return the queues of a topic that is unknown or lacks the partition.
 
-        Calls that wait for the same topic go on in their order, and before any later one.
+        Calls that wait for the same topic continue in their order, and before any later call.
         """
         lookup = self._lookups.setdefault(topic, _Lookup())
         lookup.calls += 1
@@ -454,7 +456,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         return queues
 
     async def _drain(self, timeout_s: float | None = None) -> bool:
-        """Await the outcome of all batches of this moment; False if the time was too short."""
+        """Await the outcome of all present batches. Returns False if the time was too short."""
         self._accumulator.hurry()
         try:
             async with asyncio.timeout(timeout_s):
@@ -471,7 +473,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             try:
                 await self._metadata.refresh(list(self._topics))
             except RaftlogClientError:
-                # Sending finds out by itself, and says so, if the metadata is needed.
+                # Sending notices and reports it if the metadata is needed.
                 continue
             self._sender.apply_metadata()
 

@@ -1,15 +1,16 @@
-"""Calls to partition leaders: find the leader, follow it when it moves, back off, retry.
+"""Calls to partition leaders, which find and follow the leader, back off and retry.
 
 The parts shared by all callers:
 
-- **follow** one request: while its node is silent, the leader is looked up at other nodes, every
-  `SLOW_S`. Once another node leads, or the same one in another leader epoch, the request is
-  abandoned. A hanging node never answers, and waiting for the request timeout would be the outage.
-- **park** a partition between two attempts: it resumes after its back-off, or as soon as the
+- **follow** a request. While its node is silent, the leader is looked up at other nodes, every
+  `SLOW_S`. Once another node leads, or the same node in another leader epoch, the request is
+  abandoned. A hanging node never responds, and waiting for the request timeout would be the outage.
+- **park** a partition between two attempts. It resumes after its back-off, or as soon as the
   metadata names another leader or epoch.
-- **refresh** metadata soon: concurrent requests are coalesced.
-- **query** many partitions: split by leader, sent to all leaders at once, merged; repeated for the
-  partitions with a moved, dead or unknown leader, until the timeout.
+- **refresh** metadata soon. Concurrent requests are coalesced.
+- **query** many partitions. Queries are split by leader, sent to all leaders at once, and merged.
+  They
+  are repeated for partitions with a moved, dead or unknown leader until the timeout.
 
 The leader of a partition of an internal topic is the coordinator of its groups and transactional
 ids, so a call to a coordinator is a call to a leader.
@@ -36,12 +37,12 @@ from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
 SLOW_S: Final = 0.5
-"""Silence after which a node may have died without closing its connections, and the interval at
-which the leader is then looked up at other nodes."""
+"""Seconds of silence after which a node may have died without closing its connections. Also the
+interval at which the leader is then looked up at other nodes."""
 PARTITIONS_PER_QUERY_MAX: Final = 1_000
-"""Partitions in one request; a leader of more gets one request after the other."""
+"""Most partitions in one request. A leader of more gets several requests in turn."""
 SILENCE_SHARE: Final = 0.5
-"""Of the time that is left, the share that one attempt may take. The rest is for a new leader."""
+"""Share of the remaining time for one attempt. The rest is for a new leader."""
 NAMES_LOGGED_MAX: Final = 10
 
 logger = logging.getLogger("raftlog_client")
@@ -52,16 +53,16 @@ LeaderQuery: TypeAlias = Callable[
     [NodeAddress, Sequence[TopicPartition], float],
     Awaitable[Mapping[TopicPartition, T | RaftlogClientError]],
 ]
-"""Sends one node a request about some partitions, with a timeout in seconds; returns an answer, or
-an error, for each. Raises RaftlogClientError for all of them. Must be harmless to repeat."""
+"""Sends a node a request about some partitions, with a timeout in seconds. Returns a result or an
+error for each. Raises RaftlogClientError for all of them. Must be harmless to repeat."""
 Settle: TypeAlias = Callable[[TopicPartition, T | RaftlogClientError], None]
 """Called with the outcome of one partition."""
 
 
 class LeaderCall:
-    """One request to a node, and its partitions' leaders at that time; a context manager.
+    """One request to a node, with its partitions' leaders at that time. A context manager.
 
-    The block sends the request and awaits the answer. Raises ConnectionLostError in place of the
+    The block sends the request and awaits the response. Raises ConnectionLostError in place of the
     block's CancelledError once the call is abandoned.
     """
 
@@ -97,7 +98,7 @@ class LeaderCall:
         self.seen: dict[TopicPartition, Leadership | None] = {
             one: leadership(*one) for one in partitions
         }
-        """Partitions that still wait for the answer, with their leaders when the call was made."""
+        """Partitions that wait for the response, with their leaders when the call was made."""
         self.is_abandoned = False
         self.received_bytes = 0
         self._calls = calls
@@ -132,7 +133,7 @@ class LeaderCall:
             self._watch.cancel()
         if not self.is_abandoned:
             return
-        # As asyncio.timeout does: a cancellation by the caller's caller stays one.
+        # A cancellation by the caller's caller stays a cancellation, as in asyncio.timeout.
         if self._task.uncancel() <= self._cancel_count and kind is asyncio.CancelledError:
             raise ConnectionLostError(
                 f"{self.address} has not answered, and other nodes lead by now.",
@@ -143,14 +144,14 @@ class LeaderCall:
         self._watch = asyncio.ensure_future(self._calls.watch(self))
 
     def is_silent(self) -> bool:
-        """Whether nothing was received since the last look."""
+        """Whether nothing was received since the last check."""
         if self._progress is None:
             return True
         before, self.received_bytes = self.received_bytes, self._progress()
         return self.received_bytes == before
 
     def leaders_moved(self, moved: Collection[TopicPartition]) -> None:
-        """Other nodes lead these partitions: abandon the call if it is of no more use."""
+        """Abandon the call if it is useless, because other nodes lead these partitions."""
         if self._on_moved(moved) and not self.is_abandoned:
             self.is_abandoned = True
             assert self._task is not None
@@ -162,7 +163,7 @@ class _Parked(NamedTuple):
 
     partition: TopicPartition
     seen: Leadership | None
-    """Its leader at the last attempt."""
+    """The partition's leader at the last attempt."""
     timer: asyncio.TimerHandle
     resume: Callable[[], None]
 
@@ -180,14 +181,17 @@ class LeaderCalls:
         on_view: Callable[[Collection[str]], None] | None = None,
         on_unanswered: Callable[[RaftlogClientError], None] | None = None,
     ) -> None:
-        """`on_view` is called with each new view, before parked partitions resume: with the topics
-        of a `refresh_soon`, with none after a look for other leaders. `on_unanswered` is called
-        when no node has given metadata within the request timeout, and when one has refused."""
+        """`on_view` is called with each new view, before parked partitions resume.
+
+        It gets the topics of a `refresh_soon`, or none after a lookup of other leaders.
+        `on_unanswered` is called when no node has given metadata within the request timeout, and
+        when a node has refused.
+        """
         self.metadata = metadata
         self._on_view = on_view
         self._on_unanswered = on_unanswered
         self._parked: dict[Hashable, _Parked] = {}
-        """By owner; bounded by the partitions that the client uses."""
+        """Parked partitions by owner. Bounded by the partitions that the client uses."""
         self._refresh_names: set[str] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._stale: set[str] = set()
@@ -195,7 +199,7 @@ class LeaderCalls:
         self._is_closed = False
 
     async def close(self) -> None:
-        """End back-offs and refreshes; nothing resumes after it. Calls end with their tasks."""
+        """End back-offs and refreshes. Nothing resumes after it. Calls end with their tasks."""
         self._is_closed = True
         for parked in self._parked.values():
             parked.timer.cancel()
@@ -216,11 +220,11 @@ class LeaderCalls:
         is_write: bool = False,
         progress: Callable[[], int] | None = None,
     ) -> LeaderCall:
-        """Make a call to that node that is abandoned once it is silent and others lead.
+        """Make a call that is abandoned once its node is silent and others lead.
 
-        Silence begins after `patience_s`; with `progress` (bytes received so far), any byte ends
+        Silence starts after `patience_s`. With `progress` (bytes received so far), any byte ends
         it. `on_moved` gets the partitions whose leader moved, and returns whether to abandon the
-        call; by default the first one does.
+        call. By default the first moved partition abandons it.
         """
         return LeaderCall(
             self,
@@ -233,7 +237,7 @@ class LeaderCalls:
         )
 
     async def watch(self, call: LeaderCall) -> None:
-        """While a call is silent, ask other nodes for the leaders of its partitions.
+        """Look up the leaders of a silent call's partitions at other nodes.
 
         The end of the call cancels it.
         """
@@ -270,9 +274,9 @@ class LeaderCalls:
         attempts: int,
         resume: Callable[[], None],
     ) -> None:
-        """Call `resume` after the back-off of so many failed attempts, or once the leader moved.
+        """Call `resume` after the back-off of that many failed attempts, or once the leader moved.
 
-        An `owner` already parked starts its wait again.
+        An `owner` already parked restarts its wait.
         """
         if (before := self._parked.pop(owner, None)) is not None:
             before.timer.cancel()
@@ -282,7 +286,7 @@ class LeaderCalls:
         self._parked[owner] = _Parked(partition, seen, timer, resume)
 
     def resume_moved(self) -> None:
-        """Resume partitions with a new leader: the last failure says nothing about it."""
+        """Resume partitions with a new leader, to which the last failure does not apply."""
         for owner, parked in list(self._parked.items()):
             if self.metadata.has_moved(*parked.partition, parked.seen):
                 parked.timer.cancel()
@@ -325,9 +329,9 @@ class LeaderCalls:
         timeout_s: float,
         must_settle: bool = True,
     ) -> dict[TopicPartition, T | RaftlogClientError]:
-        """Query leaders, again and again where that may help, until all is settled or time is up.
+        """Query leaders, repeatedly if that may help, until all is settled or time is up.
 
-        Returns the answer for each partition, or the last error. Without `must_settle` the
+        Returns the result for each partition, or the last error. Without `must_settle` the
         partitions that were not settled in time are left out.
         """
         loop = asyncio.get_running_loop()
@@ -363,9 +367,9 @@ class LeaderCalls:
         *,
         timeout_s: float,
     ) -> None:
-        """Query each leader once; `settle` gets each partition's outcome as soon as it is known.
+        """Query each leader once. `settle` gets each partition's outcome as soon as it is known.
 
-        A retriable error may be another one, or none, next time.
+        A retriable error may change or disappear with the next query.
         """
         wanted = list(partitions)
         await self._refresh_stale({one.topic for one in wanted})
@@ -389,7 +393,7 @@ class LeaderCalls:
         )
 
     async def _look_up(self, partitions: Iterable[TopicPartition], settle: Settle[T]) -> None:
-        """Settle partitions that the metadata does not have: new ones, or none at all."""
+        """Settle partitions that the metadata lacks, which are new or do not exist."""
         for one in partitions:
             try:
                 await self.metadata.check_partition(*one)
@@ -415,7 +419,8 @@ class LeaderCalls:
                 if isinstance(error, ConnectionLostError):
                     self.metadata.suspect(address)
                 if len(some) > 1 and _is_of_one_partition(error):
-                    # Answers are all or nothing: one offline partition must not hide the others.
+                    # Responses are all or nothing, so one offline partition must not hide the
+                    # others.
                     middle = len(some) // 2
                     await self._query_node(query, address, some[:middle], settle, timeout_s)
                     await self._query_node(query, address, some[middle:], settle, timeout_s)
@@ -427,14 +432,14 @@ class LeaderCalls:
     def _judged(
         self, address: NodeAddress, one: TopicPartition, outcome: T | RaftlogClientError
     ) -> T | RaftlogClientError:
-        """The outcome as the caller gets it; metadata that proved stale is noted."""
+        """Return the outcome for the caller, and note metadata that proved stale."""
         if not isinstance(outcome, RaftlogClientError):
             return outcome
         if isinstance(outcome, TopicNotFoundError) or outcome.retriable:
             self._stale.add(one.topic)
         if isinstance(outcome, TopicNotFoundError):
             # The metadata named this leader. Either it has not applied the topic yet, or the topic
-            # was deleted: then the next refresh says so.
+            # was deleted and the next refresh shows that.
             return _no_leader(f"{address} knows no {one.topic}-{one.partition}: {outcome}")
         return outcome
 
@@ -447,7 +452,7 @@ class LeaderCalls:
         try:
             await self.metadata.refresh(stale)
         except RaftlogClientError as error:
-            # The same nodes are queried again: no others are known.
+            # The same nodes are queried again, because no others are known.
             logger.warning("No metadata of %s: %s", ", ".join(sorted(stale)), error)
             self._stale |= stale
             self._unanswered(error)
@@ -460,7 +465,7 @@ class LeaderCalls:
 def all_answers(
     outcomes: Mapping[TopicPartition, T | RaftlogClientError],
 ) -> dict[TopicPartition, T]:
-    """The answers, if every partition has one. Raises the first partition's error."""
+    """Return the results if there are no errors. Raises the first partition's error."""
     found: dict[TopicPartition, T] = {}
     for one, outcome in outcomes.items():
         if isinstance(outcome, RaftlogClientError):

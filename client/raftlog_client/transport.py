@@ -1,7 +1,7 @@
-"""HTTP to the nodes over kept connections, and nothing above it: no retries, no routing.
+"""HTTP to the nodes over kept connections, without retries or routing.
 
-Every failure is raised as a `ServerError` (the node's answer) or a `ConnectionLostError`; its
-`outcome_unknown` says whether the request may have reached a node.
+Every failure is raised as a `ServerError` (the node's response) or a `ConnectionLostError`. Its
+`outcome_unknown` shows whether the request may have reached a node.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Part: TypeAlias = bytes | bytearray | memoryview
 JSON_TYPE: Final = "application/json"
 PORT_DEFAULT: Final = 8082
 CONNECT_TIMEOUT_S: Final = 5.0
-"""A node without an accepted connection in this time counts as unreachable."""
+"""Seconds without an accepted connection after which a node counts as unreachable."""
 KEEP_ALIVE_S: Final = 30.0
-"""Below the nodes' own limit, so the client closes idle connections: a node's close at the moment
-of reuse would fail a request with an unknown outcome."""
+"""Seconds until the client closes an idle connection, below the nodes' limit. A node's close at the
+moment of reuse would fail a request with an unknown outcome."""
 READ_BUFFER_BYTES: Final = 1024 * 1024
-"""How far a connection reads ahead of its reader; twice this much pauses the socket."""
+"""Bytes that a connection reads ahead of its reader. Twice this much pauses the socket."""
 JOINED_BYTES_MAX: Final = 32 * 1024
-"""A body up to this size is joined after all: one packet is cheaper than several small ones."""
+"""Most bytes of a body that is joined. One packet is cheaper than several small packets."""
 WRITE_PIECE_BYTES: Final = 256 * 1024
-"""Bodies go to the socket in pieces of this size, with backpressure in between."""
+"""Bytes of a body written to the socket at a time, with backpressure between."""
 JSON_ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A JSON answer over this is refused instead of held."""
+"""Longest JSON response. A longer response is rejected instead of held."""
 URLS_MAX: Final = 1_024
-"""Parsed URLs kept; paths with topic names could be many."""
+"""Most parsed URLs kept. Paths with topic names could be many."""
 _HTTP_ERROR_MIN: Final = 400
 
 
@@ -76,7 +76,7 @@ class Startable(ABC):
 
 
 class PartsPayload(aiohttp.Payload):
-    """A body of parts, never joined: batches go from their buffers to the socket."""
+    """A body of parts that are never joined. Batches go from their buffers to the socket."""
 
     def __init__(self, parts: Sequence[Part], size_bytes: int, content_type: str) -> None:
         super().__init__(parts, content_type=content_type)
@@ -84,7 +84,7 @@ class PartsPayload(aiohttp.Payload):
         self._size = size_bytes
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text, for aiohttp's debugging."""
+        """Return the body as text, for aiohttp's debugging."""
         return b"".join(self._parts).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
@@ -102,12 +102,12 @@ class PartsPayload(aiohttp.Payload):
         writer: AbstractStreamWriter,
         content_length: int | None,
     ) -> None:
-        """The same: the length in the header is this body's own."""
+        """Write all parts. The length in the header is this body's."""
         await self.write(writer)
 
 
 class Transport:
-    """Requests to nodes by address. One per client; `close` ends its connections."""
+    """Sends requests to nodes by address. One per client. `close` ends its connections."""
 
     def __init__(self, *, client_id: str, request_timeout_ms: float) -> None:
         self.request_timeout_s = request_timeout_ms / 1000
@@ -129,8 +129,8 @@ class Transport:
                 read_bufsize=READ_BUFFER_BYTES,
                 skip_auto_headers=("Content-Type",),
             )
-            # aiohttp would repeat a DELETE by itself when a kept connection breaks. Whether a
-            # request may be repeated is decided above, by the caller.
+            # aiohttp would repeat a DELETE when a kept connection breaks. The caller above decides
+            # whether a request may be repeated.
             self._session._retry_connection = False
 
     async def close(self) -> None:
@@ -149,9 +149,10 @@ class Transport:
         *,
         timeout_s: float | None = None,
     ) -> T:
-        """Send one JSON request; return its answer, of type `kind`.
+        """Send one JSON request and return its response, of type `kind`.
 
-        Raises ServerError, ConnectionLostError; RaftlogClientError for an answer of another shape.
+        Raises ServerError, ConnectionLostError, and RaftlogClientError for a response of another
+        shape.
         """
         data = None if body is None else msgspec.json.encode(body)
         async with self._request(
@@ -163,10 +164,10 @@ class Transport:
     async def produce(
         self, address: NodeAddress, path: str, parts: Sequence[Part], size_bytes: int
     ) -> ProduceResults:
-        """Send one produce request of encoded frames; return one result for each.
+        """Send one produce request of encoded frames and return a result for each frame.
 
-        Raises as `call`, but an answer of another shape is a ConnectionLostError, too: the frames
-        may be written.
+        Raises as `call`, except ConnectionLostError for a response of another shape, because the
+        frames may be written.
         """
         if size_bytes <= JOINED_BYTES_MAX:
             parts = (b"".join(parts),)
@@ -233,7 +234,7 @@ class Transport:
             ) from error
 
     def _url(self, address: NodeAddress, path: str) -> URL:
-        """The URL, parsed once: the data plane asks for the same few again and again."""
+        """Return the URL, parsed once, because the data plane uses the same few repeatedly."""
         url = self._urls.get((address, path))
         if url is None:
             if len(self._urls) >= URLS_MAX:
@@ -243,12 +244,12 @@ class Transport:
 
 
 def _reason(error: Exception) -> str:
-    """The cause, once, in the operating system's words where it is the system's."""
+    """Return the cause once, in the operating system's words for a system error."""
     match error:
         case aiohttp.ConnectionTimeoutError():
             return f"no connection within {CONNECT_TIMEOUT_S:.0f} s"
         case aiohttp.ClientConnectorError(os_error=OSError(strerror=str() as text, errno=number)):
-            # asyncio's own text repeats the address; a name's lookup has no errno of the system.
+            # asyncio's text repeats the address. A failed name lookup has no errno of the system.
             return (errorcode.get(number or 0) and strerror(number or 0)) or text
         case aiohttp.ClientResponseError():
             return "it does not speak HTTP as a raftlog node does"
@@ -259,7 +260,7 @@ def _reason(error: Exception) -> str:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, up to JSON_ANSWER_BYTES_MAX."""
+    """Read the whole body, up to JSON_ANSWER_BYTES_MAX."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():
@@ -271,7 +272,7 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def decoded(answer: bytes, kind: type[T], address: NodeAddress) -> T:
-    """Decode a JSON answer of type `kind`; a newer node's fields are ignored.
+    """Decode a JSON response of type `kind`. A newer node's fields are ignored.
 
     Raises ConnectionLostError for other bytes than JSON, RaftlogClientError for another shape.
     """
@@ -288,7 +289,7 @@ def decoded(answer: bytes, kind: type[T], address: NodeAddress) -> T:
 
 
 def refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientError:
-    """The exception for an error answer; an answer of another form is judged by its status."""
+    """Return the exception for an error response. Another form is judged by its status."""
     try:
         error = msgspec.json.decode(answer, type=ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -302,9 +303,9 @@ def refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientEr
 
 
 def parse_bootstrap(servers: str | Sequence[str]) -> list[NodeAddress]:
-    """Addresses from `"host:port,host:port"` or a list of such; the port may be left out.
+    """Parse addresses from `"host:port,host:port"` or a list. The port is optional.
 
-    `http://host:port` is understood too. Raises ValueError if there is none, or one is malformed.
+    `http://host:port` is also accepted. Raises ValueError for no address or a malformed address.
     """
     texts = servers.split(",") if isinstance(servers, str) else list(servers)
     addresses: list[NodeAddress] = []

@@ -1,7 +1,7 @@
 """Plain, immutable values of the client's public interface.
 
-Values made once per record are `msgspec.Struct(gc=False)`: with only bytes, text and numbers they
-are in no cycle, and without tracking by the garbage collector millions of records cost no pauses.
+Values made once per record are `msgspec.Struct(gc=False)`. They hold only bytes, text and numbers
+and are in no cycle. Without tracking by the garbage collector, millions of records cost no pauses.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from raftlog.api.records import Isolation
 
 K = TypeVar("K", default=bytes | None)
 V = TypeVar("V", default=bytes | None)
-"""Types of a record's key and value when read: the deserializers' results."""
+"""Types of a record's key and value when read, the deserializers' results."""
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""Record headers: names, which may repeat, with values, in order."""
+"""Record headers as names, which may repeat, with values, in order."""
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
@@ -37,8 +37,8 @@ class TopicPartition(NamedTuple):
 class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """One record as it is read.
 
-    `timestamp` is in milliseconds since the Unix epoch; `timestamp_type` is 0 for the
-    producer's time, 1 for the leader's time of the append. A `value` of None is a tombstone.
+    `timestamp` is in milliseconds since the Unix epoch. `timestamp_type` is 0 for the producer's
+    time, 1 for the leader's time of the append. A `value` of None is a tombstone.
     """
 
     topic: str
@@ -72,7 +72,7 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
-    """One record for `Producer.send_many`, where a value or a (key, value) pair says too little."""
+    """One record for `Producer.send_many`, with more than a value or a (key, value) pair."""
 
     value: V
     key: K
@@ -102,7 +102,7 @@ class SendSummary:
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The first record at or after a timestamp: its offset and its own timestamp (ms)."""
+    """The first record at or after a timestamp, by its offset and its timestamp (ms)."""
 
     offset: int
     timestamp: int
@@ -110,28 +110,28 @@ class OffsetAndTimestamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """Readable offsets: from `beginning_offset` up to, not including, `end_offset`."""
+    """Readable offsets from `beginning_offset` up to the exclusive `end_offset`."""
 
     beginning_offset: int
     end_offset: int
     high_watermark: int
     topic_id: str = ""
-    """The topic with these offsets: a topic created again under the name has another id."""
+    """Id of the topic with these offsets. A topic created again under the name has another id."""
     last_stable_offset: int = -1
-    """First offset possibly in an open transaction: the end for readers of committed ones."""
+    """First offset possibly in an open transaction, the end for readers of committed records."""
 
     def end_for(self, isolation: Isolation) -> int:
-        """The offset after the last record that a reader of this isolation may have."""
+        """Return the offset after the last record for a reader of this isolation."""
         return self.last_stable_offset if isolation == "read_committed" else self.end_offset
 
     def before_end(self, count: int, isolation: Isolation) -> int:
-        """The offset `count` before that end, or else the first one: see `offset_before_end`."""
+        """Return the offset `count` before that end, or the first. See `offset_before_end`."""
         return offset_before_end(self.beginning_offset, self.end_for(isolation), count)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition in the cluster's metadata. `leader` is None while there is none."""
+    """A partition in the cluster's metadata. `leader` is None without a leader."""
 
     topic: str
     partition: int
@@ -171,7 +171,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create; the cluster's defaults replace None."""
+    """A topic to create. The cluster's defaults replace None."""
 
     name: str
     partitions: int | None = None
@@ -184,8 +184,8 @@ class ConfigEntry:
     """One configuration value of a topic.
 
     `source` names its origin in the words of Kafka's admin interface (DYNAMIC_TOPIC_CONFIG,
-    STATIC_BROKER_CONFIG, DEFAULT_CONFIG); `is_default` if no setting overrides the default. `note`
-    is not empty for a config of Kafka that the nodes keep without effect.
+    STATIC_BROKER_CONFIG, DEFAULT_CONFIG). `is_default` is true if no setting overrides the default.
+    `note` is not empty for a config of Kafka that the nodes keep without effect.
     """
 
     name: str

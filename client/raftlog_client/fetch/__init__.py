@@ -1,1 +1,1 @@
-"""Reads: fetch requests, record buffers, and positions of a consumer."""
+"""Reads with fetch requests, record buffers, and positions of a consumer."""

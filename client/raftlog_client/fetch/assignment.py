@@ -1,6 +1,6 @@
-"""The partitions that a consumer reads: states, jumps, positions.
+"""The partitions that a consumer reads, with their states and positions.
 
-Chosen by a subscription, by `Consumer.assign`, or by the group's coordinator.
+A subscription, `Consumer.assign` or the group's coordinator chooses them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raftlog_client.types import PartitionOffsets, TopicPartition
 
 
 class Assignment:
-    """States of the assigned partitions, in step with buffer and fetcher."""
+    """States of the assigned partitions, aligned with buffer and fetcher."""
 
     def __init__(self, metadata: ClusterMetadata, buffer: RecordBuffer, fetcher: Fetcher) -> None:
         self.states: dict[TopicPartition, PartitionState] = {}
@@ -27,7 +27,7 @@ class Assignment:
         self._fetcher = fetcher
 
     def state(self, partition: TopicPartition) -> PartitionState:
-        """The partition's state. Raises ValueError if it is not assigned."""
+        """Return the partition's state. Raises ValueError if it is not assigned."""
         state = self.states.get(partition)
         if state is None:
             raise ValueError(f"{partition[0]}-{partition[1]} is not assigned")
@@ -40,9 +40,9 @@ class Assignment:
         *,
         awaits_commit: bool = False,
     ) -> None:
-        """Read these and no others: known ones keep their states.
+        """Read these partitions and no others. Known partitions keep their states.
 
-        With `awaits_commit` new ones begin at the group's committed offset.
+        With `awaits_commit` new partitions start at the group's committed offset.
         """
         wanted = dict.fromkeys(partitions)
         self._forget([source for source in self.states if source not in wanted])
@@ -53,9 +53,9 @@ class Assignment:
         self._fetcher.assign(self.states)
 
     def add(self, partitions: Mapping[TopicPartition, str], resets: Iterable[OffsetReset]) -> None:
-        """Read these, too, by topic id, each from the group's committed offset.
+        """Also read these partitions, by topic id, each from the group's committed offset.
 
-        `resets`: where each begins if the group has none.
+        `resets` gives the start of each partition without a committed offset.
         """
         for (source, topic_id), reset in zip(partitions.items(), resets, strict=True):
             state = self.states[source] = PartitionState(source, reset)
@@ -64,12 +64,12 @@ class Assignment:
         self._fetcher.assign(self.states)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these no more, and forget all about them."""
+        """Stop reading these partitions, and forget all their state."""
         self._forget([source for source in partitions if source in self.states])
         self._fetcher.assign(self.states)
 
     def hold_all_but(self, readable: Collection[TopicPartition]) -> None:
-        """Hand out no record of other partitions any more, without losing the positions."""
+        """Hold back the records of all other partitions without losing the positions."""
         for source, state in self.states.items():
             is_revoked = source not in readable
             if is_revoked == state.is_revoked:
@@ -82,7 +82,7 @@ class Assignment:
                 self._fetcher.want(state)
 
     def jump(self, state: PartitionState, offset: int, *, topic_id: str | None = None) -> None:
-        """Read on from an offset; of the topic with that id, if the offset is known to be of it."""
+        """Continue from an offset. `topic_id` is its topic's id, if known."""
         self._buffer.drop(state)
         self._fetcher.abandon(state)
         state.jump(offset)
@@ -104,18 +104,18 @@ class Assignment:
     async def offsets_of(
         self, partitions: Sequence[TopicPartition]
     ) -> list[tuple[PartitionState, PartitionOffsets]]:
-        """States and offsets of these partitions, or of all."""
+        """Return states and offsets of these partitions, or of all."""
         states = [self.state(one) for one in partitions] or list(self.states.values())
         offsets = await partition_offsets(self._metadata, [state.source for state in states])
         return [(state, offsets[state.source]) for state in states]
 
     def position(self, source: TopicPartition) -> int:
-        """The offset of the next record for the application; -1 if not known yet."""
+        """Return the offset of the next record for the application, or -1 while unknown."""
         state = self.states.get(source)
         return -1 if state is None or state.reset is not None else self._buffer.position(state)
 
     def processed_position(self, source: TopicPartition) -> int:
-        """The offset up to which all records are processed; -1 if not known yet."""
+        """Return the offset up to which all records are processed, or -1 while unknown."""
         state = self.states.get(source)
         if state is None or state.reset is not None:
             return -1

@@ -1,8 +1,8 @@
-"""Keeps the buffer filled: fetches each node's partitions ahead of the reader.
+"""Keeps the buffer filled by fetching each node's partitions ahead of the reader.
 
-Each partition is in at most one request. With enough buffered, a partition is not fetched until
-some is taken. A node gets up to `FETCHES_PER_NODE_MAX` requests at once, so that busy partitions do
-not wait behind a long poll for idle ones.
+Each partition is in at most one request. With enough data buffered, a partition is not fetched
+until some is taken. A node gets up to `FETCHES_PER_NODE_MAX` requests at once, so that busy
+partitions do not wait behind a long poll for idle partitions.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from raftlog_client.types import PartitionOffsets, TopicPartition
 FETCHES_PER_NODE_MAX: Final = 2
 PARTITIONS_PER_FETCH_MAX: Final = 1_000
 POOLED_MAX: Final = 16
-"""Buffers to be used again. A node's frames are about 256 KiB, so this is a few MiB."""
+"""Most buffers kept for reuse. A node's frames are about 256 KiB, so this is a few MiB."""
 BROKEN_ATTEMPTS_MAX: Final = 40
-"""After a storage failure another replica is elected, if the partition has one: attempts
-(about 10 s) before the reader gets the error."""
+"""Attempts (about 10 s) after a storage failure before the reader gets the error. Until then
+another replica may be elected."""
 UNKNOWN_ATTEMPTS_MAX: Final = 3
-"""A new topic may not be known on every node yet: answers before the reader gets the error."""
+"""Responses before an unknown topic is an error. A new topic may not be known on every node yet."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -78,10 +78,10 @@ class Fetcher:
         self._leaders = LeaderCalls(metadata, on_view=self._viewed, on_unanswered=self._unanswered)
         self._replicas = ReplicaSelector(metadata, settings.rack, self._leaders.refresh_soon)
         self._unknown: Counter[str] = Counter()
-        """By topic: metadata answers in a row that lacked it."""
+        """Consecutive metadata responses that lacked a topic, by topic."""
         self._buffers = BufferPool(POOLED_MAX)
         self._on_data = on_data
-        """Called when the buffer has new data, or a position became known."""
+        """Called when the buffer has new data or a position became known."""
         self._nodes: dict[NodeAddress, NodeFetches] = {}
         self._assigned: Mapping[TopicPartition, PartitionState] = {}
         self._asked_bytes = 0
@@ -91,15 +91,15 @@ class Fetcher:
         self._positions_asked = asyncio.Event()
         """Set, and replaced, after each query for positions."""
         self.position_error: RaftlogClientError | None = None
-        """Why some partition has no position yet."""
+        """Reason why some partition has no position yet."""
         self._unanswered_error: RaftlogClientError | None = None
-        """Set when no node has answered for the request timeout; until one answers, or until the
-        reader has it."""
+        """Error when no node has responded for the request timeout. Cleared when a node responds or
+        the reader has it."""
         self._is_scheduled = False
         self._is_running = False
 
     def start(self) -> None:
-        """Begin to fetch the assigned partitions. Call it inside the event loop."""
+        """Start to fetch the assigned partitions. Call it inside the event loop."""
         self._is_running = True
         self.assign(self._assigned)
 
@@ -114,7 +114,7 @@ class Fetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def assign(self, states: Mapping[TopicPartition, PartitionState]) -> None:
-        """Fetch for these partitions, and for no others. The mapping is kept, not copied."""
+        """Fetch these partitions and no others. The mapping is kept, not copied."""
         self._assigned = states
         topics = {source.topic for source in states}
         self._unknown = Counter({one: n for one, n in self._unknown.items() if one in topics})
@@ -141,7 +141,7 @@ class Fetcher:
         address = self._replicas.address(state.source)
         if address is None:
             topic = state.source.topic
-            # Not by attempts: without an answer the topic is not unknown.
+            # Attempts do not count, because a topic is not unknown without a response.
             is_unknown = self._unknown[topic] >= UNKNOWN_ATTEMPTS_MAX
             if is_unknown and topic not in self._metadata.view.topics:
                 self._tell(
@@ -152,16 +152,16 @@ class Fetcher:
             return
         node = self._nodes.get(address)
         if node is None:
-            # Bounded by the cluster's size: addresses come from its metadata only.
+            # Bounded by the cluster's size, because addresses come only from its metadata.
             node = self._nodes[address] = NodeFetches(address)
         state.is_wanted = True
         node.wanted[state] = None
         self._schedule()
 
     def abandon(self, state: PartitionState) -> None:
-        """The partition has jumped, or is read no more: drop its part of the request under way.
+        """Drop the partition's part of the request under way, after a jump or the end of reading.
 
-        A request without partitions is cancelled: it may be a long poll.
+        A request without partitions is cancelled, because it may be a long poll.
         """
         request = state.in_flight
         state.in_flight = None
@@ -171,14 +171,14 @@ class Fetcher:
                 request.task.cancel()
 
     def placed(self, state: PartitionState) -> None:
-        """The group's committed offset of the partition is known, or that there is none."""
+        """Note that the group's committed offset of the partition is known, or absent."""
         state.awaits_commit = False
         self._positions_changed()
         self.want(state)
         self._on_data()
 
     def failed_to_place(self, state: PartitionState, error: RaftlogClientError) -> None:
-        """The group's committed offset cannot be had: give the reader the error."""
+        """Give the reader the error, because the group's committed offset is unavailable."""
         self._tell(state, error)
         self._positions_changed()
 
@@ -187,18 +187,18 @@ class Fetcher:
         self._positions_asked = asyncio.Event()
 
     def taken(self, state: PartitionState) -> None:
-        """Data was taken from the buffer: there may be room now, for this partition or others."""
+        """Note that data was taken, so there may be room for this partition or others."""
         self.want(state)
         self._schedule()
 
     def check_answered(self) -> None:
-        """Raise the error, once, if no node has answered for the request timeout."""
+        """Raise the error, once, if no node has responded for the request timeout."""
         error, self._unanswered_error = self._unanswered_error, None
         if error is not None:
             raise error
 
     async def positions_known(self, sources: Iterable[TopicPartition]) -> None:
-        """Return once these have a position, or an error to raise, or are assigned no more."""
+        """Return once these have a position or an error to raise, or are no longer assigned."""
         while self._is_running:
             states = [self._assigned.get(source) for source in sources]
             if not any(state is not None and _lacks_position(state) for state in states):
@@ -216,12 +216,12 @@ class Fetcher:
         if not self._is_running:
             return
         settings = self._settings
-        # A partition that has moved meanwhile may add its new leader.
+        # A partition that has moved in the meantime may add its new leader.
         for node in list(self._nodes.values()):
             while node.wanted and len(node.requests) < FETCHES_PER_NODE_MAX:
                 room = settings.buffer_bytes_max - self._buffer.buffered_bytes - self._asked_bytes
                 if node.requests and room < settings.partition_max_bytes:
-                    # Even with a full buffer each node keeps one request: none must starve.
+                    # Each node keeps one request even with a full buffer, so that none starves.
                     break
                 states = self._collect(node)
                 if not states:
@@ -251,7 +251,7 @@ class Fetcher:
             progress=(lambda: request.progress) if followers else None,
         )
         for source in followers:
-            # Another node leads: once the follower is silent, and suspect, that one is asked.
+            # Another node leads. Once the follower is silent and suspect, the leader is called.
             request.call.seen[source] = None
         return request
 
@@ -316,14 +316,14 @@ class Fetcher:
             self.want(state)
 
     def _topic_id(self, state: PartitionState) -> str | None:
-        """The topic to read: fixed by the first fetch from a position."""
+        """Return the id of the topic to read, fixed by the first fetch from a position."""
         if state.topic_id is None:
             known = self._metadata.view.topics.get(state.source.topic)
             state.topic_id = None if known is None else known.topic_id
         return state.topic_id
 
     def _moved(self, request: FetchInFlight, moved: Collection[TopicPartition]) -> bool:
-        """Fetch these partitions from their new leaders; whether the request is of no more use."""
+        """Fetch these partitions from their new leaders. Returns whether the request is useless."""
         for source in moved:
             state, _ = request.states[source]
             request.leave(source)
@@ -342,7 +342,7 @@ class Fetcher:
         if not size and frame.next_offset <= state.fetch_offset:
             return
         if frame.next_offset <= state.fetch_offset:
-            # To ask again for the same offset would go on without end.
+            # A repeat for the same offset would never end.
             self._failed(
                 state,
                 ConnectionLostError(
@@ -367,11 +367,11 @@ class Fetcher:
         self._on_data()
 
     def _failed(self, state: PartitionState, error: RaftlogClientError) -> None:
-        """A partition could not be read: tell the reader, or try again after a pause."""
+        """Report a partition's failure to the reader, or retry after a pause."""
         name = f"{state.source.topic}-{state.source.partition}"
         request = state.in_flight
         if isinstance(request, FetchInFlight) and state.source in request.followers:
-            # The leader has the records, or knows the reason. Asked once this request has ended.
+            # The leader has the records or knows the reason. Called once this request has ended.
             logger.info("%s: reading from the leader, not from its rack: %s", name, error)
             self._replicas.leave(state.source)
             return
@@ -408,7 +408,7 @@ class Fetcher:
             self._park(state)
             return
         if state.has_records:
-            # Buffered records were read in time: they are served before the position jumps.
+            # Buffered records were read in time and are served before the position jumps.
             self._park(state)
             return
         logger.warning(
@@ -421,9 +421,10 @@ class Fetcher:
         self.restart(state, self._settings.reset)
 
     def _topic_changed(self, state: PartitionState, error: ServerError) -> None:
-        """The leader has another topic of that name: begin again there, unless a node is behind.
+        """Restart in the leader's new topic of that name, unless a node is behind.
 
-        At the beginning, also with "latest": all its records were written after the subscription.
+        The restart is at the beginning even with "latest", because all records of the new topic
+        were written after the subscription.
         """
         topic, partition = state.source
         self._leaders.refresh_soon(topic)
@@ -434,7 +435,7 @@ class Fetcher:
             or state.attempts < UNKNOWN_ATTEMPTS_MAX
             or state.has_records
         ):
-            # Buffered records are of the former topic: they are served first.
+            # Buffered records are of the former topic and are served first.
             logger.info("%s-%d cannot be fetched: %s", topic, partition, error)
             self._park(state)
             return
@@ -459,20 +460,20 @@ class Fetcher:
         self.restart(state, OffsetReset.EARLIEST)
 
     def restart(self, state: PartitionState, reset: OffsetReset) -> None:
-        """Drop all data of the partition, and find a new position."""
+        """Drop all data of the partition and find a new position."""
         self._buffer.drop(state)
         self.abandon(state)
         state.jump_by(reset)
         self._want_position()
 
     def _tell(self, state: PartitionState, error: RaftlogClientError) -> None:
-        """Give the reader the error, after the records before it."""
+        """Give the reader the error after the records before it."""
         state.error = error
         self._buffer.refresh(state)
         self._on_data()
 
     def _unanswered(self, error: RaftlogClientError) -> None:
-        """No node has answered in time: tell the reader, and go on trying."""
+        """Report to the reader that no node has responded in time, and keep trying."""
         if isinstance(error, ConnectionLostError):
             error = ConnectionLostError(
                 f"No node has answered for {self._metadata.request_timeout_s:.3g} s: "
@@ -491,7 +492,7 @@ class Fetcher:
                 self._unknown[topic] += 1
 
     def _park(self, state: PartitionState) -> None:
-        """Try the partition again after its back-off, or when another node leads it."""
+        """Retry the partition after its back-off, or when another node leads it."""
         state.is_waiting = True
         self._leaders.park(state, state.source, state.attempts, partial(self._resume, state))
 
@@ -506,7 +507,7 @@ class Fetcher:
             self._resetting = asyncio.ensure_future(self._find_positions())
 
     async def _find_positions(self) -> None:
-        """Find positions for the partitions without one, until all have one or an error."""
+        """Find positions for the partitions without one until each has a position or an error."""
         attempt = 0
         while lacking := [
             s for s in self._assigned.values() if _lacks_position(s) and not s.awaits_commit
@@ -520,7 +521,7 @@ class Fetcher:
                 attempt += 1
 
     async def _ask_positions(self, lacking: Sequence[PartitionState]) -> bool:
-        """Query positions once; False if a repeat may help."""
+        """Query positions once. Returns False if a repeat may help."""
         self.position_error = None
         asked: dict[TopicPartition, tuple[PartitionState, int]] = {}
         for state in lacking:
@@ -531,7 +532,7 @@ class Fetcher:
 
         def settle(source: TopicPartition, outcome: PartitionOffsets | RaftlogClientError) -> None:
             state, generation = asked[source]
-            # Otherwise the application has sought elsewhere meanwhile.
+            # Otherwise the application has sought elsewhere during the query.
             if state.generation == generation and state.reset is not None:
                 self._set_position(state, outcome)
 

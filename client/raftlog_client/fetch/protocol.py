@@ -1,9 +1,9 @@
-"""`/v1/fetch` at the speed of memory: bytes go from the socket straight to their destination.
+"""`/v1/fetch` with bytes that go from the socket straight to their destination.
 
-A general HTTP client copies a body several times on its way: a whole core, at a GB/s. Here the
-kernel writes record batches into the caller's buffer, and only heads are parsed. `FetchResponse`
-is the protocol alone, without I/O: HTTP/1.1 (RFC 9112, whole or chunked) around the frames of
-`raftlog.record.frames`. No more of HTTP than nodes use.
+A general HTTP client copies a body several times, which costs a whole core at 1 GB/s. Here the
+kernel writes record batches into the caller's buffer, and only heads are parsed. `FetchResponse` is
+the protocol without I/O, which is HTTP/1.1 (RFC 9112, whole or chunked) around the frames of
+`raftlog.record.frames`. It has only the parts of HTTP that nodes use.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from raftlog_client.transport import (
 )
 
 SCRATCH_BYTES: Final = 16 * 1024
-"""Received at once while the destination is unknown; these bytes are copied."""
+"""Bytes received at once while the destination is unknown. These bytes are copied."""
 HEAD_BYTES_MAX: Final = 32 * 1024
-"""Of a response's head, or one line."""
+"""Most bytes of a response's head, or of one line."""
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
-"""One partition's data in a fetch answer: a node may exceed the request by one batch."""
+"""Most bytes of one partition in a fetch response. A node may exceed the request by one batch."""
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 IDLE_PER_NODE_MAX: Final = 4
 _HTTP_OK: Final = 200
 
 
 class BufferPool:
-    """Memory for received data, used again once no view of a buffer is left.
+    """Memory for received data, reused once no view of a buffer is left.
 
-    New memory costs more than its filling: the kernel clears it page by page.
+    Allocation costs more than filling, because the kernel clears new memory page by page.
     """
 
     __slots__ = ("_buffers", "_buffers_max")
 
     def __init__(self, buffers_max: int) -> None:
         self._buffers: list[bytearray] = []
-        """The newest, `buffers_max` at most."""
+        """The newest buffers, at most `buffers_max`."""
         self._buffers_max = buffers_max
 
     def get(self, size: int, size_max: int | None = None) -> bytearray:
-        """A buffer of at least `size` bytes; of at most `size_max`, unless new."""
+        """Return a buffer of at least `size` bytes. A reused buffer has at most `size_max`."""
         for buffer in self._buffers:
             fits = len(buffer) >= size and (size_max is None or len(buffer) <= size_max)
             if fits and _is_free(buffer):
@@ -59,7 +59,7 @@ class BufferPool:
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Whether the buffer has no view: with one, any change of its size fails."""
+    """Return whether the buffer has no view. With a view, any change of its size fails."""
     try:
         buffer.append(buffer.pop())
     except BufferError:
@@ -68,19 +68,19 @@ def _is_free(buffer: bytearray) -> bool:
 
 
 class FrameSink(Protocol):
-    """Takes the frames of one answer."""
+    """Takes the frames of one response."""
 
     def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
-        """A frame begins: return memory for its data, of that size. `frame.data` is empty."""
+        """Return memory of that size for a new frame's data. `frame.data` is empty."""
         ...
 
     def end(self, frame: FetchFrame, data: memoryview) -> None:
-        """The frame's data is complete, in the memory from `begin`."""
+        """Take the complete data of a frame, in the memory from `begin`."""
         ...
 
 
 class MalformedResponseError(Exception):
-    """The bytes are no response of a node."""
+    """The bytes are not a response of a node."""
 
 
 class _State(Enum):
@@ -93,7 +93,7 @@ class _State(Enum):
 
 
 class FetchResponse:
-    """One response, as its bytes come. Every method raises MalformedResponseError."""
+    """One response, parsed as its bytes arrive. Every method raises MalformedResponseError."""
 
     def __init__(self, sink: FrameSink) -> None:
         self.status = 0
@@ -103,14 +103,14 @@ class FetchResponse:
         self._sink = sink
         self._state = _State.HEAD
         self._line = bytearray()
-        """The start of a head or line, until its end comes."""
+        """Start of a head or line whose end has not arrived."""
         self._is_chunked = False
         self._left = 0
-        """Bytes to come of the present chunk, or of the whole body."""
+        """Bytes still to come of the present chunk, or of the whole body."""
         self._frame_head = bytearray()
         self._frame: FetchFrame | None = None
         self._data = self._room = memoryview(b"")
-        """Memory of the present frame's data, and its part not filled yet."""
+        """Memory of the present frame's data, and its unfilled part."""
 
     @property
     def is_done(self) -> bool:
@@ -118,13 +118,13 @@ class FetchResponse:
         return self._state is _State.DONE
 
     def room(self) -> memoryview | None:
-        """Memory for the next bytes, if none of these need parsing."""
+        """Return memory for the next bytes if none of these need parsing."""
         if self._state is not _State.BODY or not self._room:
             return None
         return self._room[: self._left]
 
     def filled(self, size: int) -> None:
-        """So many bytes have been put into `room()`."""
+        """Note the number of bytes that have been put into `room()`."""
         self._advance(size)
         self._consumed(size)
 
@@ -197,7 +197,7 @@ class FetchResponse:
             self._done()
 
     def _consumed(self, size: int) -> None:
-        """So much of the present chunk, or of the whole body, has been taken."""
+        """Count bytes taken of the present chunk, or of the whole body."""
         self._left -= size
         if self._left:
             return
@@ -249,7 +249,7 @@ class FetchResponse:
             self._advance(0)
 
     def _advance(self, size: int) -> None:
-        """So much of the present frame's data is there."""
+        """Count bytes received of the present frame's data."""
         self._room = self._room[size:]
         if not self._room:
             frame, self._frame = self._frame, None
@@ -258,19 +258,19 @@ class FetchResponse:
 
 
 class FetchConnectionPool:
-    """Connections to nodes for fetches, one request at a time on each. `close` ends them."""
+    """Connections to nodes for fetches, each with one request at a time. `close` ends them."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._idle: dict[NodeAddress, list[_Connection]] = {}
-        """By node of the cluster, a few each."""
+        """A few idle connections by node of the cluster."""
 
     async def fetch(
         self, address: NodeAddress, body: bytes, sink: FrameSink, timeout_s: float
     ) -> None:
-        """Send one fetch request. Returns once `sink` has all of the answer.
+        """Send one fetch request. Returns once `sink` has the whole response.
 
-        Raises ConnectionLostError, ServerError; `sink` then has the frames received before.
+        Raises ConnectionLostError or ServerError. `sink` then has the frames received before.
         """
         request = (
             f"POST /v1/fetch HTTP/1.1\r\nHost: {address}\r\nUser-Agent: {self._client_id}\r\n"
@@ -287,7 +287,7 @@ class FetchConnectionPool:
                 f"{address} did not answer within {timeout_s:.3f} s.", outcome_unknown=False
             ) from error
         finally:
-            # A connection on which an answer may still come is of no use for the next request.
+            # A connection on which a response may still arrive is useless for the next request.
             if connection is not None:
                 if response.is_done and response.keeps_alive:
                     self._keep(address, connection)
@@ -297,7 +297,7 @@ class FetchConnectionPool:
             raise refusal(response.status, bytes(response.refusal), address)
 
     def close(self) -> None:
-        """End all idle connections; the others end with their requests."""
+        """End all idle connections. The others end with their requests."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()
@@ -329,7 +329,7 @@ class FetchConnectionPool:
                     lambda: _Connection(address), host.strip("[]"), int(port)
                 )
         except (OSError, TimeoutError) as error:
-            # TimeoutError is an OSError, too: this one is ours, or the whole request's.
+            # TimeoutError is also an OSError. This one is ours, or the whole request's.
             raise ConnectionLostError(
                 f"Cannot connect to {address}: {error or type(error).__name__}",
                 outcome_unknown=False,
@@ -351,7 +351,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[None] | None = None
 
     async def ask(self, request: bytes, response: FetchResponse) -> None:
-        """Send a request, and return once the response has all of its bytes."""
+        """Send a request, and return once the response has all its bytes."""
         if self._transport is None or not self.is_open:
             raise self._lost("it was closed")
         assert self._waiter is None, "one request at a time"
@@ -372,19 +372,19 @@ class _Connection(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
-        # Not asserted: uvloop's transports are not asyncio's, by type.
+        """Keep the new transport."""
+        # Not asserted, because the type of uvloop's transports is not asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes shall go."""
+        """Return the memory for the next bytes."""
         room = None if self._response is None else self._response.room()
         self._is_direct = room is not None
         return self._scratch if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """The next bytes are in the buffer."""
+        """Parse the next bytes in the buffer."""
         response = self._response
         if response is None:
             # Bytes without a request.
@@ -403,7 +403,7 @@ class _Connection(asyncio.BufferedProtocol):
                 self._settle(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """End the request with an error."""
         self.is_open = False
         self._settle(self._lost(str(exc or "the node closed it")))
 

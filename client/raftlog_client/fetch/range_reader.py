@@ -1,8 +1,8 @@
-"""Reads one range of one partition as stored bytes, for callers with a decoder of their own.
+"""Reads one range of one partition as stored bytes, for callers with their own decoder.
 
-A range always gives the same: the records from `start` up to, not including, `end`, wherever the
-partition is led meanwhile. Each chunk begins at the end of the one before. The first and the last
-batch are whole, so records outside of the range may come with them.
+A range always gives the same records, from `start` up to the exclusive `end`, wherever the
+partition is led. Each chunk starts at the end of the previous chunk. The first and the last batch
+are whole, so records outside the range may come with them.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
 WAIT_MS: Final = 500
-"""How long a node waits for missing records of the range: these were committed once, so a new
-leader is about to learn so."""
+"""Milliseconds that a node waits for missing records of the range. They were committed once, so a
+new leader is about to receive them."""
 WAIT_SHARE_MAX: Final = 0.5
-"""Of the remaining time."""
+"""Most of the remaining time that a node may wait."""
 ATTEMPT_S_MIN: Final = 1.0
-"""The last attempt, too, gets the time of an answer: the caller gets its error."""
+"""Shortest seconds of an attempt, so that the last attempt gets the node's error for the caller."""
 FIRST_BUFFER_BYTES: Final = 256 * 1024
 GROWTH: Final = 4
 BUFFERS_KEPT_MAX: Final = 3
-"""The reader's caller has one, the next is there, and one is being filled."""
+"""Most buffers kept. The caller has one, the next is ready, and the third is being filled."""
 
 logger = logging.getLogger("raftlog_client")
 
 
 class RangeChunk(NamedTuple):
-    """Whole batches, one after the other, as stored."""
+    """Whole batches in order, as stored."""
 
     data: memoryview
-    """May be empty: compaction leaves offsets without records."""
+    """Bytes of the batches. May be empty, because compaction leaves offsets without records."""
     next_offset: int
-    """All records of the range below this offset have been given."""
+    """Offset below which all records of the range have been given."""
     aborted: Sequence[AbortedTransaction] = ()
-    """With read_committed: transactions whose records, if in `data`, are to be skipped."""
+    """With read_committed, transactions whose records in `data` must be skipped."""
 
 
 class _Buffer:
-    """Where the data of one answer's frames is put, next to each other."""
+    """Memory for the data of one response's frames, stored contiguously."""
 
     __slots__ = ("_buffers", "_bytes_max", "_data", "_taken")
 
@@ -85,11 +85,11 @@ class _Buffer:
         return len(self._data)
 
     def allocate(self, size: int) -> memoryview:
-        """Memory for the next frame's data. Memory given before is full."""
+        """Return memory for the next frame's data. Memory given before is full."""
         end = self._taken + size
         if end > len(self._data):
-            # Rare: a chunk after the first begins with the size of the one before. The
-            # last batch may exceed the request by any size.
+            # Rare, because a chunk starts with the size of the previous chunk. The last batch may
+            # exceed the request by any size.
             size_bytes = max(end + end // 8, min(GROWTH * end, self._bytes_max))
             grown = memoryview(self._buffers.get(size_bytes))
             grown[: self._taken] = self._data[: self._taken]
@@ -99,12 +99,12 @@ class _Buffer:
         return view
 
     def first(self, size: int) -> memoryview:
-        """The first bytes, for good."""
+        """Return the first bytes, permanently."""
         return self._data[:size].toreadonly()
 
 
 class _Answer:
-    """Frames of one fetch; if the answer is cut off, its whole frames count all the same."""
+    """Frames of one fetch. If the response is cut off, its whole frames still count."""
 
     def __init__(self, offset: int, buffer: _Buffer) -> None:
         self.buffer = buffer
@@ -112,17 +112,17 @@ class _Answer:
         self.size_bytes = 0
         self.log_start_offset = -1
         self.aborted: dict[AbortedTransaction, None] = {}
-        """Of all whole frames; one that lasts over several is in each one's list."""
+        """Aborted transactions of all whole frames. A transaction may be in several lists."""
         self.error: RaftlogClientError | None = None
 
     def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
-        """Where a frame's data shall go. Satisfies `FrameSink`."""
+        """Return memory for a frame's data. Satisfies `FrameSink`."""
         if frame.error_code or self.error is not None:
             return memoryview(bytearray(size_bytes))
         return self.buffer.allocate(size_bytes)
 
     def end(self, frame: FetchFrame, data: memoryview) -> None:
-        """The frame is whole."""
+        """Take the whole frame."""
         self.log_start_offset = frame.log_start_offset
         if frame.error_code:
             self.error = server_error(frame.error_code, bytes(data).decode(errors="replace"))
@@ -132,14 +132,14 @@ class _Answer:
             self.next_offset = max(self.next_offset, frame.next_offset)
 
     def chunk(self) -> RangeChunk | None:
-        """The received frames as a chunk; None without progress."""
+        """Return the received frames as a chunk, or None without progress."""
         if self.next_offset <= self.offset:
             return None
         return RangeChunk(self.buffer.first(self.size_bytes), self.next_offset, tuple(self.aborted))
 
 
 class RangeReader:
-    """One range, chunk by chunk. Not for several tasks at once."""
+    """Reads one range in chunks. Not for several tasks at once."""
 
     def __init__(
         self,
@@ -153,10 +153,10 @@ class RangeReader:
         chunk_bytes: int,
         isolation: Isolation = "read_uncommitted",
     ) -> None:
-        """`chunk_bytes`: about how much a chunk holds; more only if one batch alone is larger.
+        """`chunk_bytes` is about the size of a chunk. Only a single larger batch exceeds it.
 
-        With read_committed, chunks name the aborted transactions in their data, and a range up
-        to an `end` beyond the last stable offset is waited for.
+        With read_committed, chunks name the aborted transactions in their data, and a range up to
+        an `end` beyond the last stable offset is waited for.
         """
         self.offset = start
         """Start of the next chunk."""
@@ -172,13 +172,13 @@ class RangeReader:
         self._buffers = BufferPool(BUFFERS_KEPT_MAX)
         self._is_stale = False
         self._times_changed = 0
-        """Metadata answers in a row without the topic, or with another one of its name."""
+        """Consecutive metadata responses without the topic, or with another topic of its name."""
 
     async def next(self) -> RangeChunk | None:
-        """The next chunk; None at the end of the range.
+        """Return the next chunk, or None at the end of the range.
 
-        Tries again for as long as the request timeout while the partition has no leader, or the
-        leader does not answer. Raises RecordsGoneError, TopicChangedError, or the last error.
+        Retries up to the request timeout while the partition has no leader or the leader does not
+        respond. Raises RecordsGoneError, TopicChangedError, or the last error.
         """
         if self.offset >= self._end:
             return None
@@ -255,11 +255,11 @@ class RangeReader:
                 topic_id=self._topic_id,
                 found_id=found,
             )
-        # The answering node may be behind the others.
+        # The responding node may be behind the others.
         raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} of that id is not known.")
 
     async def _fetch(self, address: NodeAddress, answer: _Answer, timeout_s: float) -> None:
-        """Fill the answer. A silent node is abandoned once another one leads."""
+        """Fill the response. A silent node is abandoned once another node leads."""
         part = FetchPartition(
             self._source.topic,
             self._source.partition,
@@ -271,7 +271,7 @@ class RangeReader:
         request = FetchRequest(
             [part],
             max_bytes=self._chunk_bytes,
-            # The node must answer before this reader stops listening.
+            # The node must respond before this reader stops listening.
             max_wait_ms=int(min(WAIT_MS, timeout_s * 1000 * WAIT_SHARE_MAX)),
             isolation=self._isolation,
         )
@@ -285,7 +285,7 @@ class RangeReader:
             await self._fetcher.fetch(address, msgspec.json.encode(request), answer, timeout_s)
 
     def _check_start(self, chunk: RangeChunk, answer: _Answer) -> None:
-        """Raise if retention deleted records of the range during the fetch: these are no gap."""
+        """Raise if retention deleted records of the range during the fetch. These are no gap."""
         first = self.offset
         if chunk.data:
             try:
@@ -313,14 +313,15 @@ class RangeReader:
         )
 
     def _may_pass(self, error: RaftlogClientError) -> bool:
-        """Whether another leader, or the same one a little later, may answer better."""
+        """Return whether another leader, or the same leader later, may succeed."""
         if isinstance(error, RecordsGoneError | TopicChangedError):
             return False
         if isinstance(error, ServerError):
             return (
                 error.retriable
                 or error.entry.refresh_metadata
-                # A deposed leader, not aware of its successor, lacks the records committed since.
+                # A deposed leader that does not know its successor lacks the records committed
+                # since.
                 or error.entry is OFFSET_OUT_OF_RANGE
                 or (error.entry is STORAGE_FAILED and self._metadata.is_replicated(*self._source))
             )

@@ -1,8 +1,8 @@
-"""Fetched records not taken yet: decoded batch by batch, fair over the partitions.
+"""Buffers fetched records, decoded batch by batch and fair over the partitions.
 
-The application takes records from the present *unit*: a list of one partition's records and an
-iterator over it. The iterator itself knows the application's progress, so a record costs no
-bookkeeping; the position is computed on request.
+The application takes records from the present *unit*, which is a list of one partition's records
+and an iterator over it. The iterator knows the application's progress, so a record costs no
+bookkeeping. The position is computed on request.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from raftlog_client.fetch.subscription import PartitionState
 from raftlog_client.types import Record, TopicPartition
 
 UNIT_RECORDS_MIN: Final = 1_000
-"""Small batches are served several at a time, up to about this many records."""
+"""Records to gather for a unit. Small batches are served together up to about this many."""
 
 AnyRecord = Record[Any, Any]
 
 
 class Unit:
-    """Records of one partition, being taken one by one."""
+    """Records of one partition that are taken individually."""
 
     __slots__ = ("iterator", "processed_count", "records", "state")
 
@@ -34,16 +34,16 @@ class Unit:
         self.records = records
         self.iterator: Iterator[AnyRecord] = iter(records)
         self.processed_count = 0
-        """Records certainly processed: given out before the present call of the application."""
+        """Records certainly processed, given out before the application's present call."""
 
     @property
     def remaining(self) -> int:
-        """Records not taken yet."""
+        """Return the number of records not taken yet."""
         return length_hint(self.iterator)
 
     @property
     def in_process(self) -> int:
-        """Offset of the record that the application may still process; -1 if none."""
+        """Offset of the record that the application may still process, or -1."""
         given_count = len(self.records) - self.remaining
         # The application takes one record after the other.
         return self.records[given_count - 1].offset if given_count > self.processed_count else -1
@@ -61,7 +61,7 @@ class RecordBuffer:
         self.buffered_bytes = 0
         self._unpacker = unpacker
         self._on_taken = on_taken
-        """Called when a partition has given data away: there may be room to fetch more."""
+        """Called when a partition has given data away, so that there may be room to fetch."""
         self._ready: deque[PartitionState] = deque()
         self._unit: Unit | None = None
         self._given: list[PartitionState] = []
@@ -70,11 +70,11 @@ class RecordBuffer:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Changes whenever the application takes records or asks for some."""
+        """Return a value that changes whenever the application takes or requests records."""
         return self._call_count, 0 if self._unit is None else self._unit.remaining
 
     def begin_call(self) -> None:
-        """The application calls again: all records given out before are processed."""
+        """Note a new call of the application. All records given out before are processed."""
         self._call_count += 1
         for state in self._given:
             state.given_from = -1
@@ -89,13 +89,13 @@ class RecordBuffer:
         return not self._ready and (self._unit is None or not self._unit.remaining)
 
     def refresh(self, state: PartitionState) -> None:
-        """Serve the partition, if ready: it got data, an error, or resumed."""
+        """Serve the partition if it is ready. It got data, got an error, or resumed."""
         if state.has_data and not state.is_ready and not state.is_stopped:
             state.is_ready = True
             self._ready.append(state)
 
     def next_unit(self) -> Unit | None:
-        """The unit to take records from; None if nothing is there. Raises a partition's error."""
+        """Return the unit to take records from, or None. Raises a partition's error."""
         unit = self._unit
         if unit is not None and unit.remaining:
             return unit
@@ -111,9 +111,9 @@ class RecordBuffer:
     def take_many(
         self, records_max: int | None, only: Collection[TopicPartition]
     ) -> dict[TopicPartition, list[AnyRecord]]:
-        """Records of every ready partition: one unit of each, or up to `records_max` in all.
+        """Return one unit of every ready partition, or up to `records_max` records in all.
 
-        Raises a partition's error if there are no records; otherwise next time.
+        Raises a partition's error if there are no records, otherwise next time.
         """
         self._put_back_unit()
         taken: dict[TopicPartition, list[AnyRecord]] = {}
@@ -139,14 +139,14 @@ class RecordBuffer:
         return taken
 
     def position(self, state: PartitionState) -> int:
-        """The application's next offset; -1 if not known yet."""
+        """Return the application's next offset, or -1 while unknown."""
         unit = self._unit
         if unit is not None and unit.state is state and (remaining := unit.remaining):
             return unit.records[-remaining].offset
         return state.decoded[0].offset if state.decoded else state.position
 
     def processed_position(self, state: PartitionState) -> int:
-        """The offset up to which all records are processed; -1 if not known yet."""
+        """Return the offset up to which all records are processed, or -1 while unknown."""
         if state.given_from >= 0:
             return state.given_from
         unit = self._unit
@@ -161,9 +161,9 @@ class RecordBuffer:
         self._unlist(state)
 
     def drop(self, state: PartitionState) -> None:
-        """Forget all data of the partition, the present unit's too."""
+        """Forget all data of the partition, including the present unit's."""
         if self._unit is not None and self._unit.state is state:
-            # An iteration under way finds the list at its end, and asks for the next unit.
+            # An iteration under way finds the list at its end, and requests the next unit.
             self._unit.records.clear()
             self._unit = None
         self._unlist(state)
@@ -193,7 +193,7 @@ class RecordBuffer:
                 self._ready.appendleft(unit.state)
 
     def _take(self, state: PartitionState) -> list[AnyRecord]:
-        """Records of the first partition in line, which goes to the end of it.
+        """Return records of the first partition in line, which goes to the end of the line.
 
         Empty if the buffered batches held none. Raises the partition's error.
         """
@@ -215,7 +215,7 @@ class RecordBuffer:
     def _decode(self, state: PartitionState) -> list[AnyRecord]:
         """Decode batches until there are enough records, or no more data.
 
-        An error leaves the records before it to be served, and waits in `state.error`.
+        An error waits in `state.error` until the records before it are served.
         """
         records: list[AnyRecord] = []
         while state.chunks and len(records) < UNIT_RECORDS_MIN:
@@ -247,7 +247,7 @@ class RecordBuffer:
         return records
 
     def _fail(self, state: PartitionState, error: RaftlogClientError) -> None:
-        """Keep the error for its turn. Reading begins again where the good data ended."""
+        """Keep the error for its turn. Reading restarts where the good data ended."""
         self.buffered_bytes -= state.buffered_bytes
         state.forget()
         state.fetch_offset = state.position

@@ -1,4 +1,4 @@
-"""From fetched bytes to `Record`s. The only loops over records on the way in are here."""
+"""Decodes fetched bytes to `Record`s, with the only loops over received records."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from raftlog_client.types import CREATE_TIME, LOG_APPEND_TIME, Record, TopicPart
 def gc_paused() -> Iterator[None]:
     """Pause automatic collection during synchronous work of a few milliseconds.
 
-    Decoding a batch makes thousands of codec objects; the collector tracks them, and moments later
-    they die by reference count. Their mere number sets off collections of the whole process:
-    measured with a few libraries loaded, these took three times as long as the decoding itself.
+    Decoding a batch makes thousands of codec objects, which the collector tracks and which soon die
+    by reference count. Their number triggers collections of the whole process. Measured with a few
+    libraries loaded, these took three times as long as the decoding.
     """
     if not gc.isenabled():
         yield
@@ -56,9 +56,9 @@ class RecordDecoder:
     def records(
         self, batch: RecordBatch, source: TopicPartition, start: int
     ) -> list[Record[Any, Any]]:
-        """The batch's records from offset `start` on. Its CRC is checked already.
+        """Return the batch's records from offset `start`. Its CRC is checked already.
 
-        Raises CorruptDataError, RecordTooLargeError, or `Unreadable` if a deserializer refused.
+        Raises CorruptDataError, RecordTooLargeError, or `Unreadable` if a deserializer raised.
         """
         with gc_paused():
             return self._records(batch, source, start)
@@ -71,13 +71,13 @@ class RecordDecoder:
         except LogError as error:
             raise record_decoding_error(error, source, batch.header.base_offset) from error
         if batch.header.base_offset < start:
-            # A fetch begins with the batch around its offset. Skipped records are not even
-            # deserialized: one may be the very record without a valid value.
+            # A fetch starts with the batch around its offset. Skipped records are not deserialized,
+            # because a skipped record may lack a valid value.
             decoded = [record for record in decoded if record.offset >= start]
         topic, partition = source
         timestamp_type = LOG_APPEND_TIME if batch.header.is_log_append_time else CREATE_TIME
         to_key, to_value = self._key_deserializer, self._value_deserializer
-        # Each variant is one comprehension: a call or a branch per record would cost a fifth of it.
+        # Each variant is one comprehension. A call or a branch per record would cost a fifth of it.
         if to_key is None and to_value is None:
             return [
                 Record(
@@ -122,7 +122,7 @@ class RecordDecoder:
 
 
 class Unreadable(Exception):  # noqa: N818 (caught on the next floor: it never reaches a user)
-    """A deserializer refused a record; has the good records before."""
+    """A deserializer rejected a record. Has the good records before."""
 
     def __init__(
         self, error: SerializationError, records: list[Record[Any, Any]], offset: int
@@ -136,7 +136,7 @@ class Unreadable(Exception):  # noqa: N818 (caught on the next floor: it never r
 def record_decoding_error(
     error: LogError, source: TopicPartition, offset: int
 ) -> RaftlogClientError:
-    """The reader's exception for a refused batch."""
+    """Return the reader's exception for a rejected batch."""
     topic, partition = source
     if error.entry is RECORD_TOO_LARGE:
         return RecordTooLargeError(

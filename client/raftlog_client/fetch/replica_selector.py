@@ -1,13 +1,13 @@
-"""The node to fetch each partition from: a replica in the client's rack, or else the leader.
+"""Selects the node to fetch from, a replica in the client's rack or else the leader.
 
-Kafka's name for it is `client.rack` (KIP-392). There the leader names the replica; here the client
-chooses by the racks and the in-sync sets of the metadata. A follower serves records below the high
-watermark that it knows: never other ones than the leader, and less at most by its delay.
+Kafka's name for it is `client.rack` (KIP-392). In Kafka the leader names the replica. Here the
+client chooses by the racks and the in-sync sets of the metadata. A follower serves records below
+the high watermark that it knows. These are the leader's records, delayed at most by replication.
 
-The leader serves a partition without a replica in sync in the rack. It also does for a while after
-the replica has failed, or lacks the offset: the leader has the records, or knows the reason, so no
-error of a follower reaches the application. A replica that falls out of sync is left with the next
-look at the in-sync set.
+The leader serves a partition without an in-sync replica in the rack. It also does for a while after
+the replica has failed or lacks the offset. The leader has the records or knows the reason, so no
+error of a follower reaches the application. A replica that falls out of sync is left at the next
+refresh of the in-sync set.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
 LEADER_ONLY_S: Final = 10.0
-"""How long the leader serves a partition after a failure of the replica in the rack."""
+"""Seconds that the leader serves a partition after a failure of the replica in the rack."""
 IN_SYNC_AGE_S: Final = 5.0
-"""Age of a topic's in-sync sets at which they are looked up again."""
+"""Age in seconds at which a topic's in-sync sets are looked up again."""
 
 
 class ReplicaSelector:
-    """Selects nodes for one consumer. Without a rack: the leaders."""
+    """Selects nodes for one consumer. Selects the leaders without a rack."""
 
     def __init__(
         self, metadata: ClusterMetadata, rack: str | None, refresh_soon: Callable[[str], None]
@@ -41,7 +41,7 @@ class ReplicaSelector:
         self._looked_up_at: dict[str, float] = {}
 
     def address(self, source: TopicPartition) -> NodeAddress | None:
-        """The node to fetch the partition from; None without a known leader."""
+        """Return the node to fetch the partition from, or None without a known leader."""
         leader = self._metadata.leader_address(*source)
         if self._rack is None or leader is None:
             return leader
@@ -56,11 +56,11 @@ class ReplicaSelector:
         near = self._metadata.in_sync_addresses(*source, rack=self._rack)
         if leader in near or not near:
             return leader
-        # Partitions spread over several replicas of a rack; each stays with one.
+        # Partitions spread over several replicas of a rack. Each stays with one replica.
         return near[source.partition % len(near)]
 
     def leave(self, source: TopicPartition) -> None:
-        """The replica in the rack has failed, or lacks the offset: use the leader for a while."""
+        """Use the leader for a while, because the rack's replica failed or lacks the offset."""
         now = asyncio.get_running_loop().time()
         kept = {one: until for one, until in self._leader_only_until.items() if until > now}
         self._leader_only_until = kept | {source: now + LEADER_ONLY_S}

@@ -1,4 +1,4 @@
-"""A consumer's fetch requests: their limits, those due at each node, and one under way."""
+"""A consumer's fetch requests, their limits, and the partitions due at each node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
 POOLED_BYTES_MIN: Final = 64 * 1024
-"""Frames from this size on are received into pooled memory."""
+"""Bytes of a frame from which it is received into pooled memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class FetchSettings:
     reset: OffsetReset
     isolation: Isolation
     rack: str | None
-    """Read from replicas in this rack, where there are any."""
+    """Rack whose replicas are read, where there are any."""
 
 
 @dataclass(slots=True)
@@ -41,33 +41,33 @@ class NodeFetches:
 
     address: NodeAddress
     wanted: dict[PartitionState, None] = field(default_factory=dict)
-    """In the order of becoming due: the partition served last comes last."""
+    """Due partitions, longest wait first. The partition served last is last."""
     requests: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 @dataclass(eq=False, slots=True)
 class FetchInFlight:
-    """One request under way, and the partitions still waiting for its answer."""
+    """One request under way, and the partitions still waiting for its response."""
 
     states: dict[TopicPartition, tuple[PartitionState, int]]
-    """With the generation of each when the request was made."""
+    """Waiting partitions with their generation when the request was made."""
     take: Callable[[PartitionState, FetchFrame], None]
     """Called with each frame still wanted."""
     buffers: BufferPool
     followers: Collection[TopicPartition]
-    """Partitions that another node leads: this one follows, in the client's rack."""
+    """Partitions led by another node, which this node follows in the client's rack."""
     progress: int = 0
-    """Grows with each part of the answer."""
+    """Counter that grows with each part of the response."""
     call: LeaderCall = field(init=False)
     task: asyncio.Task[None] | None = None
 
     def leave(self, source: TopicPartition) -> None:
-        """The partition wants the answer no more."""
+        """Remove the partition from the waiting partitions."""
         self.states.pop(source, None)
         self.call.seen.pop(source, None)
 
     def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
-        """Memory for a frame's data. Satisfies `FrameSink`."""
+        """Return memory for a frame's data. Satisfies `FrameSink`."""
         self.progress += 1
         if size_bytes < POOLED_BYTES_MIN:
             return memoryview(bytearray(size_bytes))
@@ -77,7 +77,7 @@ class FetchInFlight:
         return memoryview(buffer)[:size_bytes]
 
     def end(self, frame: FetchFrame, data: memoryview) -> None:
-        """The frame is whole."""
+        """Take the whole frame."""
         self.progress += 1
         found = self.states.get(TopicPartition(frame.topic, frame.partition))
         if found is not None:

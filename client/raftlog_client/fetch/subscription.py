@@ -1,9 +1,9 @@
 """A consumer's subscription, and the state of each assigned partition.
 
-Three offsets: `fetch_offset` is the next to fetch; `position` the next to leave the buffer; the
-application's position may be behind, by records of its present unit (fetch/record_buffer.py).
+Three offsets count. `fetch_offset` is the next to fetch, `position` the next to leave the buffer.
+The application's position may be behind by records of its present unit (fetch/record_buffer.py).
 
-A subscription is some topics by name, or all whose name matches a pattern.
+A subscription is a set of topic names, or a pattern that names match.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raftlog_client.types import Record, TopicPartition
 
 
 class OffsetReset(Enum):
-    """Where to begin without a position, or with one out of range."""
+    """Start of a partition without a position, or with a position out of range."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -45,7 +45,7 @@ class Chunk:
     ) -> None:
         self.batches = readable_batches(iterate_batches(data, check_crc=check_crc), aborted)
         self.next_offset = next_offset
-        """The first offset after the chunk; compaction may have left a gap before."""
+        """First offset after the chunk. Compaction may have left a gap before."""
         self.size_bytes = len(data)
 
 
@@ -81,43 +81,43 @@ class PartitionState:
     def __init__(self, source: TopicPartition, reset: OffsetReset) -> None:
         self.source = source
         self.reset: OffsetReset | None = reset
-        """How the position is to be found; None once there is one."""
+        """Method to find the position, or None once there is a position."""
         self.topic_id: str | None = None
-        """The topic with the position's records; None before the first fetch. A topic created
-        again under the name is another one."""
+        """Id of the topic with the position's records, or None before the first fetch. A topic
+        created again under the name has another id."""
         self.is_replaced = False
         """Whether a TopicChangedError was raised since the last jump."""
         self.position = -1
         self.fetch_offset = -1
         self.generation = 0
-        """Grows with every jump: data requested before a jump is dropped after."""
+        """Count of jumps. Data requested before a jump is dropped after."""
         self.chunks: deque[Chunk] = deque()
         self.buffered_bytes = 0
         self.decoded: list[Record[Any, Any]] = []
         """Decoded records, not handed out yet."""
         self.error: RaftlogClientError | None = None
-        """Raised when its turn to be read comes."""
+        """Error that is raised when it is next in order."""
         self.high_watermark: int | None = None
         self.log_start_offset: int | None = None
         self.is_paused = False
         self.is_revoked = False
-        """Whether the group takes the partition away: it is to be committed and dropped."""
+        """Whether the group takes the partition away, so it must be committed and dropped."""
         self.awaits_commit = False
         """Whether the position is the group's committed offset, which is not known yet."""
         self.committed = -1
-        """The group's committed offset, as this consumer knows it."""
+        """The group's committed offset as this consumer knows it."""
         self.given_from = -1
-        """First offset of the records that the application has, and may not have processed."""
+        """First offset of the records that the application has and may not have processed."""
         self.is_ready = False
-        """Whether the partition is in the buffer's list of those to serve."""
+        """Whether the partition is in the buffer's list to serve."""
         self.is_wanted = False
-        """Whether the partition is in the fetcher's list of those to ask for."""
+        """Whether the partition is in the fetcher's list to request."""
         self.is_waiting = False
         """Whether the partition pauses after a failure."""
         self.in_flight: object | None = None
         """The partition's fetch request under way."""
         self.attempts = 0
-        """Failures in a row."""
+        """Consecutive failures."""
 
     @property
     def has_data(self) -> bool:
@@ -135,9 +135,9 @@ class PartitionState:
         return self.is_paused or self.is_revoked
 
     def jump(self, offset: int) -> None:
-        """Read from `offset` on; drop data fetched before.
+        """Continue from `offset` and drop data fetched before.
 
-        A jump after a TopicChangedError is one within the new topic.
+        A jump after a TopicChangedError is within the new topic.
         """
         if self.is_replaced:
             self.topic_id = None
@@ -149,7 +149,7 @@ class PartitionState:
         self.given_from = -1
 
     def jump_by(self, reset: OffsetReset) -> None:
-        """Find a new position; drop data fetched before."""
+        """Find a new position and drop data fetched before."""
         self.forget()
         self.topic_id = None
         self.position = self.fetch_offset = -1
@@ -178,7 +178,7 @@ class Subscription:
 
     @property
     def pattern(self) -> str | None:
-        """The pattern's text, if there is one."""
+        """Text of the pattern, if there is one."""
         return None if self._pattern is None else self._pattern.pattern
 
     @property
@@ -188,17 +188,17 @@ class Subscription:
 
     @property
     def names_to_ask(self) -> Sequence[str] | None:
-        """The topics to refresh metadata of; None for all."""
+        """Return the topics to refresh metadata of, or None for all."""
         return self.names if self._pattern is None else None
 
     def topics(self, view: ClusterView) -> set[str]:
-        """The subscribed topics; with a pattern, the matches in the view."""
+        """Return the subscribed topics, or a pattern's matches in the view."""
         if self._pattern is None:
             return set(self.names)
         return {name for name in view.topics if self._pattern.fullmatch(name)}
 
     def partitions(self, view: ClusterView) -> list[TopicPartition]:
-        """All existing partitions of the subscribed topics."""
+        """Return all existing partitions of the subscribed topics."""
         return [
             TopicPartition(name, info.partition)
             for name in sorted(self.topics(view))

@@ -1,1 +1,1 @@
-"""Group membership of a consumer: lease, member, offsets and rebalances."""
+"""Group membership of a consumer, with lease, member, offsets and rebalances."""

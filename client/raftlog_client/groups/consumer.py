@@ -1,4 +1,4 @@
-"""A consumer's side of its group: membership, committed offsets, the ends of both."""
+"""A consumer's side of its group, with membership and committed offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raftlog_client.types import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Of a consumer with a group."""
+    """Settings of a consumer with a group."""
 
     group_id: str
     instance_id: str | None
@@ -35,7 +35,7 @@ class GroupSettings:
 
 
 class ConsumerGroup:
-    """One consumer's group: as a member, once it subscribes; else for committed offsets only."""
+    """One consumer's group. A member once it subscribes, otherwise only committed offsets."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class ConsumerGroup:
 
     @property
     def is_due(self) -> bool:
-        """Whether a read call has something to do before it waits."""
+        """Whether a read call has work before it waits."""
         return self._membership is not None and self._membership.is_due
 
     def start(self) -> None:
-        """Begin automatic commits, and at the committed offsets of partitions chosen before."""
+        """Start automatic commits, and look up committed offsets of partitions chosen before."""
         if self._settings.auto_commit_interval_s is not None:
             self.offsets.start_auto_commit(self._settings.auto_commit_interval_s, wake=self._wake)
         self.assigned()
 
     def assigned(self) -> None:
-        """Partitions were chosen by `assign`."""
+        """Note that `assign` chose partitions."""
         if self._assignment.states:
             self.offsets.place_soon()
 
@@ -126,7 +126,7 @@ class ConsumerGroup:
                 self.offsets.member = None
 
     async def close(self, *, is_clean: bool) -> None:
-        """Commit what is processed, if commits are automatic, and leave."""
+        """Commit processed positions, if commits are automatic, and leave."""
         try:
             if self.is_member:
                 await self.leave(is_clean=is_clean)
@@ -138,7 +138,7 @@ class ConsumerGroup:
             await self.offsets.close()
 
     async def begin_read(self) -> None:
-        """A read call begins, or goes on after a wait."""
+        """Start a read call, or continue it after a wait."""
         self.offsets.check_auto_commit()
         if self._membership is None:
             if self.offsets.must_place:
@@ -147,20 +147,20 @@ class ConsumerGroup:
             await self._membership.poll()
 
     def is_waiting(self, *, waits: bool) -> None:
-        """Whether a read call waits for records from now on."""
+        """Note whether a read call now waits for records."""
         if self._membership is not None:
             self._membership.is_waiting = waits
 
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
     ) -> None:
-        """Commit these; None: the positions after all records given out."""
+        """Commit these offsets, or for None the positions after all records given out."""
         await self.offsets.commit(
             self.offsets.positions() if offsets is None else with_metadata(offsets)
         )
 
     async def seek_to_committed(self, states: Sequence[PartitionState]) -> None:
-        """Read these from their committed offsets on, or from where the reset says."""
+        """Read these from their committed offsets, else from their reset position."""
         found = await self.offsets.committed([state.source for state in states])
         self.offsets.lost_uncommitted.clear()
         for state in states:
@@ -174,10 +174,10 @@ class ConsumerGroup:
     def offsets_for_transaction(
         self,
     ) -> tuple[GroupMetadata, dict[TopicPartition, OffsetAndMetadata]]:
-        """Membership and positions for a producer's transaction.
+        """Return membership and positions for a producer's transaction.
 
-        Raises IllegalStateError if this consumer commits by itself, CommitFailedError once it has
-        lost a partition with records that were given out and not committed.
+        Raises IllegalStateError if this consumer commits automatically, CommitFailedError once it
+        has lost a partition with records that were given out and not committed.
         """
         if self._settings.auto_commit_interval_s is not None:
             raise IllegalStateError(
@@ -193,19 +193,19 @@ class ConsumerGroup:
         return self.metadata(), self.offsets.positions()
 
     def committed_elsewhere(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """A transaction has committed these."""
+        """Note that a transaction has committed these offsets."""
         for source, value in offsets.items():
             self.offsets.committed_now(source, value.offset)
 
     def metadata(self) -> GroupMetadata:
-        """The membership, as commits in a transaction name it."""
+        """Return the membership as commits in a transaction name it."""
         identity = self._member.identity()
         if identity is None:
             return GroupMetadata(self._settings.group_id, "", NO_MEMBER_EPOCH)
         return GroupMetadata(self._settings.group_id, identity.member_id, identity.member_epoch)
 
     def report_soon(self) -> None:
-        """Send a heartbeat now: the coordinator knows a newer epoch of the member."""
+        """Send a heartbeat now, because the coordinator knows a newer epoch of the member."""
         if self._membership is not None:
             self._membership.report_soon()
 
@@ -213,7 +213,7 @@ class ConsumerGroup:
 def with_metadata(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Offsets in their one form. Raises ValueError for a negative one."""
+    """Return all offsets with metadata. Raises ValueError for a negative offset."""
     found = {
         TopicPartition(*one): offset
         if isinstance(offset, OffsetAndMetadata)

@@ -1,20 +1,20 @@
-"""A lease held through a group: the coordinator chooses one of its members, the primary.
+"""A lease held through a group whose coordinator chooses a member as primary.
 
-All members are static, and subscribe to one topic with the assignor `primary`: the owner of the
+All members are static and subscribe to one topic with the assignor `primary`. The owner of the
 topic's partition 0 has the lease. The rules:
 
-1. The lease counts from the moment at which the newest answered heartbeat was *sent*; the
+1. The lease counts from the moment at which the newest answered heartbeat was *sent*. The
    coordinator counts from the receipt. So the lease is over here before another member is chosen.
 2. A lease that is taken away is given up here before that is acknowledged.
-3. Heartbeats are held open for a fifteenth of the session. The end of the connection of a held one
-   makes the coordinator wait a fifth of the session only, from its receipt: the end of a process is
-   noticed at once. So `is_exclusive` counts that shorter time. The next heartbeat follows before
-   the former is answered: one is held at each moment.
-4. A revocation that is not acknowledged ends the membership after the rebalance timeout. That is
-   longer than a session: each heartbeat that is answered after the revocation was decided brings
-   it, so this member, if it does not know, has had no answer for a session, and rule 1 applies.
+3. Heartbeats are held open for a fifteenth of the session. When the connection of a held heartbeat
+   ends, the coordinator waits only a fifth of the session, from its receipt, so the end of a
+   process is noticed at once. `is_exclusive` therefore counts that shorter time. The next heartbeat
+   follows before the response to the previous heartbeat, so that one is held at each moment.
+4. A revocation that is not acknowledged ends the membership after the rebalance timeout, which is
+   longer than a session. Each response to a heartbeat after the decision carries the revocation. A
+   member that does not know it has had no response for a session, and rule 1 applies.
 
-The clock is read at each call: the event loop's time may be of before a pause of the process. It
+The clock is read at each call, because the event loop's time may predate a pause of the process. It
 counts the time for which the machine was suspended, as the coordinator's does.
 """
 
@@ -42,44 +42,45 @@ from raftlog_client.transport import Transport, parse_bootstrap
 ASSIGNOR: Final = "primary"
 LEASE_PARTITION: Final = 0
 HOLD_SHARE: Final = 15
-"""A heartbeat is held open for a fifteenth of the session."""
+"""Divisor of the session for the hold of a heartbeat."""
 DISCONNECT_SHARE: Final = 5
-"""The session of a member without connection is a fifth of the others'."""
+"""Divisor of the session that remains without a connection."""
 CLOCK_SHARE: Final = 0.8
-"""Of the shorter session, for clocks with rates that differ by up to a fifth."""
+"""Share of the shorter session that counts, for clock rates that differ by up to a fifth."""
 ANSWER_SHARE: Final = 6
-"""A heartbeat is late a sixth of the session after its time, and another node is called."""
+"""Divisor of the session for the delay after which a heartbeat is late and another node is called.
+"""
 JOIN_S: Final = 2.0
-"""For the answer to a join: the coordinator may have to load, or its topic to be made."""
+"""Seconds for the response to a join. The coordinator may have to load or make its topic."""
 LEAVE_S: Final = 2.0
-"""For the answer to a leave; without one the session ends by itself."""
+"""Seconds for the response to a leave. Without a response the session expires."""
 REBALANCE_SHARE: Final = 2
-"""Sessions in a rebalance timeout: more than one (rule 4)."""
+"""Sessions in a rebalance timeout, more than one (rule 4)."""
 OVERLAP: Final = 0.8
-"""Of its hold: then the next heartbeat follows a held one."""
+"""Share of a heartbeat's hold after which the next heartbeat follows."""
 WAIT_SHARE: Final = 15
-"""Pause before the next join while another process has the instance id."""
+"""Divisor of the session for the pause before a join while another process has the instance id."""
 BACKOFF_MS: Final = (20.0, 250.0)
 WARN_S: Final = 5.0
-"""Heartbeats that have failed for so long are worth a log line."""
+"""Seconds of failing heartbeats after which a log line is written."""
 
 logger = logging.getLogger("raftlog_client")
 
 
 class LeaseListener(Protocol):
-    """The calls of a lease, in the event loop: plain, and without waits."""
+    """Calls of a lease in the event loop, synchronous and without waits."""
 
     def position(self) -> int:
-        """Entries applied so far: the furthest member is chosen."""
+        """Return the number of entries applied. The most advanced member is chosen."""
 
     def primaries(self) -> int:
-        """Of how many other groups this process is the primary."""
+        """Return the number of other groups whose primary is this process."""
 
     def lease_granted(self) -> None:
-        """This member is chosen."""
+        """Note that this member is chosen."""
 
     def lease_lost(self, error: Exception | None) -> None:
-        """The lease is over. The coordinator learns of it after the return."""
+        """Note that the lease is over. The coordinator is notified after the return."""
 
 
 class GroupLease:
@@ -98,13 +99,14 @@ class GroupLease:
         client_id: str = "raftlog-client",
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`topic`: subscribed to, existing or not yet.
+        """`topic` is subscribed to, and may not exist yet.
 
-        - `instance_id`: of this member, kept over restarts. Of two processes with the same one, the
-          later waits for the session of the earlier to end.
-        - `endpoint`: HOST:PORT of the service, for its clients.
+        - `instance_id`: id of this member, kept over restarts. If two processes have the same id,
+          the
+          later process waits for the session of the earlier to end.
+        - `endpoint`: `host:port` of the service, for its clients.
         - `session_timeout_ms`: silence after which another member is chosen.
-        - `clock`: monotonic, in seconds; without: the system's.
+        - `clock`: monotonic, in seconds. Defaults to the system's.
         """
         self._group = group_id
         self._topic = topic
@@ -121,18 +123,18 @@ class GroupLease:
         self._is_held = False
         """Whether the listener has the lease."""
         self._sent = float("-inf")
-        """When the newest answered heartbeat was sent, by the clock."""
+        """Clock time at which the newest answered heartbeat was sent."""
         self._expiry: asyncio.TimerHandle | None = None
         self._heir: tuple[str, asyncio.Future[None]] | None = None
-        """A hand-over that the coordinator has not accepted yet."""
+        """Hand-over that the coordinator has not accepted yet."""
         self._may_be_member = False
         """Whether a heartbeat was sent since the start."""
         self._silent_since: float | None = None
-        """Since when, by the clock, heartbeats have failed."""
+        """Clock time since which heartbeats have failed."""
         self._has_warned = False
-        """Whether a log line said that they fail."""
+        """Whether a log line has reported that heartbeats fail."""
         self._report = asyncio.Event()
-        """Ends a held heartbeat, or a pause: there is something to say."""
+        """Event that ends a held heartbeat or a pause, because there is something to report."""
         self._transport: Transport | None = None
         self._metadata: ClusterMetadata | None = None
         self._task: asyncio.Task[None] | None = None
@@ -150,14 +152,14 @@ class GroupLease:
 
     @property
     def is_primary(self) -> bool:
-        """Whether the lease is held, by the clock of now."""
+        """Whether the lease is held at the clock's present time."""
         return self._is_held and self._left_s() > 0
 
     @property
     def is_exclusive(self) -> bool:
         """Whether no other member is chosen now, if clock rates differ by less than a fifth.
 
-        Shorter than the lease: the coordinator may think that this process has ended.
+        Shorter than the lease, because the coordinator may have noticed an end of the connection.
         """
         alone_s = self._session_ms / DISCONNECT_SHARE / 1000
         return self._is_held and self._clock() < self._sent + CLOCK_SHARE * alone_s
@@ -178,7 +180,7 @@ class GroupLease:
         self._task.add_done_callback(_log_failure)
 
     async def close(self) -> None:
-        """Leave: another member is chosen at once. A held lease is lost first."""
+        """Leave, so that another member is chosen at once. A held lease is lost first."""
         task, self._task = self._task, None
         transport, metadata = self._transport, self._metadata
         if task is None or transport is None or metadata is None:
@@ -194,11 +196,11 @@ class GroupLease:
             await transport.close()
 
     async def hand_over(self, instance_id: str) -> None:
-        """Have the coordinator choose another member in place of this one.
+        """Make the coordinator choose another member in place of this member.
 
-        Returns once it has accepted; the lease is lost by then, or soon. Raises ServerError
-        (ILLEGAL_STATE) if the other one is no live member, or this one has no lease;
-        ConnectionLostError if the lease ends before the answer.
+        Returns once the coordinator has accepted. The lease is lost by then, or soon. Raises
+        ServerError (ILLEGAL_STATE) if the other is not a live member or this member has no lease.
+        Raises ConnectionLostError if the lease ends before the response.
         """
         if not self.is_primary:
             raise ServerError(ILLEGAL_STATE, f"{self._instance_id} has no lease to hand over.")
@@ -236,7 +238,7 @@ class GroupLease:
                     attempt, self._silent_since, self._has_warned = 0, None, False
                     is_news = self._answered(heartbeat.request, response, heartbeat.sent)
                     if following is not None and (is_news or self._member.has_report):
-                        await following.cancel()  # Of before this news.
+                        await following.cancel()  # Sent before this news.
                         following = None
                     hold_s = heartbeat.request.max_wait_ms / 1000
                     took_s = self._clock() - heartbeat.sent
@@ -250,7 +252,7 @@ class GroupLease:
 
     def _request(self) -> HeartbeatRequest:
         if self._heir is not None:
-            # By a report: the coordinator refuses late copies of one.
+            # Ended by a report. The coordinator rejects late copies of a report.
             self._member.unanswered()
         request = self._member.request()
         listener = self._listener
@@ -288,10 +290,10 @@ class GroupLease:
     async def _outcome(
         self, metadata: ClusterMetadata, heartbeat: _Heartbeat
     ) -> tuple[HeartbeatResponse | None, _Heartbeat | None]:
-        """The answer, None if a report ended the wait; and the next heartbeat, if that is sent.
+        """Return the response (None if a report ended the wait) and the next sent heartbeat.
 
-        A held heartbeat is followed by the next one before its time is over: the coordinator
-        answers the former, and has a connection to watch at each moment.
+        A held heartbeat is followed by the next before its time is over. The coordinator then
+        responds to the earlier heartbeat, and has a connection to watch at each moment.
         """
         call, hold_s = heartbeat.call, heartbeat.request.max_wait_ms / 1000
         if not hold_s:
@@ -322,7 +324,7 @@ class GroupLease:
     def _answered(
         self, request: HeartbeatRequest, response: HeartbeatResponse, sent: float
     ) -> bool:
-        """Apply an answer; whether it has news."""
+        """Apply a response and return whether it has news."""
         member = self._member
         before = member.epoch, member.assigned
         member.answered(request, response)
@@ -337,7 +339,7 @@ class GroupLease:
             self._lose(None)
         member.gave_up(member.to_revoke)
         member.took(member.to_add)
-        # The answer may come after the time that it grants.
+        # The response may arrive after the time that it grants.
         if is_assigned and self._left_s() > 0:
             self._expire_later()
             if not self._is_held:
@@ -353,7 +355,7 @@ class GroupLease:
         error: RaftlogClientError,
         attempt: int,
     ) -> float:
-        """Judge a heartbeat's error; the pause before the next one, in seconds."""
+        """Judge a heartbeat's error and return the pause before the next, in seconds."""
         delay_s = metadata.backoff.delay_s(attempt)
         if not isinstance(error, ServerError):
             self._member.unanswered()
@@ -385,7 +387,7 @@ class GroupLease:
         return delay_s
 
     def _warn_once(self, error: RaftlogClientError) -> None:
-        """Log that heartbeats fail, once they have for longer than usual failovers take."""
+        """Log that heartbeats fail, once they have failed longer than usual failovers take."""
         now = self._clock()
         if self._silent_since is None:
             self._silent_since = now
@@ -402,7 +404,7 @@ class GroupLease:
     # The lease
 
     def _left_s(self) -> float:
-        """Time that the newest answered heartbeat grants from now on."""
+        """Return the seconds that the newest answered heartbeat still grants."""
         return self._sent + self._session_ms / 1000 - self._clock()
 
     def _expire_later(self) -> None:
@@ -412,7 +414,7 @@ class GroupLease:
         self._expiry = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def _expire(self) -> None:
-        """The lease may be over: a heartbeat may hang meanwhile."""
+        """End the lease if its time is over, even while a heartbeat hangs."""
         if self._left_s() > 0:
             self._expire_later()
             return
@@ -451,7 +453,8 @@ class GroupLease:
                     "POST",
                     self._path,
                     HeartbeatResponse,
-                    # For good, though static (KIP-1092): nothing waits for its session.
+                    # A final leave, though static (KIP-1092), so that nothing waits for its
+                    # session.
                     replace(request, member_epoch=LEAVE_EPOCH),
                     patience_s=LEAVE_S / 2,
                     coordinator=self._coordinator,
@@ -472,7 +475,7 @@ class GroupLease:
 
 
 def elapsed_s() -> float:
-    """CLOCK_BOOTTIME where the kernel has it (Linux); elsewhere the best there is."""
+    """Return CLOCK_BOOTTIME where the kernel has it (Linux), else the best clock available."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
@@ -483,16 +486,16 @@ class _Heartbeat:
 
     request: HeartbeatRequest
     sent: float
-    """By the lease's clock."""
+    """Time of sending, by the lease's clock."""
     call: asyncio.Future[HeartbeatResponse]
 
     async def cancel(self) -> None:
-        """End it, if it is not answered."""
+        """Cancel the heartbeat if no response has arrived."""
         if not self.call.done():
             self.call.cancel()
             await asyncio.wait((self.call,))
         elif not self.call.cancelled():
-            self.call.exception()  # Seen: its answer is not awaited.
+            self.call.exception()  # Retrieved, because its response is not awaited.
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
@@ -505,6 +508,6 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Heartbeats end by `close` only: anything else is a defect, and the lease runs out."""
+    """Log a failure. Heartbeats end only by `close`, so this is a defect, and the lease expires."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("heartbeats of a lease have failed", exc_info=error)

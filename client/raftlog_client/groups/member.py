@@ -1,25 +1,25 @@
-"""A member of a consumer group: what to send, what an answer means. Pure (KIP-848).
+"""A member of a consumer group, with its requests and the meaning of responses.
 
-Two sets decide: `assigned`, the partitions of the newest answer, and `owned`, the ones that this
-member has taken and not given up yet.
+Pure (KIP-848). Two sets decide. `assigned` has the partitions of the newest response, and `owned`
+those that this member has taken and not given up yet.
 
 | set | partitions |
 |---|---|
 | `readable` = owned ∩ assigned | to read |
 | `to_revoke` = owned - assigned | to commit and give up; no record of these is handed out |
-| `to_add` = assigned - owned | to begin with |
+| `to_add` = assigned - owned | to start |
 
 The rules:
 
 1. A partition goes to its next owner only once a heartbeat of this member no longer lists it as
    owned, so the member gives it up first and reports `owned` after.
-2. An answer that takes partitions away is acknowledged by a report even if none of them was owned:
-   the coordinator cannot know.
-3. An answer may be lost. The next heartbeat then repeats the whole state, and the coordinator
-   answers with the whole assignment.
-4. A fenced member repeats its whole state, unless it just has: an answer may be lost that moved its
-   epoch on. Fenced again, it gives up everything and joins again with the same id. Each time is
-   another *incarnation*: a commit begun in one never counts for a later one.
+2. A response that takes partitions away is acknowledged by a report even if none of them was owned,
+   because the coordinator cannot know.
+3. A response may be lost. The next heartbeat then repeats the whole state, and the coordinator
+   responds with the whole assignment.
+4. A fenced member repeats its whole state, unless it just has. A lost response may have moved its
+   epoch on. Fenced again, it gives up everything and rejoins with the same id. Each time is another
+   *incarnation*. A commit started in an incarnation never counts for a later incarnation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from raftlog.record.errors import (
 from raftlog_client.types import TopicPartition
 
 HOLD_SHARE: Final = 3
-"""A heartbeat is held open for a third of the session."""
+"""Divisor of the session for the hold of a heartbeat."""
 
 
 class GroupPartition(NamedTuple):
@@ -59,12 +59,12 @@ class GroupPartition(NamedTuple):
 
     @property
     def source(self) -> TopicPartition:
-        """The partition by its topic's name."""
+        """Return the partition by its topic's name."""
         return TopicPartition(self.topic, self.partition)
 
 
 class Identity(NamedTuple):
-    """What a commit names. Valid for its incarnation only."""
+    """Identity in a commit. Valid only for its incarnation."""
 
     member_id: str
     member_epoch: int
@@ -78,7 +78,7 @@ class MemberState(Enum):
     """The next heartbeat joins."""
     JOINED = auto()
     LEFT = auto()
-    """Not a member; `rejoin` makes it one again."""
+    """Not a member. `rejoin` makes it a member again."""
 
 
 class Refusal(Enum):
@@ -87,7 +87,7 @@ class Refusal(Enum):
     RETRY = auto()
     """The same heartbeat may succeed later."""
     LOST = auto()
-    """The session is lost: all partitions are, and the member joins again."""
+    """The session and all partitions are lost, and the member rejoins."""
     WAIT_FOR_INSTANCE = auto()
     """The session of an earlier process with the same instance id has not ended yet."""
     FATAL = auto()
@@ -96,7 +96,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What a member says about itself when it joins."""
+    """Settings that a member reports when it joins."""
 
     member_id: str
     instance_id: str | None
@@ -114,7 +114,7 @@ class GroupMember:
         self.state = MemberState.LEFT
         self.epoch = JOIN_EPOCH
         self.incarnation = 0
-        """Grows whenever the member loses or leaves its membership."""
+        """Count of memberships that the member lost or left."""
         self.assigned: frozenset[GroupPartition] = frozenset()
         self.owned: frozenset[GroupPartition] = frozenset()
         self._member_id = settings.member_id
@@ -122,15 +122,15 @@ class GroupMember:
         self._topics: tuple[str, ...] = ()
         self._pattern: str | None = None
         self._reported: frozenset[GroupPartition] | None = None
-        """The owned partitions of the last answered heartbeat; None: to report all state."""
+        """Owned partitions of the last answered heartbeat, or None to report all state."""
         self._reporting: frozenset[GroupPartition] = frozenset()
-        """The owned partitions when the present heartbeat was made."""
+        """Owned partitions when the present heartbeat was made."""
         self._is_idle = False
-        """Whether the present heartbeat only keeps the session alive, and reports nothing."""
+        """Whether the present heartbeat only keeps the session alive and reports nothing."""
         self._must_acknowledge = False
         """Whether the coordinator waits for a report of unchanged owned partitions."""
         self._sequence = 0
-        """Of the newest report: the coordinator tells late copies by it."""
+        """Number of the newest report, by which the coordinator detects late copies."""
 
     @property
     def member_id(self) -> str:
@@ -139,7 +139,7 @@ class GroupMember:
 
     @property
     def session_timeout_s(self) -> float:
-        """Silence after which the coordinator removes this member."""
+        """Seconds of silence after which the coordinator removes this member."""
         return self._session_timeout_ms / 1000
 
     @property
@@ -154,12 +154,12 @@ class GroupMember:
 
     @property
     def to_add(self) -> frozenset[GroupPartition]:
-        """Partitions to begin with."""
+        """Partitions to start."""
         return self.assigned - self.owned
 
     @property
     def has_report(self) -> bool:
-        """Whether the next heartbeat tells the coordinator something, and cannot wait."""
+        """Whether the next heartbeat has something to report and cannot wait."""
         return (
             self.state is MemberState.JOINING
             or self._reported != self.owned
@@ -173,14 +173,14 @@ class GroupMember:
         self.rejoin()
 
     def rejoin(self) -> None:
-        """Join again after a `leave`."""
+        """Rejoin after a `leave`."""
         if self.state is MemberState.LEFT:
             self.state = MemberState.JOINING
 
     def request(self) -> HeartbeatRequest:
-        """The next heartbeat. One that only keeps the session alive is held open by the node."""
+        """Return the next heartbeat. The node holds an idle heartbeat open."""
         settings = self.settings
-        # Assigned partitions may be taken before the answer comes: they count as owned, or the
+        # Assigned partitions may be taken before the response arrives. They count as owned, or the
         # coordinator could give them to others, and the member would commit them in its next epoch.
         self._reporting = self.owned
         is_joining = self.state is MemberState.JOINING
@@ -216,20 +216,20 @@ class GroupMember:
         )
 
     def answered(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
-        """Apply the answer to `request`, the newest one."""
+        """Apply the response to `request`, the newest request."""
         self.state = MemberState.JOINED
         self._member_id = response.member_id
         self.epoch = response.member_epoch
         self._session_timeout_ms = response.session_timeout_ms
         if request.topics is not None:
-            # A subscription changed meanwhile stays to be reported.
+            # A subscription that changed in the meantime must still be reported.
             is_present = (tuple(request.topics), request.pattern or None) == (
                 self._topics,
                 self._pattern or None,
             )
             self._reported = self._reporting if is_present else None
         elif request.owned is not None and self._reported is not None:
-            # Else all state became due meanwhile: a subscription changed, perhaps.
+            # Otherwise all state became due in the meantime, perhaps by a new subscription.
             self._reported = self._reporting
         if request.owned is not None:
             self._must_acknowledge = False
@@ -238,14 +238,14 @@ class GroupMember:
             self._must_acknowledge = bool(before - self.assigned - self.owned)
 
     def unanswered(self) -> None:
-        """The answer to a heartbeat is lost: the next one repeats all state."""
+        """Repeat all state in the next heartbeat, because a response is lost."""
         self._reported = None
 
     def refused(self, entry: ErrorEntry) -> Refusal:
-        """The coordinator refused a heartbeat. After LOST call `lose`."""
+        """Classify the coordinator's refusal of a heartbeat. After LOST call `lose`."""
         if entry is FENCED_MEMBER_EPOCH and self._is_idle:
-            # A late copy of an earlier heartbeat may have moved the epoch on, unanswered: the
-            # coordinator can only tell from the whole state, which the next heartbeat has.
+            # A late copy of an earlier heartbeat may have moved the epoch on without a response.
+            # The coordinator needs the whole state to decide, which the next heartbeat has.
             self.unanswered()
             return Refusal.RETRY
         if entry in (UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH):
@@ -257,15 +257,15 @@ class GroupMember:
         return Refusal.RETRY if may_pass else Refusal.FATAL
 
     def lose(self) -> frozenset[GroupPartition]:
-        """The membership is lost: give up all partitions and join again. Returns these."""
+        """Give up all partitions, which are returned, and rejoin after a lost membership."""
         lost = self._end()
         self.state = MemberState.JOINING
         return lost
 
     def leave(self) -> tuple[HeartbeatRequest, frozenset[GroupPartition]]:
-        """Leave the group; returns the last heartbeat, and the partitions that were owned.
+        """Leave the group. Returns the last heartbeat and the partitions that were owned.
 
-        A static member leaves for the time of a restart: its partitions wait for its session.
+        A static member leaves for the time of a restart. Its partitions wait for its session.
         """
         epoch = LEAVE_EPOCH if self.settings.instance_id is None else LEAVE_STATIC_EPOCH
         self._sequence += 1
@@ -277,21 +277,21 @@ class GroupMember:
         return request, owned
 
     def gave_up(self, partitions: Iterable[GroupPartition]) -> None:
-        """These are committed and no longer read: the next heartbeat says so."""
+        """Note that these are committed and no longer read. The next heartbeat reports it."""
         self.owned -= frozenset(partitions)
 
     def took(self, partitions: Iterable[GroupPartition]) -> None:
-        """These are read from now on, as far as they are still assigned."""
+        """Note that these are read from now on, if they are still assigned."""
         self.owned |= self.assigned.intersection(partitions)
 
     def identity(self) -> Identity | None:
-        """The identity for commits; None without membership."""
+        """Return the identity for commits, or None without membership."""
         if self.state is not MemberState.JOINED:
             return None
         return Identity(self._member_id, self.epoch, self.incarnation)
 
     def committable(self, incarnation: int) -> set[TopicPartition]:
-        """Partitions for which a commit that began in that incarnation may still be sent."""
+        """Return partitions for which a commit of that incarnation may still be sent."""
         if self.state is not MemberState.JOINED or incarnation != self.incarnation:
             return set()
         return {one.source for one in self.owned}
@@ -306,7 +306,7 @@ class GroupMember:
 
 
 def by_topic(partitions: Collection[GroupPartition]) -> list[MemberPartitions]:
-    """Partitions as a heartbeat reports them."""
+    """Return partitions as a heartbeat reports them."""
     topics: dict[str, list[int]] = {}
     for one in sorted(partitions):
         topics.setdefault(one.topic_id, []).append(one.partition)
@@ -314,7 +314,7 @@ def by_topic(partitions: Collection[GroupPartition]) -> list[MemberPartitions]:
 
 
 def from_topics(assignment: Iterable[AssignedPartitions]) -> frozenset[GroupPartition]:
-    """Partitions as a heartbeat's answer names them."""
+    """Return the partitions of a heartbeat's response."""
     return frozenset(
         GroupPartition(one.topic, one.topic_id, number)
         for one in assignment

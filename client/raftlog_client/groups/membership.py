@@ -1,9 +1,9 @@
-"""Keeps a consumer's membership: heartbeats, sessions, rebalances. The I/O around groups/member.py.
+"""Keeps a consumer's membership, with the I/O around groups/member.py.
 
-Heartbeats run in a task of their own; a node holds each one open until there is news. Changes of
-the assignment are carried out inside the application's read calls: then all records given out
-before are processed, so that exactly these are committed before a partition is given up. From the
-moment an answer takes a partition away, no more of its records are handed out.
+Heartbeats run in a separate task. A node holds each open until there is news. Changes of the
+assignment are executed inside the application's read calls. All records given out before are
+processed by then, and exactly these are committed before a partition is given up. No more of a
+partition's records are handed out from the moment a response takes the partition away.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
 from raftlog_client.types import TopicPartition
 
 ANSWER_SHARE: Final = 6
-"""A heartbeat not answered within a sixth of the session after its time is sent to another node."""
+"""Divisor of the session for the delay after which a late heartbeat goes to another node."""
 WATCH_SHARE: Final = 10
-"""Ten times a session, or poll interval, stalls are looked for."""
+"""Checks for stalls in each session or poll interval."""
 WATCH_S_MAX: Final = 1.0
 LEAVE_TIMEOUT_S: Final = 2.0
-"""Without an answer to the last heartbeat, the session ends by itself."""
+"""Seconds for the response to the last heartbeat. Without a response the session expires."""
 NEWS_PAUSE_S: Final = 0.05
-"""Pause before a held heartbeat is repeated that was answered at once, and without news."""
+"""Seconds before a held heartbeat is repeated that got a response at once and without news."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -55,15 +55,17 @@ class GroupMembership:
         reset: OffsetReset,
         wake: Callable[[], None],
     ) -> None:
-        """`commits_itself`: without a call of the application. `wake` ends the wait of a read call,
-        which then calls `poll`."""
+        """`commits_itself` means commits without a call of the application.
+
+        `wake` ends the wait of a read call, which then calls `poll`.
+        """
         self.listener = RebalanceListener()
         self.is_due = False
         """Whether the next read call has to `poll`."""
         self.is_waiting = False
-        """Whether a read call waits for records: the application is not stuck."""
+        """Whether a read call waits for records, so that the application is not stuck."""
         self.partition_counts: Mapping[str, int] = {}
-        """Partitions of the topics when they were subscribed to; later ones are new."""
+        """Partitions of the topics when they were subscribed to. Later partitions are new."""
         self._member = member
         self._metadata = metadata
         self._assignment = assignment
@@ -77,31 +79,31 @@ class GroupMembership:
         self._path = f"/v1/groups/{quote(self._group, safe='')}/heartbeat"
         self._coordinator = CoordinatorKey(OFFSETS_TOPIC, self._group)
         self._error: RaftlogClientError | None = None
-        """Raised by the next read call."""
+        """Error raised by the next read call."""
         self._is_fatal = False
         self._lost: set[TopicPartition] = set()
-        """Lost partitions that the listener has not heard of."""
+        """Lost partitions that the listener has not received."""
         self._report = asyncio.Event()
-        """Ends a held heartbeat, or a pause: there is something to say."""
+        """Event that ends a held heartbeat or a pause, because there is something to report."""
         self._answered = asyncio.Event()
         """Set, and replaced, after each heartbeat's outcome."""
         self._must_leave = False
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._reconciling: asyncio.Task[None] | None = None
         self._heard_at = 0.0
-        """When the newest answered heartbeat was sent."""
+        """Time at which the newest answered heartbeat was sent."""
         self._failing_since: float | None = None
         self._waiting_since: float | None = None
-        """Since when an earlier process holds the instance id."""
+        """Time since which an earlier process holds the instance id."""
         self._stall_s = 0.0
-        """The longest stall of the event loop since the last answer."""
+        """Longest stall of the event loop since the last response."""
 
     # By the consumer
 
     async def join(self) -> None:
-        """Become a member, or report a changed subscription; carry out the first assignment.
+        """Become a member, or report a changed subscription. Executes the first assignment.
 
-        Raises RaftlogClientError if no coordinator answers within `request_timeout_ms`.
+        Raises RaftlogClientError if no coordinator responds within `request_timeout_ms`.
         """
         if not self._tasks:
             self._heard_at = asyncio.get_running_loop().time()
@@ -111,7 +113,7 @@ class GroupMembership:
             )
             for task in self._tasks:
                 task.add_done_callback(self._task_ended)
-        # The application is alive: no heartbeat leaves the group, as none would join again.
+        # The application is alive. No heartbeat leaves the group, because none would rejoin.
         self._must_leave = False
         self.is_waiting = True
         try:
@@ -123,7 +125,7 @@ class GroupMembership:
         await self.poll()
 
     async def poll(self) -> None:
-        """Raise what went wrong, join again if stuck before, carry out a changed assignment."""
+        """Raise a failure, rejoin if stuck before, execute a changed assignment."""
         self.is_due = False
         if self._error is not None:
             error = self._error
@@ -141,7 +143,7 @@ class GroupMembership:
             self._reconciling = asyncio.ensure_future(self._reconcile())
         task = self._reconciling
         try:
-            # Goes on if the read call is cancelled, by a timeout perhaps: the next one waits.
+            # Continues if a timeout cancels the read call, for example. The next call waits.
             await asyncio.wait((task,))
         except asyncio.CancelledError:
             self.is_due = True
@@ -150,14 +152,14 @@ class GroupMembership:
         task.result()
 
     def report_soon(self) -> None:
-        """Send a heartbeat now: the epoch is not the newest one."""
+        """Send a heartbeat now, because the epoch is not the newest."""
         self._member.unanswered()
         self._report.set()
 
     async def leave(self, *, is_clean: bool) -> None:
         """Give up all partitions and leave the group. Raises what the listener raises.
 
-        `is_clean`: all records given out are processed, and are committed.
+        With `is_clean`, all records given out are processed and are committed.
         """
         tasks, self._tasks = self._tasks, ()
         if not tasks:
@@ -181,7 +183,7 @@ class GroupMembership:
     # Rebalances
 
     async def _reconcile(self) -> None:
-        """Bring what is read in line with what is assigned."""
+        """Align the partitions read with the partitions assigned."""
         member = self._member
         while self._lost or member.to_revoke or member.to_add:
             lost, self._lost = self._lost, set()
@@ -191,7 +193,8 @@ class GroupMembership:
                 try:
                     await self._give_up({one.source for one in revoked})
                 finally:
-                    # Given back meanwhile, a partition begins again at its committed offset.
+                    # A partition that was given back in the meantime restarts at its committed
+                    # offset.
                     gone = revoked & member.owned
                     member.gave_up(gone)
                     self._assignment.drop(one.source for one in sorted(gone))
@@ -208,7 +211,7 @@ class GroupMembership:
                     self._offsets.place_soon()
 
     async def _give_up(self, sources: set[TopicPartition]) -> None:
-        """Commit what is processed, and notify the listener."""
+        """Commit processed positions and notify the listener."""
         logger.info("group %s: giving up %d partitions", self._group, len(sources))
         if self._commits_itself:
             await self._offsets.commit_processed(sources)
@@ -216,7 +219,7 @@ class GroupMembership:
         self._offsets.lost_uncommitted |= self._offsets.positions().keys() & sources
 
     def _reset(self, partition: GroupPartition) -> OffsetReset:
-        """Where to begin without a committed offset: a later partition at its beginning."""
+        """Return the start without a committed offset, which is the beginning for new partitions."""
         reset = self._default_reset
         count = self.partition_counts.get(partition.topic, 0)
         if reset is OffsetReset.LATEST and partition.partition >= count:
@@ -224,7 +227,7 @@ class GroupMembership:
         return reset
 
     def _apply(self) -> None:
-        """After an answer: hand out no more of what was taken away, and wake the reader."""
+        """Hand out no more of the revoked partitions, and wake the reader, after a response."""
         member = self._member
         self._assignment.hold_all_but({one.source for one in member.readable})
         if member.to_revoke or member.to_add:
@@ -235,7 +238,7 @@ class GroupMembership:
         self._wake_reader()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A task that fails must not leave a consumer without heartbeats: read calls raise it."""
+        """Pass a task's failure to read calls, so that no consumer lacks heartbeats."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         failure = RaftlogClientError(f"Group {self._group!r}: heartbeats have failed: {error!r}")
@@ -246,7 +249,7 @@ class GroupMembership:
     # Heartbeats
 
     async def _keep_alive(self) -> None:
-        """Send heartbeats until cancelled, or until one is refused for good."""
+        """Send heartbeats until cancelled or finally refused."""
         attempt = 0
         while not self._is_fatal:
             if self._must_leave:
@@ -266,7 +269,7 @@ class GroupMembership:
                 attempt += 1
             else:
                 if response is None:
-                    # Ended by a report: its answer may be lost.
+                    # Ended by a report, so its response may be lost.
                     self._member.unanswered()
                     continue
                 attempt = 0
@@ -280,7 +283,7 @@ class GroupMembership:
                 await self._pause(pause_s)
 
     async def _send(self, request: HeartbeatRequest) -> HeartbeatResponse | None:
-        """Send one heartbeat; None if a report ended it while it was held."""
+        """Send one heartbeat. Returns None if a report ended it while it was held."""
         slack_s = max(self._member.session_timeout_s / ANSWER_SHARE, 0.1)
         call = asyncio.ensure_future(
             self._metadata.call_next(
@@ -306,7 +309,7 @@ class GroupMembership:
                 await asyncio.wait((call,))
 
     def _take(self, request: HeartbeatRequest, response: HeartbeatResponse, sent_at: float) -> bool:
-        """Apply an answer; whether it has news."""
+        """Apply a response and return whether it has news."""
         before = self._member.epoch, self._member.assigned
         is_join = self._member.state is MemberState.JOINING
         self._member.answered(request, response)
@@ -324,7 +327,7 @@ class GroupMembership:
         return before != (self._member.epoch, self._member.assigned)
 
     def _failed(self, error: RaftlogClientError, attempt: int) -> float:
-        """Judge a heartbeat's error; the pause before the next one, in seconds."""
+        """Judge a heartbeat's error and return the pause before the next, in seconds."""
         now = asyncio.get_running_loop().time()
         delay_s = self._metadata.backoff.delay_s(attempt)
         refusal = Refusal.RETRY
@@ -353,7 +356,7 @@ class GroupMembership:
         return delay_s
 
     def _fail(self, error: RaftlogClientError, *, is_fatal: bool) -> None:
-        """The next read call raises the error; without `is_fatal` heartbeats go on."""
+        """Raise the error in the next read call. Without `is_fatal` heartbeats continue."""
         if isinstance(error, ConnectionLostError):
             error = ConnectionLostError(
                 f"Group {self._group!r}: no coordinator has answered for "
@@ -366,7 +369,7 @@ class GroupMembership:
         self._notify()
 
     def _lose(self, error: RaftlogClientError, now: float) -> None:
-        """The coordinator has ended the session: drop all partitions, join again."""
+        """Drop all partitions and rejoin, because the coordinator has ended the session."""
         lost = self._member.lose()
         logger.warning(
             "group %s: session lost, joining again. The last answered heartbeat was sent %.1f s "
@@ -416,7 +419,7 @@ class GroupMembership:
             )
 
     async def _watch(self) -> None:
-        """Measure stalls of the event loop; find an application that reads no more."""
+        """Measure stalls of the event loop and detect an application that stopped reading."""
         loop = asyncio.get_running_loop()
         interval_s = self._max_poll_interval_s
         tick_s = min(interval_s, self._member.session_timeout_s, 10 * WATCH_S_MAX) / WATCH_SHARE
@@ -441,7 +444,7 @@ class GroupMembership:
                 self._report.set()
 
     async def _pause(self, timeout_s: float | None) -> None:
-        """Wait so long, or until there is something to say."""
+        """Wait for the timeout, or until there is something to report."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._report.wait()

@@ -1,8 +1,8 @@
-"""Committed offsets of a group: commit, look up, begin there.
+"""Committed offsets of a group, to commit, to look up, and to start from.
 
-Commits of one consumer travel one after the other, and a member's commit names the offset that it
-replaces: an older one never overwrites a newer one. A commit is bound to the membership in which it
-began, and is never sent for another.
+Commits of one consumer are sent in order. A member's commit names the offset that it replaces, so
+an older commit never overwrites a newer commit. A commit is bound to the membership in which it
+started, and is never sent for another membership.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class GroupOffsets:
         """`on_stale_epoch` is called when the coordinator knows a newer epoch of the member."""
         self.group_id = group_id
         self.member: GroupMember | None = None
-        """None: partitions are chosen by `assign`, and commits name no member."""
+        """Member, or None if `assign` chooses partitions and commits name no member."""
         self.lost_uncommitted: set[TopicPartition] = set()
         """Partitions taken away with records given out and not committed."""
         self.must_place = False
-        """Whether some partition's committed offset is to be looked up again."""
+        """Whether some partition's committed offset must be looked up again."""
         self._path = f"/v1/groups/{quote(group_id, safe='')}"
         self._coordinator = CoordinatorKey(OFFSETS_TOPIC, group_id)
         self._metadata = metadata
@@ -90,13 +90,13 @@ class GroupOffsets:
     # Commits
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions after all records given out, where they differ from the committed offsets."""
+        """Return positions after all records given out that differ from the committed offsets."""
         return self._changed(self._assignment.position)
 
     def processed_positions(
         self, only: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions after the records that are certainly processed, where they differ."""
+        """Return positions after the certainly processed records that differ."""
         return self._changed(self._assignment.processed_position, only)
 
     def _changed(
@@ -114,9 +114,9 @@ class GroupOffsets:
         return found
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit these; returns once it is done. Raises CommitFailedError, ServerError, ….
+        """Commit these offsets. Raises CommitFailedError, ServerError, ….
 
-        Repeated until `request_timeout_ms` where that may help.
+        Repeated until `request_timeout_ms` if that may help.
         """
         incarnation = 0 if self.member is None else self.member.incarnation
         async with self._lock:
@@ -175,11 +175,11 @@ class GroupOffsets:
     def _expected(
         self, sources: Iterable[TopicPartition], superseded: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """The committed offsets as a member knows them, for each first attempt.
+        """Return the committed offsets as a member knows them, for each first attempt.
 
-        So a copy of a commit that reaches the coordinator late, after newer commits, changes
-        nothing. An offset that proved to be another one is replaced whatever it is: the partition
-        is this member's, and no commit of the member is newer.
+        A copy of a commit that reaches the coordinator late, after newer commits, then changes
+        nothing. If another offset proved to be committed, the commit replaces any offset. The
+        partition is this member's, and no commit of the member is newer.
         """
         if self.member is None:
             return {}
@@ -191,9 +191,9 @@ class GroupOffsets:
         }
 
     def _judged(self, error: ServerError) -> ServerError:
-        """The error if a repeat of the commit may help. Raises otherwise."""
+        """Return the error if a repeat of the commit may help. Raises otherwise."""
         if error.entry in (UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH):
-            # The next heartbeat finds out, too, and joins again.
+            # The next heartbeat also detects it and rejoins.
             self._on_stale_epoch()
             raise CommitFailedError(
                 f"Not committed: {error} The consumer joins again by itself."
@@ -203,13 +203,13 @@ class GroupOffsets:
         raise error
 
     def committed_now(self, source: TopicPartition, offset: int) -> None:
-        """The offset is committed."""
+        """Note that the offset is committed."""
         state = self._assignment.states.get(source)
         if state is not None:
             state.committed = offset
 
     def _identity(self, offsets: Iterable[TopicPartition], incarnation: int) -> tuple[str, int]:
-        """Member id and epoch for a commit. Raises CommitFailedError once it is too late."""
+        """Return member id and epoch for a commit. Raises CommitFailedError once it is too late."""
         if self.member is None:
             return "", NO_MEMBER_EPOCH
         identity = self.member.identity()
@@ -225,15 +225,15 @@ class GroupOffsets:
         return identity.member_id, identity.member_epoch
 
     def start_auto_commit(self, interval_s: float, *, wake: Callable[[], None]) -> None:
-        """Commit processed positions every so often, until `close`.
+        """Commit processed positions at each interval until `close`.
 
-        `wake` is called when the commits have ended; then `check_auto_commit` raises why.
+        `wake` is called when the commits have ended. `check_auto_commit` then raises the reason.
         """
         self._auto = asyncio.ensure_future(self._keep_committing(interval_s))
         self._auto.add_done_callback(lambda _: wake())
 
     def check_auto_commit(self) -> None:
-        """Raise what has ended automatic commits: they must not end unseen."""
+        """Raise the error that ended automatic commits, so that their end is noticed."""
         if self._auto is not None and self._auto.done():
             self._auto.result()
 
@@ -243,8 +243,8 @@ class GroupOffsets:
             await self.commit_processed()
 
     async def commit_processed(self, only: Collection[TopicPartition] | None = None) -> None:
-        """Commit processed positions; a failure is logged: the records are read again then."""
-        # In line with other commits: the one before may be of partitions that are then given up.
+        """Commit processed positions. A failure is logged, and the records are read again."""
+        # Other commits come first. An earlier commit may be of partitions that are then given up.
         async with self._lock:
             offsets = self.processed_positions(only)
             incarnation = 0
@@ -270,10 +270,10 @@ class GroupOffsets:
     async def committed(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The group's committed offsets; None where there is none.
+        """Return the group's committed offsets, or None where there is none.
 
-        Waits up to `request_timeout_ms` for open transactions that may change them. Raises the
-        last error of a partition without answer.
+        Waits up to `request_timeout_ms` for open transactions that may change them. Raises the last
+        error of a partition without a response.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._metadata.request_timeout_s
@@ -320,16 +320,16 @@ class GroupOffsets:
     # Positions
 
     def place_soon(self) -> None:
-        """Look up where the partitions begin that await the group's committed offset."""
+        """Look up the start of the partitions that await the group's committed offset."""
         self.must_place = False
         if self._placing is None or self._placing.done():
             self._placing = asyncio.ensure_future(self._place())
 
     async def _place(self) -> None:
-        """Until every partition has a position, or an error to raise.
+        """Return once every partition has a position or an error to raise.
 
-        A partition whose offset an open transaction may change waits for its end; the others are
-        read meanwhile.
+        A partition whose offset an open transaction may change waits for its end. The others are
+        read in the meantime.
         """
         attempt = 0
         while waiting := [s for s in self._assignment.states.values() if _awaits_commit(s)]:
@@ -381,9 +381,9 @@ class GroupOffsets:
 async def commit_for_group(
     metadata: ClusterMetadata, group_id: str, commits: list[OffsetCommit]
 ) -> None:
-    """Commit offsets of a group without members: by one that keeps its position elsewhere.
+    """Commit offsets of a group without members, for a program that keeps its position elsewhere.
 
-    Raises ServerError for the first that is refused; the others are committed.
+    Raises ServerError for the first refusal. The other offsets are committed.
     """
     answer = await metadata.call_any(
         "POST",
@@ -403,9 +403,9 @@ def offset_commits(
     assignment: Assignment | None = None,
     expected: Mapping[TopicPartition, int] | None = None,
 ) -> list[OffsetCommit]:
-    """Offsets as requests carry them, with the ids of assigned topics.
+    """Return offsets as requests carry them, with the ids of assigned topics.
 
-    `expected`: the offsets that they replace, where known.
+    `expected` has the offsets that they replace, where known.
     """
     states = {} if assignment is None else assignment.states
     return [

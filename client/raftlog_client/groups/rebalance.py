@@ -1,4 +1,4 @@
-"""What an application may hear of its group: listener, committed offsets, membership."""
+"""The application's view of its group, with listener, committed offsets and membership."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from raftlog_client.types import TopicPartition
 
 
 class RebalanceListener:
-    """Called inside the consumer's read calls when partitions come and go. Override any method.
+    """Called inside the consumer's read calls when partitions change. Override any method.
 
-    A method may be sync or async. An exception reaches the read call, after the change is done.
+    A method may be sync or async. An exception reaches the read call after the change is done.
     """
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """These are about to go to other members: the last moment to commit their offsets."""
+        """Commit offsets of partitions about to go to other members, at the last moment."""
 
     def on_partitions_assigned(
         self, assigned: Collection[TopicPartition]
     ) -> Awaitable[None] | None:
-        """These are new. `seek` here takes the place of the committed offset."""
+        """Handle new partitions. `seek` here takes the place of the committed offset."""
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """The session ended, and other members may read these already: commits are too late."""
+        """Handle partitions of an ended session. Others may read them, so commits are too late."""
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset: the next one to read. `metadata` is the application's own text."""
+    """A committed offset, which is the next to read. `metadata` is the application's text."""
 
     offset: int
     metadata: str = ""
