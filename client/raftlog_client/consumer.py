@@ -46,8 +46,7 @@ class Consumer(Startable, Generic[K, V]):
       the consumer closes. With None, only `commit` or a transaction commits.
     - `session_timeout_ms`: silence after which the coordinator gives the partitions to others.
     - `max_poll_interval_ms`: time without a read after which the consumer leaves the group. Its
-      next
-      read rejoins. Also the longest time for giving up partitions.
+      next read rejoins. Also the longest time for giving up partitions.
     - `assignor`: "uniform" (sticky) or "range". None uses the group's.
 
     - `auto_offset_reset`: start of a partition without a position, or with a position out of range.

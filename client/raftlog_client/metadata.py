@@ -61,7 +61,7 @@ COORDINATOR_AGE_S: Final = 60.0
 """Seconds between lookups of coordinators. They also move without an error. Any node forwards, but
 that costs a second hop."""
 JITTER: Final = 0.2
-"""Share by which a pause varies at random, so that many clients do not return in step."""
+"""Share by which a pause varies at random. Many clients must not return in step."""
 DOUBLINGS_MAX: Final = 16
 """Doublings after which the pause cannot grow, whatever its bound. Keeps the shift small."""
 

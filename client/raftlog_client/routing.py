@@ -9,8 +9,7 @@ The parts shared by all callers:
   metadata names another leader or epoch.
 - **refresh** metadata soon. Concurrent requests are coalesced.
 - **query** many partitions. Queries are split by leader, sent to all leaders at once, and merged.
-  They
-  are repeated for partitions with a moved, dead or unknown leader until the timeout.
+  They are repeated for partitions with a moved, dead or unknown leader until the timeout.
 
 The leader of a partition of an internal topic is the coordinator of its groups and transactional
 ids, so a call to a coordinator is a call to a leader.

@@ -15,8 +15,7 @@ HMAC-SHA-256 under the secret's key. It covers the version of this protocol, the
 both nonces, and all messages of both sides so far, each with its length. Therefore:
 
 - A proof is valid only for its step, its channel, its side and these two nonces. A recorded proof
-  is
-  useless, and neither side's proof can be turned against that side.
+  is useless, and neither side's proof can be turned against that side.
 - A replaced message is noticed, because ANSWER and CONFIRM cover both hellos.
 - Each side reads the other's hello only behind a proof for a nonce that the reader made.
 

@@ -159,9 +159,10 @@ class Fetcher:
         self._schedule()
 
     def abandon(self, state: PartitionState) -> None:
-        """Drop the partition's part of the request under way, after a jump or the end of reading.
+        """Drop the partition's part of the request under way.
 
-        A request without partitions is cancelled, because it may be a long poll.
+        The partition has jumped or is no longer read. A request without partitions is cancelled,
+        because it may be a long poll.
         """
         request = state.in_flight
         state.in_flight = None
@@ -198,7 +199,7 @@ class Fetcher:
             raise error
 
     async def positions_known(self, sources: Iterable[TopicPartition]) -> None:
-        """Return once these have a position or an error to raise, or are no longer assigned."""
+        """Return once these have a position, have an error, or are no longer assigned."""
         while self._is_running:
             states = [self._assigned.get(source) for source in sources]
             if not any(state is not None and _lacks_position(state) for state in states):
@@ -316,7 +317,7 @@ class Fetcher:
             self.want(state)
 
     def _topic_id(self, state: PartitionState) -> str | None:
-        """Return the id of the topic to read, fixed by the first fetch from a position."""
+        """Return the id of the topic to read, fixed by a position's first fetch."""
         if state.topic_id is None:
             known = self._metadata.view.topics.get(state.source.topic)
             state.topic_id = None if known is None else known.topic_id
@@ -412,7 +413,7 @@ class Fetcher:
             self._park(state)
             return
         logger.warning(
-            "%s-%d: offset %d is out of range, going on at the %s one (auto_offset_reset): %s",
+            "%s-%d: offset %d is out of range, continuing at the %s offset (auto_offset_reset): %s",
             *state.source,
             state.fetch_offset,
             self._settings.reset.value,
@@ -507,7 +508,7 @@ class Fetcher:
             self._resetting = asyncio.ensure_future(self._find_positions())
 
     async def _find_positions(self) -> None:
-        """Find positions for the partitions without one until each has a position or an error."""
+        """Find positions for partitions that lack a position, until each has one or an error."""
         attempt = 0
         while lacking := [
             s for s in self._assigned.values() if _lacks_position(s) and not s.awaits_commit

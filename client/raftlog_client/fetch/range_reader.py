@@ -45,11 +45,11 @@ new leader is about to receive them."""
 WAIT_SHARE_MAX: Final = 0.5
 """Most of the remaining time that a node may wait."""
 ATTEMPT_S_MIN: Final = 1.0
-"""Shortest seconds of an attempt, so that the last attempt gets the node's error for the caller."""
+"""Shortest seconds of an attempt, so that the caller gets the error of the last."""
 FIRST_BUFFER_BYTES: Final = 256 * 1024
 GROWTH: Final = 4
 BUFFERS_KEPT_MAX: Final = 3
-"""Most buffers kept. The caller has one, the next is ready, and the third is being filled."""
+"""Most buffers kept. The caller has the first, the second is ready, the third is being filled."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -62,7 +62,7 @@ class RangeChunk(NamedTuple):
     next_offset: int
     """Offset below which all records of the range have been given."""
     aborted: Sequence[AbortedTransaction] = ()
-    """With read_committed, transactions whose records in `data` must be skipped."""
+    """Transactions whose records in `data` must be skipped, with read_committed."""
 
 
 class _Buffer:

@@ -61,7 +61,7 @@ class RecordBuffer:
         self.buffered_bytes = 0
         self._unpacker = unpacker
         self._on_taken = on_taken
-        """Called when a partition has given data away, so that there may be room to fetch."""
+        """Called when a partition has given data away, which may make room to fetch."""
         self._ready: deque[PartitionState] = deque()
         self._unit: Unit | None = None
         self._given: list[PartitionState] = []
@@ -193,7 +193,7 @@ class RecordBuffer:
                 self._ready.appendleft(unit.state)
 
     def _take(self, state: PartitionState) -> list[AnyRecord]:
-        """Return records of the first partition in line, which goes to the end of the line.
+        """Return records of the first partition in line, which then goes to the end.
 
         Empty if the buffered batches held none. Raises the partition's error.
         """

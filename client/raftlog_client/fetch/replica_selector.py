@@ -1,4 +1,4 @@
-"""Selects the node to fetch from, a replica in the client's rack or else the leader.
+"""Selects the node to fetch from, a replica in the client's rack or the leader.
 
 Kafka's name for it is `client.rack` (KIP-392). In Kafka the leader names the replica. Here the
 client chooses by the racks and the in-sync sets of the metadata. A follower serves records below
@@ -22,7 +22,7 @@ from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
 LEADER_ONLY_S: Final = 10.0
-"""Seconds that the leader serves a partition after a failure of the replica in the rack."""
+"""Seconds that the leader serves a partition after a failure of the rack's replica."""
 IN_SYNC_AGE_S: Final = 5.0
 """Age in seconds at which a topic's in-sync sets are looked up again."""
 

@@ -46,10 +46,9 @@ HOLD_SHARE: Final = 15
 DISCONNECT_SHARE: Final = 5
 """Divisor of the session that remains without a connection."""
 CLOCK_SHARE: Final = 0.8
-"""Share of the shorter session that counts, for clock rates that differ by up to a fifth."""
+"""Share of the shorter session that counts. Clock rates differ by up to a fifth."""
 ANSWER_SHARE: Final = 6
-"""Divisor of the session for the delay after which a heartbeat is late and another node is called.
-"""
+"""Divisor of the session for the delay until a late heartbeat goes to another node."""
 JOIN_S: Final = 2.0
 """Seconds for the response to a join. The coordinator may have to load or make its topic."""
 LEAVE_S: Final = 2.0
@@ -59,7 +58,7 @@ REBALANCE_SHARE: Final = 2
 OVERLAP: Final = 0.8
 """Share of a heartbeat's hold after which the next heartbeat follows."""
 WAIT_SHARE: Final = 15
-"""Divisor of the session for the pause before a join while another process has the instance id."""
+"""Divisor of the session for the pause while another process has the instance id."""
 BACKOFF_MS: Final = (20.0, 250.0)
 WARN_S: Final = 5.0
 """Seconds of failing heartbeats after which a log line is written."""
@@ -157,7 +156,7 @@ class GroupLease:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether no other member is chosen now, if clock rates differ by less than a fifth.
+        """Whether no other member is chosen now, as clock rates differ by under a fifth.
 
         Shorter than the lease, because the coordinator may have noticed an end of the connection.
         """

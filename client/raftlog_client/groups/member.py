@@ -6,7 +6,7 @@ those that this member has taken and not given up yet.
 | set | partitions |
 |---|---|
 | `readable` = owned ∩ assigned | to read |
-| `to_revoke` = owned - assigned | to commit and give up; no record of these is handed out |
+| `to_revoke` = owned - assigned | to commit and give up, without handing out more of their records |
 | `to_add` = assigned - owned | to start |
 
 The rules:

@@ -27,14 +27,14 @@ from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
 from raftlog_client.types import TopicPartition
 
 ANSWER_SHARE: Final = 6
-"""Divisor of the session for the delay after which a late heartbeat goes to another node."""
+"""Divisor of the session for the delay until a late heartbeat goes to another node."""
 WATCH_SHARE: Final = 10
 """Checks for stalls in each session or poll interval."""
 WATCH_S_MAX: Final = 1.0
 LEAVE_TIMEOUT_S: Final = 2.0
 """Seconds for the response to the last heartbeat. Without a response the session expires."""
 NEWS_PAUSE_S: Final = 0.05
-"""Seconds before a held heartbeat is repeated that got a response at once and without news."""
+"""Seconds before a held heartbeat is repeated after an immediate response without news."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -134,7 +134,7 @@ class GroupMembership:
             self.is_due = self._is_fatal
             raise error
         if self._member.state is MemberState.LEFT:
-            logger.warning("group %s: the application reads again: joining again", self._group)
+            logger.warning("group %s: the application reads again and rejoins", self._group)
             self._member.rejoin()
             self._report.set()
         if self._offsets.must_place:
@@ -219,7 +219,7 @@ class GroupMembership:
         self._offsets.lost_uncommitted |= self._offsets.positions().keys() & sources
 
     def _reset(self, partition: GroupPartition) -> OffsetReset:
-        """Return the start without a committed offset, which is the beginning for new partitions."""
+        """Return the start without a committed offset. New partitions start at their beginning."""
         reset = self._default_reset
         count = self.partition_counts.get(partition.topic, 0)
         if reset is OffsetReset.LATEST and partition.partition >= count:
@@ -373,7 +373,7 @@ class GroupMembership:
         lost = self._member.lose()
         logger.warning(
             "group %s: session lost, joining again. The last answered heartbeat was sent %.1f s "
-            "ago (session %.1f s); since then the event loop stalled for up to %.1f s. "
+            "ago (session %.1f s), since then the event loop stalled for up to %.1f s. "
             "%d partitions are lost, uncommitted records will be read again: %s",
             self._group,
             now - self._heard_at,

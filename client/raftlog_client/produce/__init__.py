@@ -1,1 +1,1 @@
-"""Writes: batches, their accumulation, and their delivery to leaders."""
+"""Writes with batches, their accumulation, and their delivery to leaders."""

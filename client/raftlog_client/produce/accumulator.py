@@ -1,8 +1,8 @@
-"""Gathers records into batches before they are sent, within one bound for all of memory.
+"""Gathers records into batches before they are sent, within one bound on memory.
 
-Records are encoded straight into the open batch of their partition. A batch is closed, and leaves,
-when the next record does not fit; earlier when its linger time is over, on a flush, or when the
-buffer is full.
+Records are encoded straight into the open batch of their partition. A batch is closed and leaves
+when the next record does not fit. It leaves earlier when its linger time is over, on a flush, or
+when the buffer is full.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from raftlog_client.produce.raw_batch import RawBatchBuilder, RawBatchSend
 from raftlog_client.types import TopicDescription, TopicPartition
 
 RECORD_OVERHEAD_BYTES: Final = 24
-"""Bytes of a record in its batch besides key, value and headers: varints of usual sizes."""
+"""Bytes of a record besides key, value and headers, for varints of usual sizes."""
 FUTURE_BYTES: Final = 200
-"""Memory of an awaited record's future, and of its place in the lists."""
+"""Bytes of an awaited record's future and of its place in the lists."""
 
 BULK_LINGER_S: Final = 0.005
-"""Batches of bulk work may fill at least this long: more records are coming, and no caller waits
-for a single one."""
+"""Shortest seconds that batches of bulk work may fill. More records are coming, and no caller waits
+for a single record."""
 
 
 class TopicQueues:
-    """The partitions of one topic, and the one for records without a key."""
+    """The partitions of one topic, with the sticky partition for records without a key."""
 
     __slots__ = ("_turn", "name", "queues", "sticky", "times_missing", "topic_id")
 
@@ -41,13 +41,13 @@ class TopicQueues:
         self.topic_id = description.topic_id
         self.queues: list[PartitionQueue] = []
         self.times_missing = 0
-        """Metadata answers in a row without the topic."""
+        """Consecutive metadata responses without the topic."""
         self.grow(description, is_idempotent=is_idempotent)
         self._turn = random.randrange(len(self.queues))
         self.sticky = self.queues[self._turn]
 
     def grow(self, description: TopicDescription, *, is_idempotent: bool) -> None:
-        """Take over new partitions, and a topic created again under the same name."""
+        """Add new partitions, or restart for a topic created again under the same name."""
         for partition in range(len(self.queues), len(description.partitions)):
             self.queues.append(
                 PartitionQueue(TopicPartition(self.name, partition), is_idempotent=is_idempotent)
@@ -58,7 +58,7 @@ class TopicQueues:
                 queue.forget_identity()
 
     def next_sticky(self) -> PartitionQueue:
-        """Move on to the next partition, passing over partitions in back-off."""
+        """Select the next partition, passing over partitions in back-off."""
         queues = self.queues
         for _ in queues:
             self._turn = (self._turn + 1) % len(queues)
@@ -69,7 +69,7 @@ class TopicQueues:
         return queue
 
     def queue(self, partition: int) -> PartitionQueue:
-        """A partition by number. Raises TopicNotFoundError."""
+        """Return a partition by number. Raises TopicNotFoundError."""
         if 0 <= partition < len(self.queues):
             return self.queues[partition]
         raise TopicNotFoundError(
@@ -97,7 +97,7 @@ class Accumulator:
         self.buffered_bytes = 0
         self.buffer_bytes_max = buffer_bytes_max
         self.unsettled: dict[PendingBatch, PartitionQueue] = {}
-        """In the order of opening. Bounded by the buffer."""
+        """Batches without an outcome, oldest first. Bounded by the buffer."""
         self._compression = compression
         self._batch_bytes_max = batch_bytes_max
         self._linger_s = linger_s
@@ -106,11 +106,12 @@ class Accumulator:
         self._on_failure = on_failure
         self._is_transactional = is_transactional
         self.waiters: deque[asyncio.Future[None]] = deque()
-        """Senders that wait for room, in order. As many as the application has tasks that send."""
+        """Senders that wait for room, in order. At most as many as the application has sending
+        tasks."""
         self._closed: RaftlogClientError | None = None
 
     def open_batch(self, queue: PartitionQueue, bulk: BulkListener | None = None) -> PendingBatch:
-        """A new open batch for the partition; the one before is closed and may leave."""
+        """Open a batch for the partition. The previous batch is closed and may leave."""
         loop = asyncio.get_running_loop()
         self.close_batch(queue)
         batch = queue.open = PendingBatch(
@@ -133,14 +134,14 @@ class Accumulator:
         return batch
 
     def add_encoded(self, queue: PartitionQueue, records: RawBatchBuilder) -> asyncio.Future[int]:
-        """Send a full batch; the future gives its base offset, -1 if unknown."""
+        """Send a full batch. The future gives its base offset, -1 if unknown."""
         self.close_batch(queue)
         listener = RawBatchSend()
         if self._is_transactional:
             records.make_transactional()
         batch = PendingBatch(
             queue.target,
-            # Of its parts, if the batch is split.
+            # Used for the parts if the batch is split.
             compression=records.header.compression,
             size_bytes_max=len(records.build()),
             deadline=asyncio.get_running_loop().time() + self._delivery_timeout_s,
@@ -167,7 +168,7 @@ class Accumulator:
                 self._on_ready(queue)
 
     def discard_empty(self, queue: PartitionQueue) -> None:
-        """Take back an open batch after the refusal of its first record."""
+        """Remove an open batch whose first record was rejected."""
         batch = queue.open
         if batch is not None and not batch.record_count:
             queue.open = None
@@ -182,11 +183,11 @@ class Accumulator:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next record has to wait: the buffer is full, or others wait already."""
+        """Return whether the next record has to wait. The buffer is full, or others wait."""
         return self.buffered_bytes >= self.buffer_bytes_max or bool(self.waiters)
 
     async def wait_for_room(self) -> None:
-        """Return when the buffer has room; first come, first served.
+        """Return when the buffer has room, in the order of the calls.
 
         Raises BufferFullError after the delivery timeout, ClientClosedError if the producer closes.
         """
@@ -226,7 +227,7 @@ class Accumulator:
                 self._on_ready(queue)
 
     def _changed(self, batch: PendingBatch, parts: Sequence[PendingBatch]) -> None:
-        """A batch is settled, and its room is free; or its parts go on in its place."""
+        """Free the room of a settled batch, or continue with its parts."""
         queue = self.unsettled.pop(batch)
         if parts:
             self.unsettled.update(dict.fromkeys(parts, queue))
@@ -237,7 +238,7 @@ class Accumulator:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the first sender in line, if there is room; it leaves the line when it runs."""
+        """Wake the first sender in line if there is room. It leaves the line when it runs."""
         if not self.waiters:
             return
         if self.buffered_bytes >= self.buffer_bytes_max:

@@ -1,8 +1,9 @@
-"""One record batch on its way: its records, their futures, their outcome.
+"""One record batch with its records, their futures and their outcome.
 
-Life: open (takes records) → sealed (takes no more) → stamped (has producer id and sequence; once
-possibly written, its bytes never change, for a node recognises a repeat by its sequence) → settled
-(acknowledged or failed), once. A batch that proves too large is split, and its halves go on.
+A batch is open (takes records), then sealed (takes no more), then stamped (has producer id and
+sequence), then settled once (acknowledged or failed). Once a stamped batch may be written, its
+bytes never change, because a node recognises a repeat by its sequence. A batch that proves too
+large is split, and its halves continue.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ class Acknowledged(NamedTuple):
 
 
 class BulkListener(Protocol):
-    """Listener for the outcome of whole batches."""
+    """Receives the outcome of whole batches."""
 
     def batch_acknowledged(self, batch: PendingBatch, base_offset: int) -> None:
-        """The batch is written; base_offset is -1 if unknown."""
+        """Note that the batch is written. `base_offset` is -1 if unknown."""
         ...
 
     def batch_failed(self, batch: PendingBatch, error: RaftlogClientError) -> None:
-        """The batch is given up."""
+        """Note that the batch is given up."""
         ...
 
     def batch_split(self, batch: PendingBatch, parts: Sequence[PendingBatch]) -> None:
-        """The batch was too large; its parts go on in its place."""
+        """Note that the batch was too large. Its parts take its place."""
         ...
 
 
@@ -102,7 +103,7 @@ class PendingBatch:
         builder: BatchBuilder | None = None,
         is_transactional: bool = False,
     ) -> None:
-        """`builder` is given if records are in it already."""
+        """`builder` is given if it already has records."""
         self.target = target
         self.builder = builder or BatchBuilder(
             compression, size_bytes_max, transactional=is_transactional
@@ -123,7 +124,7 @@ class PendingBatch:
         self.outcome_unknown = False
         """Whether an attempt may have written the batch. Never reset."""
         self.failure: RaftlogClientError | None = None
-        """Set once the batch is given up."""
+        """Error once the batch is given up."""
         self.last_error: RaftlogClientError | None = None
         self.is_settled = False
         """Whether the batch has an outcome. After a split its parts may have none yet."""
@@ -136,7 +137,7 @@ class PendingBatch:
 
     @property
     def record_count(self) -> int:
-        """Records in the batch."""
+        """Number of records in the batch."""
         return self.builder.record_count
 
     @property
@@ -147,7 +148,7 @@ class PendingBatch:
     def stamp(self, identity: ProducerIdentity, base_sequence: int) -> None:
         """Stamp producer identity and sequence, by which a node recognises repeats.
 
-        Allowed again only while the batch is certainly not written: otherwise a repeat could be
+        Allowed again only while the batch is certainly not written. Otherwise a repeat could be
         written twice.
         """
         assert not self.outcome_unknown, "a batch that may be written must stay recognisable"
@@ -165,7 +166,7 @@ class PendingBatch:
             sealed(self._data, header)
 
     def split(self) -> list[PendingBatch]:
-        """Two batches with half of the records each, in the place of this one.
+        """Return two batches, each with half of the records, in place of this batch.
 
         Allowed only while the batch is certainly not written.
         """
@@ -200,23 +201,23 @@ class PendingBatch:
         return parts
 
     def data(self) -> bytearray:
-        """The batch's bytes; the same ones at every call."""
+        """Return the batch's bytes, which are the same at every call."""
         if self._data is None:
             self._data = self.builder.build()
         return self._data
 
     def size_bytes(self) -> int:
-        """Size of the batch; once built, of its compressed bytes."""
+        """Size of the batch. Once built, the size of its compressed bytes."""
         return len(self._data) if self._data is not None else self.builder.size_bytes
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int = -1) -> None:
-        """Settle the batch as written and tell every waiter where its record stands."""
+        """Settle the batch as written and give every waiter its record's offset."""
         if self.bulk is not None:
             self.bulk.batch_acknowledged(self, base_offset)
         offset = base_offset
         step = 0 if offset == NO_OFFSET else 1
         topic, partition = self.target
-        # One loop for the whole batch: this runs for every awaited record.
+        # One loop for the whole batch, because this runs for every awaited record.
         if log_append_time_ms < 0:
             for future, timestamp in zip(self.futures, self.timestamps, strict=True):
                 if not future.done():
@@ -236,7 +237,7 @@ class PendingBatch:
         self._end()
 
     def fail(self, error: RaftlogClientError) -> None:
-        """Settle the batch as given up and tell every waiter why."""
+        """Settle the batch as given up and give every waiter the error."""
         self.failure = error
         if self.bulk is not None:
             self.bulk.batch_failed(self, error)
@@ -244,12 +245,12 @@ class PendingBatch:
             if not future.done():
                 future.set_exception(error)
                 if self._is_transactional:
-                    # The end of the transaction says so: the future need not be awaited.
+                    # The end of the transaction reports it, so the future need not be awaited.
                     future.exception()
         self._end()
 
     async def settled(self) -> None:
-        """Return once all of the batch is settled, either way."""
+        """Return once all parts of the batch are settled, acknowledged or failed."""
         if not self.is_settled:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -258,7 +259,7 @@ class PendingBatch:
             await part.settled()
 
     def _end(self, parts: Sequence[PendingBatch] = ()) -> None:
-        """The batch is done with: settled, or continued by `parts`."""
+        """End the batch, which is settled or continued by `parts`."""
         assert not self.is_settled, "a batch has one outcome"
         self.is_settled = True
         self._parts = parts

@@ -1,8 +1,8 @@
-"""`Producer.send_many`: many records by one call, without a future for each.
+"""`Producer.send_many` sends many records without a future for each.
 
-Values alone go straight from a generator into `BatchBuilder.append_many`. Pairs of bytes are shared
-out to their partitions first, a stretch at a time. All other records go one by one. Between two
-stretches the loop gets a turn, so ready batches leave while the next ones fill.
+Plain values go straight from a generator into `BatchBuilder.append_many`. Pairs of bytes are first
+distributed to their partitions, a stretch at a time. All other records are added individually.
+Between two stretches the loop gets a turn, so ready batches leave while the next batches fill.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from raftlog_client.types import (
 RECORDS_PER_TURN_MAX: Final = 10_000
 """Records taken from the caller before the loop gets a turn, however small."""
 BYTES_PER_TURN_MAX: Final = 1024 * 1024
-"""Bytes of keyed and other records taken before the loop gets a turn: the buffer overflows by no
-more."""
+"""Bytes of keyed and other records taken before the loop gets a turn. The buffer overflows by at
+most this size."""
 
 _END: Final = object()
 _NOTHING: Final = object()
@@ -45,7 +45,7 @@ class BulkResult:
         self.pending: dict[PendingBatch, None] = {}
         """Batches without an outcome. Bounded by the send buffer."""
         self.error: RaftlogClientError | None = None
-        """The first failure."""
+        """Error of the first failed batch."""
         self.outcome_unknown = False
         self.failed_count = 0
         self.count = 0
@@ -68,7 +68,7 @@ class BulkResult:
         )
 
     def batch_failed(self, batch: PendingBatch, error: RaftlogClientError) -> None:
-        """Count a batch as not written, or not known to be."""
+        """Count a batch as not written, or with unknown outcome."""
         self.pending.pop(batch, None)
         self.failed_count += batch.record_count
         self.outcome_unknown = self.outcome_unknown or error.outcome_unknown
@@ -81,7 +81,7 @@ class BulkResult:
         self.pending.update(dict.fromkeys(parts))
 
     def summary(self) -> SendSummary:
-        """The acknowledged records so far."""
+        """Return the acknowledged records so far."""
         return SendSummary(self.count, dict(sorted(self._ranges.items())))
 
 
@@ -102,7 +102,7 @@ class BulkSend:
         self._encoder = encoder
         self._fixed = None if partition is None else topic.queue(partition)
         self._held: Any = _NOTHING
-        """First item of the next stretch of plain, of keyed, or of other records."""
+        """First item of the next stretch of plain, keyed or other records."""
         self._has_raw_pairs = (
             (encoder.is_default or partition is not None)
             and encoder.key_serializer is None
@@ -118,8 +118,8 @@ class BulkSend:
             else:
                 await self._feed(iter(records))
         except Exception as error:
-            # The iterable or one of its records is at fault. Earlier records are on their way,
-            # and its outcome belongs to the answer.
+            # The iterable or a record of it is faulty. Earlier records are already sent, and their
+            # outcome belongs to the result.
             await self._settle()
             error.add_note(f"send_many: {result.count} records before this were written.")
             if result.failed_count:
@@ -144,7 +144,7 @@ class BulkSend:
             await next(iter(pending)).settled()
 
     async def _feed(self, records: Iterator[Any]) -> None:
-        """Send records in stretches of plain and of other ones, until the end or a failure."""
+        """Send records in stretches of plain and other records, until the end or a failure."""
         self._held = next(records, _END)
         while self._held is not _END and self._result.error is None:
             if self._is_plain(self._held):
@@ -155,7 +155,7 @@ class BulkSend:
                 await self._feed_others(records)
 
     async def _feed_plain(self, records: Iterator[Any]) -> None:
-        """Send plain records (values only), up to the first other one or the end."""
+        """Send plain records (values only) until another kind or the end."""
         stream = self._plain_tuples(self._held, records)
         self._held = _NOTHING
         rest: RecordTuple | None = None
@@ -177,7 +177,7 @@ class BulkSend:
             await self._turn()
 
     def _plain_tuples(self, first: Any, records: Iterator[Any]) -> Iterator[RecordTuple]:
-        """Plain records as the codec takes records. The first other item is left in `_held`."""
+        """Yield plain records as the codec takes them. The first other item is left in `_held`."""
         encoder = self._encoder
         encode = encoder.value
         is_raw = encoder.value_serializer is None
@@ -196,22 +196,22 @@ class BulkSend:
         self._held = _END
 
     async def _feed_keyed(self, records: Iterator[Any]) -> None:
-        """Send pairs of bytes, up to the first record of another kind or the end."""
+        """Send pairs of bytes until a record of another kind or the end."""
         while self._result.error is None and self._is_keyed(self._held):
             queues = list(self._topic.queues) if self._fixed is None else [self._fixed]
             shares: list[list[RecordTuple]] = [[] for _ in queues]
             try:
                 self._share_out(records, shares)
-            finally:  # records before a failure of the iterable are on their way, too
+            finally:  # records before a failure of the iterable are also sent
                 for queue, share in zip(queues, shares, strict=True):
                     if share:
                         self._append_share(queue, share)
             await self._turn()
 
     def _share_out(self, records: Iterator[Any], shares: list[list[RecordTuple]]) -> None:
-        """Take a turn's worth of pairs, in order, by partition. The item after is left in `_held`.
+        """Take a turn's worth of pairs by partition, in order. The next item is left in `_held`.
 
-        Hash and tests stand here without a call: this runs for every keyed record.
+        Hash and tests are inlined, because this runs for every keyed record.
         """
         count = len(shares)
         size_max = self._encoder.record_bytes_max - RECORD_OVERHEAD_BYTES
@@ -235,7 +235,7 @@ class BulkSend:
         self._held = next(records, _END)
 
     def _append_share(self, queue: PartitionQueue, share: list[RecordTuple]) -> None:
-        """Add records to one partition, in as many batches as it takes."""
+        """Add records to one partition, in as many batches as needed."""
         records = iter(share)
         rest: RecordTuple | None = None
         while True:
@@ -252,7 +252,7 @@ class BulkSend:
             self._accumulator.close_batch(queue)
 
     async def _feed_others(self, records: Iterator[Any]) -> None:
-        """Send records one by one, up to the first plain or keyed one or the end."""
+        """Send records individually until a plain or keyed record or the end."""
         item = self._held
         room = BYTES_PER_TURN_MAX
         append = self._append
@@ -280,7 +280,7 @@ class BulkSend:
                 return
 
     def _append(self, item: Any) -> int:
-        """Add one record of any kind; return its cost, in bytes of the turn.
+        """Add one record of any kind and return its cost in bytes of the turn.
 
         A full batch costs a whole turn, so that the loop sends the batch.
         """
@@ -323,7 +323,7 @@ class BulkSend:
         return self._encoder.queue(self._topic, partition, key, value)
 
     def _batch(self, queue: PartitionQueue) -> PendingBatch:
-        """The partition's open batch, if this call opened the batch; else a new one."""
+        """Return the partition's open batch if this call opened it, else a new batch."""
         batch = queue.open
         if batch is None or batch.bulk is not self._result:
             batch = self._accumulator.open_batch(queue, self._result)
@@ -331,14 +331,14 @@ class BulkSend:
         return batch
 
     def _discard_empty(self, queue: PartitionQueue) -> None:
-        """Take back a batch without a first record: refused, or never there."""
+        """Remove a batch without records."""
         batch = queue.open
         if batch is not None and not batch.record_count:
             self._result.pending.pop(batch, None)
             self._accumulator.discard_empty(queue)
 
     def _is_plain(self, item: Any) -> bool:
-        """Whether the record is a value only, and takes the sticky partition."""
+        """Return whether the record is only a value and takes the sticky partition."""
         return (
             item.__class__ is not tuple
             and item.__class__ is not ProducerRecord
@@ -346,7 +346,7 @@ class BulkSend:
         )
 
     def _is_keyed(self, item: Any) -> bool:
-        """Whether the record is a pair of bytes, and key or call decides its partition."""
+        """Return whether the record is a pair of bytes with a known partition."""
         if not self._has_raw_pairs or item.__class__ is not tuple or len(item) != 2:
             return False
         key, value = item
@@ -358,7 +358,7 @@ class BulkSend:
         )
 
     async def _turn(self) -> None:
-        """Charge the added bytes, give the loop a turn to send, wait while the buffer is full."""
+        """Charge the added bytes and give the loop a turn. Waits while the buffer is full."""
         accumulator = self._accumulator
         for batch in self._result.pending:
             accumulator.reserve(batch, batch.builder.size_bytes - batch.reserved_bytes)

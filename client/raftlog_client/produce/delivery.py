@@ -1,21 +1,21 @@
-"""Order and repeats of one partition's batches: the next frame, the meaning of an answer.
+"""Order and repeats of one partition's batches, with the meaning of responses.
 
 Decisions only, without I/O. A partition's share of a request is a frame of one or more batches,
 which a node writes whole or not at all. The rules:
 
 1. One frame of a partition is in flight at a time. Requests on different connections may overtake
-   each other, so a second one could arrive first. Nothing is lost in throughput: records gathered
-   while one frame is in flight travel in the next, and the node syncs both frames as one, too.
-2. A frame that may be written is repeated unchanged: the same batches, bytes, producer id and
-   sequences. So a node with the frame answers with its offsets instead of writing a second copy.
-3. A frame that is certainly not written gives its sequences back, and may be composed again. So
-   only the frame in flight, or with unknown outcome, has any; the sequence never has a gap.
+   each other, so a second frame could arrive first. No throughput is lost, because records gathered
+   while one frame is in flight travel in the next, and the node also syncs them together.
+2. A frame that may be written is repeated unchanged, with the same batches, bytes, producer id and
+   sequences. A node with the frame then returns its offsets instead of writing a second copy.
+3. A frame that is certainly not written gives its sequences back, and may be composed again. Only
+   the frame in flight, or with unknown outcome, has sequences, and the sequence never has a gap.
 4. A node remembers the last five batches of a producer, so an idempotent frame has at most five.
-5. Given up is final. After a frame with unknown outcome is given up, the node's next expected
-   sequence is unknown, too: the partition takes a new identity, and begins with sequence 0.
-6. A node without the producer's state (idle for long, or displaced by many others) refuses the next
+5. Giving up is final. After a frame with unknown outcome is given up, the node's next expected
+   sequence is also unknown. The partition takes a new identity and starts with sequence 0.
+6. A node without the producer's state (idle for long, or displaced by many others) rejects the next
    sequence. A frame that is certainly not written then restarts at 0, under a new identity.
-7. A frame too large for the topic is split: into batches, then each into halves.
+7. A frame too large for the topic is split into batches, then each batch into halves.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ BATCHES_REMEMBERED: Final = 5
 BATCHES_PER_FRAME_MAX: Final = 100
 """Batches in a frame of a producer without idempotence."""
 SEQUENCE_MASK: Final = 2**31 - 1
-"""Sequence numbers go on from 0 after 2^31 - 1."""
+"""Largest sequence number. The next is 0."""
 
 
 class Settlement(NamedTuple):
-    """Next steps for the partition after an answer."""
+    """Next steps for the partition after a response."""
 
     must_retry: bool = False
     must_refresh: bool = False
@@ -87,24 +87,24 @@ class PartitionQueue:
         self.target = target
         self.is_idempotent = is_idempotent
         self.open: PendingBatch | None = None
-        """The batch for new records."""
+        """Batch for new records."""
         self.sealed: deque[PendingBatch] = deque()
         """Batches before their first or next attempt. Bounded by the send buffer."""
         self.in_flight: Sequence[PendingBatch] = ()
         self.is_queued = False
-        """Whether the sender has the partition in its list of those to send."""
+        """Whether the sender has the partition in its list to send."""
         self.is_waiting = False
         """Whether the partition pauses before its next attempt."""
         self.attempts = 0
-        """Failed attempts in a row."""
+        """Consecutive failed attempts."""
         self.identity: ProducerIdentity | None = None
         self._next_sequence = 0
         self._repeat_count = 0
-        """Sealed batches that are a frame with unknown outcome, and are repeated unchanged."""
+        """Sealed batches that form a frame with unknown outcome and are repeated unchanged."""
         self._alone_count = 0
-        """How many of the sealed batches travel in frames of their own."""
+        """Number of sealed batches that travel in separate frames."""
         self.batch_bytes_max = BATCH_LENGTH_MAX
-        """The topic's limit, as far as refusals have shown it."""
+        """Largest batch that the topic is known to accept, lowered by refusals."""
 
     @property
     def has_due(self) -> bool:
@@ -113,7 +113,7 @@ class PartitionQueue:
 
     @property
     def can_be_queued(self) -> bool:
-        """Whether the sender may take the partition on."""
+        """Whether the sender may add the partition to its list."""
         return not (self.is_queued or self.is_waiting or self.in_flight) and self.has_due
 
     def seal(self) -> None:
@@ -123,10 +123,10 @@ class PartitionQueue:
             self.open = None
 
     def take(self, bytes_max: int, *, identity: ProducerIdentity | None) -> list[PendingBatch]:
-        """The batches of the next frame, stamped; at least one, and more up to `bytes_max`.
+        """Return the next frame's stamped batches, at least one, and more up to `bytes_max`.
 
-        `identity` is the producer's present one, for a partition without any. The batches count as
-        in flight until `settle` gets their outcome.
+        `identity` is the producer's present identity, for a partition without any. The batches
+        count as in flight until `settle` gets their outcome.
         """
         assert not self.in_flight
         if not self.sealed and self.open is not None and self.open.is_due:
@@ -143,7 +143,7 @@ class PartitionQueue:
         return taken
 
     def _take_new(self, bytes_max: int) -> list[PendingBatch]:
-        """Batches that are certainly not written, stamped."""
+        """Stamp and return batches that are certainly not written."""
         count_max = BATCHES_REMEMBERED if self.is_idempotent else BATCHES_PER_FRAME_MAX
         if self._alone_count:
             count_max = 1
@@ -167,7 +167,7 @@ class PartitionQueue:
         batches, self.in_flight = self.in_flight, ()
         assert batches
         if isinstance(outcome, ServerError) and outcome.entry is DUPLICATE_SEQUENCE:
-            # Written, so long ago that the node has forgotten the offsets.
+            # Written so long ago that the node has forgotten the offsets.
             outcome = Acknowledged(NO_OFFSET, NO_OFFSET)
         if isinstance(outcome, Acknowledged):
             self._acknowledge(batches, outcome)
@@ -192,9 +192,10 @@ class PartitionQueue:
         )
 
     def expire(self, now: float) -> None:
-        """Give up batches past their deadline. Batches in flight get their answer first.
+        """Give up batches past their deadline. Batches in flight get their response first.
 
-        A frame that may be written is given up as a whole: its batches travel only together.
+        A frame that may be written is given up as a whole, because its batches travel only
+        together.
         """
         assert not self.in_flight
         if self.open is not None and self.open.deadline <= now:
@@ -217,7 +218,7 @@ class PartitionQueue:
         self.identity = None
 
     def abandon(self, error: RaftlogClientError) -> None:
-        """Give up all batches: their transaction ends. No request is under way any more."""
+        """Give up all batches at the end of their transaction. No request is under way any more."""
         self.seal()
         batches = [*self.in_flight, *self.sealed]
         self.in_flight = ()
@@ -242,7 +243,7 @@ class PartitionQueue:
             batch.acknowledge(base_offset, outcome.log_append_time_ms)
 
     def _give_up(self, batches: Sequence[PendingBatch], refusal: RaftlogClientError | None) -> None:
-        """Fail batches: refused for good, or (None) because their time is over."""
+        """Fail batches that are finally refused, or (None) whose time is over."""
         if batches[0].outcome_unknown:
             self.identity = None
         self._repeat_count = 0
@@ -251,9 +252,9 @@ class PartitionQueue:
             batch.fail(timed_out(batch) if refusal is None else with_known_outcome(refusal, batch))
 
     def _part(self, batches: Sequence[PendingBatch]) -> None:
-        """Split a frame that was too large: first into single batches, then each into halves.
+        """Split a frame that was too large into single batches, or a batch into halves.
 
-        New batches of the partition are kept to the size of a half from then on.
+        New batches of the partition are then limited to the size of a half.
         """
         if len(batches) > 1:
             parts = list(batches)
@@ -275,7 +276,7 @@ class PartitionQueue:
 
 
 def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list[int]:
-    """Where each batch of an acknowledged frame begins; NO_OFFSET where unknown."""
+    """Return the start of each batch of an acknowledged frame, NO_OFFSET if unknown."""
     counts = [batch.record_count for batch in batches]
     if outcome.base_offset == NO_OFFSET:
         return [NO_OFFSET] * len(batches)
@@ -290,7 +291,7 @@ def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list
 
 
 def _must_begin_anew(error: RaftlogClientError) -> bool:
-    """Whether the node takes nothing more under the present identity."""
+    """Return whether the node accepts nothing more under the present identity."""
     return isinstance(error, ServerError) and error.entry in {
         INVALID_PRODUCER_ID,
         OUT_OF_ORDER_SEQUENCE,
@@ -308,7 +309,7 @@ def _can_be_parted(batches: Sequence[PendingBatch]) -> bool:
 
 
 def is_stale(error: RaftlogClientError) -> bool:
-    """Whether the error suggests another leader."""
+    """Return whether the error suggests another leader."""
     if isinstance(error, ServerError):
         # A starting or stopping node does not lead for long.
         return error.entry.refresh_metadata or error.entry is NOT_READY
@@ -320,7 +321,7 @@ def _name(batch: PendingBatch) -> str:
 
 
 def timed_out(batch: PendingBatch) -> DeliveryTimeoutError:
-    """The error of a batch given up at its deadline, with its known outcome."""
+    """Return the error of a batch given up at its deadline, with its known outcome."""
     if batch.outcome_unknown:
         what = "it may or may not be written"
     elif batch.was_sent:
@@ -338,7 +339,7 @@ def timed_out(batch: PendingBatch) -> DeliveryTimeoutError:
 
 
 def with_known_outcome(error: RaftlogClientError, batch: PendingBatch) -> RaftlogClientError:
-    """The error, saying in words if the batch may be written: by this attempt or an earlier one."""
+    """Add to the error whether this or an earlier attempt may have written the batch."""
     if error.outcome_unknown:
         return _in_doubt(error, batch)
     if not batch.outcome_unknown:
@@ -359,7 +360,7 @@ def _in_doubt(error: RaftlogClientError, batch: PendingBatch) -> RaftlogClientEr
     elif isinstance(error, ConnectionLostError):
         worded = ConnectionLostError(words, outcome_unknown=True)
     else:
-        # The client's own errors name their outcome.
+        # The client's errors name their outcome.
         return error
     worded.__cause__ = error
     return worded

@@ -1,7 +1,7 @@
-"""Record batches encoded by the caller, on the same way as all others: `Producer.send_batch`.
+"""Record batches encoded by the caller, for `Producer.send_batch`.
 
-For callers that make batches faster than records can be handed over one by one. Such batches are
-stamped with producer id and sequence like the producer's own, so repeats are recognised, too.
+Some callers make batches faster than records can be handed over individually. Such batches are
+stamped with producer id and sequence like the producer's batches, so repeats are also recognised.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from raftlog_client.produce.batches import PendingBatch
 
 
 class RawBatchBuilder(BatchBuilder):
-    """A full builder: its batch is built already, and takes no more records."""
+    """A full builder. Its batch is built already and takes no more records."""
 
     __slots__ = ("_data", "header")
 
     def __init__(self, data: bytearray) -> None:
-        """`data` is the producer's from now on. Raises SerializationError unless it is one batch.
+        """The producer takes ownership of `data`. Raises SerializationError unless it is one batch.
 
         Its CRC may be wrong until `set_producer_state`.
         """
@@ -48,11 +48,11 @@ class RawBatchBuilder(BatchBuilder):
         value: Buffer | None,
         headers: Headers | None = None,
     ) -> bool:
-        """There is no room."""
+        """Reject the record, because there is no room."""
         return False
 
     def append_many(self, records: Iterable[RecordTuple]) -> RecordTuple | None:
-        """There is no room, for the first one neither."""
+        """Reject the records, because there is no room even for the first."""
         return next(iter(records), None)
 
     @property
@@ -61,7 +61,7 @@ class RawBatchBuilder(BatchBuilder):
         return len(self._data)
 
     def make_transactional(self) -> None:
-        """Mark the batch as part of a transaction, from the next `set_producer_state` on."""
+        """Mark the batch as part of a transaction, from the next `set_producer_state`."""
         self.header = self.header._replace(attributes=self.header.attributes | TRANSACTIONAL_BIT)
 
     def set_producer_state(
@@ -78,12 +78,12 @@ class RawBatchBuilder(BatchBuilder):
         )
 
     def build(self) -> bytearray:
-        """The batch."""
+        """Return the batch."""
         return self._data
 
 
 class RawBatchSend:
-    """Awaits one batch, or all parts of a split one. Satisfies `BulkListener`."""
+    """Awaits one batch, or all parts of a split batch. Satisfies `BulkListener`."""
 
     __slots__ = ("_base_offset", "_error", "_pending", "future")
 

@@ -1,7 +1,8 @@
-"""From keys and values to bytes and a partition; serializers and deserializers.
+"""Encodes keys and values to bytes and chooses a partition.
 
-These are ready-made ones: bytes, text, JSON. Any callable of the shape will do. None never reaches
-a serializer: a missing key, and a tombstone's value, stay None in both directions.
+The serializers and deserializers here are for bytes, text and JSON. Any callable of the same shape
+works. None never reaches a serializer, so a missing key and a tombstone's value stay None in both
+directions.
 """
 
 from __future__ import annotations
@@ -24,46 +25,46 @@ _BYTES: Final = (bytes, bytearray, memoryview)
 
 
 def bytes_serializer(value: bytes) -> bytes:
-    """Bytes as they are."""
+    """Return the bytes unchanged."""
     return value
 
 
 def bytes_deserializer(data: bytes) -> bytes:
-    """Bytes as they are."""
+    """Return the bytes unchanged."""
     return data
 
 
 def string_serializer(value: str) -> bytes:
-    """Text as UTF-8."""
+    """Encode text as UTF-8."""
     return value.encode()
 
 
 def string_deserializer(data: bytes) -> str:
-    """UTF-8 as text."""
+    """Decode UTF-8 text."""
     return data.decode()
 
 
 def json_serializer(value: Any) -> bytes:
-    """Any object known to orjson (dataclasses, datetimes and UUIDs too), as JSON."""
+    """Encode any object known to orjson (including dataclasses, datetimes and UUIDs) as JSON."""
     return orjson.dumps(value)
 
 
 def json_deserializer(data: bytes) -> Any:
-    """JSON as plain Python objects."""
+    """Decode JSON to plain Python objects."""
     return orjson.loads(data)
 
 
 class Partitioner(Protocol):
-    """Chooses a partition in [0, partition_count), or None: the producer's sticky choice.
+    """Chooses a partition in [0, partition_count), or None for the producer's sticky choice.
 
     The sticky choice stays on one partition until its batch leaves, and then takes the next
-    partition with a leader, so that records without a key travel in few, large batches.
+    partition with a leader. Records without a key then travel in few, large batches.
     """
 
     def __call__(
         self, topic: str, key: bytes | None, value: bytes | None, partition_count: int
     ) -> int | None:
-        """The partition for a record of these serialized bytes."""
+        """Return the partition for a record of these serialized bytes."""
         ...
 
 
@@ -73,16 +74,16 @@ def murmur2_partitioner(
     value: bytes | None,
     partition_count: int,
 ) -> int | None:
-    """Kafka's default: murmur2 of the key; sticky for records without one."""
+    """Return Kafka's default, murmur2 of the key, or the sticky choice without a key."""
     if key is None:
         return None
     return partition_for_key(key, partition_count)
 
 
 def whole_timestamp_ms(timestamp_ms: Any) -> int:
-    """The timestamp as an int. Raises SerializationError for anything but a whole number.
+    """Return the timestamp as an int. Raises SerializationError unless it is a whole number.
 
-    A float is refused, not rounded: it may well be `time.time()`, which counts seconds.
+    A float is rejected, not rounded. It may well be `time.time()`, which counts seconds.
     """
     if not isinstance(timestamp_ms, bool):
         try:
@@ -96,7 +97,7 @@ def whole_timestamp_ms(timestamp_ms: Any) -> int:
 
 
 class RecordEncoder:
-    """How one producer serializes its records and chooses their partitions."""
+    """Serializes one producer's records and chooses their partitions."""
 
     __slots__ = ("is_default", "key_serializer", "partitioner", "record_bytes_max",
                  "value_serializer")  # fmt: skip
@@ -113,17 +114,17 @@ class RecordEncoder:
         self.value_serializer = value_serializer
         self.partitioner = partitioner
         self.is_default = partitioner is murmur2_partitioner
-        """Whether records without a key go to the sticky partition, without asking."""
+        """Whether records without a key go to the sticky partition, without a call."""
         self.record_bytes_max = record_bytes_max
 
     def value(self, value: Any) -> bytes | None:
-        """The value's bytes. Raises SerializationError, RecordTooLargeError."""
+        """Return the value's bytes. Raises SerializationError, RecordTooLargeError."""
         if value.__class__ is bytes and self.value_serializer is None:
             return value
         return self._encode(value, self.value_serializer, "value")
 
     def key(self, key: Any) -> bytes | None:
-        """The key's bytes. Raises SerializationError, RecordTooLargeError."""
+        """Return the key's bytes. Raises SerializationError, RecordTooLargeError."""
         if key.__class__ is bytes and self.key_serializer is None:
             return key
         return self._encode(key, self.key_serializer, "key")
@@ -131,12 +132,13 @@ class RecordEncoder:
     def queue(
         self, topic: TopicQueues, partition: int | None, key: bytes | None, value: bytes | None
     ) -> PartitionQueue:
-        """The record's partition. Raises TopicNotFoundError for an unknown one."""
+        """Return the record's partition. Raises TopicNotFoundError for an unknown partition."""
         if partition is not None:
             return topic.queue(partition)
         if self.is_default:
             if key is not None:
-                # The default partitioner, without the call: this runs for every keyed record.
+                # The default partitioner without the call, because this runs for every keyed
+                # record.
                 queues = topic.queues
                 return queues[(murmurhash2(key, MURMUR2_SEED) & POSITIVE) % len(queues)]
         else:
@@ -146,7 +148,7 @@ class RecordEncoder:
         return topic.sticky if topic.sticky.open is not None else topic.next_sticky()
 
     def size(self, key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
-        """About the record's size in a batch. Raises RecordTooLargeError."""
+        """Estimate the record's size in a batch. Raises RecordTooLargeError."""
         size = RECORD_OVERHEAD_BYTES
         if key is not None:
             size += len(key)
@@ -175,5 +177,5 @@ class RecordEncoder:
             raise SerializationError(
                 f"The {what} is {type(value).__name__}, not bytes: give a {what}_serializer."
             )
-        # A bytearray may change before the codec copies it; a record never does.
+        # A bytearray may change before the codec copies it. A record never does.
         return value if isinstance(value, bytes) else bytes(value)

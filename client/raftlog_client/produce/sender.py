@@ -1,7 +1,8 @@
-"""Carries due batches to their leaders: many partitions to a request, several requests at once.
+"""Sends due batches to their leaders, with many partitions in a request.
 
 produce/delivery.py decides the next frame and the meaning of a response, routing.py follows the
-leaders. The I/O between them is here: which node, how many requests, when to get a producer id.
+leaders. This module does the I/O. It chooses the node, the number of requests, and the time to get
+a producer id.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ PRODUCE_FRAME_HEAD: Final = Struct(">HiI")
 """Topic length, partition, data length (raftlog.record.frames). Packed here so that batches go to
 the socket without a copy."""
 SERVER_TIMEOUT_SHARE: Final = 0.9
-"""Of the request timeout, how much a node may wait for its replicas: the answer should come
+"""Share of the request timeout that a node may wait for its replicas. The response must arrive
 before the client stops listening."""
 IDENTITY_PATIENCE_SHARE: Final = 0.5
-"""Of the request timeout, how long a node may take for a producer id before the next is tried."""
+"""Share of the request timeout for a producer id before the next node is tried."""
 TIMES_MISSING_MAX: Final = 3
-"""Metadata answers in a row without the topic, after which the topic counts as deleted."""
+"""Consecutive metadata responses without the topic, after which the topic counts as deleted."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -77,7 +78,7 @@ class Sender:
         transactional_id: str | None = None,
         allocates_identity: bool = True,
     ) -> None:
-        """Without `allocates_identity` nothing is sent before `use_identity`."""
+        """Nothing is sent before `use_identity` without `allocates_identity`."""
         self.topics: dict[str, TopicQueues] = {}
         self._transport = transport
         self._metadata = metadata
@@ -92,11 +93,11 @@ class Sender:
         if transactional_id is not None:
             self._path += f"&transactional_id={quote(transactional_id, safe='')}"
         self.judge: Callable[[ServerError], RaftlogClientError] | None = None
-        """Gives a refused frame's error its meaning for the producer."""
+        """Maps a refused frame's error to its meaning for the producer."""
         self.has_sent = False
         """Whether a batch was sent since the last `use_identity`."""
         self._broken: RaftlogClientError | None = None
-        """Why nothing is sent any more."""
+        """Error that ended all sending."""
         self._nodes: dict[NodeAddress, NodeState] = {}
         self._identity: ProducerIdentity | None = None
         self._identity_task: asyncio.Task[None] | None = None
@@ -105,33 +106,33 @@ class Sender:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Get a producer id; this also proves the cluster reachable."""
+        """Get a producer id, which also proves the cluster reachable."""
         if self.is_idempotent and self._allocates_identity:
             self._identity = await self._allocate_identity()
 
     def use_identity(self, identity: ProducerIdentity | None) -> None:
-        """Send the next batches with this identity; every sequence restarts at 0."""
+        """Send the next batches with this identity. Every sequence restarts at 0."""
         self._identity = identity
         self.has_sent = False
         for topic in self.topics.values():
             for queue in topic.queues:
                 queue.forget_identity()
         if identity is not None:
-            # Partitions may be queued still: of an aborted transaction that had sent nothing.
+            # Partitions of an aborted transaction that had sent nothing may still be queued.
             self._schedule()
 
     def break_off(self, error: RaftlogClientError) -> None:
         """Send nothing more. Batches in flight get their outcome, all others this error."""
         self._broken = error
-        # Not in this turn: the caller is a batch of one of these partitions.
+        # Not in this turn, because the caller is a batch of one of these partitions.
         self._schedule()
 
     async def abandon_all(self, error: RaftlogClientError) -> None:
-        """Give up all batches, those in flight too: the end of their transaction fences them."""
+        """Give up all batches, including those in flight, which their transaction's end fences."""
         tasks = [task for node in self._nodes.values() for task in node.requests]
         for task in tasks:
             task.cancel()
-        # A request that began meanwhile would settle batches of the next transaction.
+        # A request that starts during the abort would settle batches of the next transaction.
         self._is_abandoning = True
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -153,7 +154,7 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def ready(self, queue: PartitionQueue) -> None:
-        """The partition has something to send."""
+        """Queue a partition that has something to send."""
         if self._is_closed or not queue.can_be_queued:
             return
         if self._broken is not None:
@@ -167,19 +168,19 @@ class Sender:
             return
         node = self._nodes.get(address)
         if node is None:
-            # Bounded by the cluster's size: addresses come from its metadata only.
+            # Bounded by the cluster's size, because addresses come only from its metadata.
             node = self._nodes[address] = NodeState(address, self._request_bytes_max)
         queue.is_queued = True
         node.queued[queue] = None
         self._schedule()
 
     def apply_metadata(self) -> None:
-        """Take over added partitions of known topics, and new leaders."""
+        """Apply added partitions of known topics, and new leaders."""
         self._view_changed(())
         self._leaders.resume_moved()
 
     def _view_changed(self, names: Collection[str]) -> None:
-        """The metadata has a new view, after a refresh of the topics `names`."""
+        """Apply a new view of the metadata, after a refresh of the topics `names`."""
         topics = self._metadata.view.topics
         for name, topic in self.topics.items():
             description = topics.get(name)
@@ -191,7 +192,7 @@ class Sender:
                 self._topic_is_missing(self.topics[name])
 
     def _schedule(self) -> None:
-        """Send at the end of this turn of the loop, with all records of the turn."""
+        """Send all records of this turn of the loop at its end."""
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._send_queued)
@@ -208,7 +209,7 @@ class Sender:
         if self.is_idempotent and self._identity is None:
             self._want_identity()
             return
-        # A partition that has moved meanwhile may add its new leader.
+        # A partition that has moved in the meantime may add its new leader.
         for node in list(self._nodes.values()):
             while node.queued and len(node.requests) < self._in_flight_requests_max:
                 queues = self._collect(node)
@@ -221,7 +222,7 @@ class Sender:
                 task.add_done_callback(node.requests.discard)
 
     def _collect(self, node: NodeState) -> list[PartitionQueue]:
-        """Fill one request with frames, from one partition after the other."""
+        """Fill one request with frames, from each partition in turn."""
         now = asyncio.get_running_loop().time()
         queues: list[PartitionQueue] = []
         room = node.request_bytes_max
@@ -238,7 +239,7 @@ class Sender:
             if not queue.has_due:
                 continue
             if self.is_idempotent and queue.identity is None and self._identity is None:
-                # Given up a moment ago, by this very partition or one before it.
+                # Given up a moment ago, by this partition or an earlier partition.
                 self.ready(queue)
                 self._want_identity()
                 break
@@ -249,11 +250,11 @@ class Sender:
         return queues
 
     def _follow(self, node: NodeState, queues: Sequence[PartitionQueue]) -> LeaderCall:
-        """The call that carries a request, to be abandoned when other nodes lead.
+        """Return the call that carries a request, abandoned when other nodes lead.
 
         Its frames are sent again to the new leaders, which recognise a repeat if the old leader
-        wrote them. Without idempotence a repeat is not recognised: the frames count as lost, so
-        a request is abandoned only once all its partitions have moved.
+        wrote them. Without idempotence a repeat is not recognised, and the frames count as lost.
+        Such a request is abandoned only once all its partitions have moved.
         """
         count_min = 1 if self.is_idempotent else len(queues)
         return self._leaders.follow(
@@ -296,7 +297,7 @@ class Sender:
     def _request_error(
         self, error: RaftlogClientError, node: NodeState, queues: Sequence[PartitionQueue]
     ) -> RaftlogClientError:
-        """The outcome of each frame of a failed request."""
+        """Return the outcome of each frame of a failed request."""
         if isinstance(error, ConnectionLostError):
             self._metadata.suspect(node.address)
         is_too_large = isinstance(error, ServerError) and error.entry is BODY_TOO_LARGE
@@ -321,7 +322,7 @@ class Sender:
         self._schedule()
 
     def _judged(self, queue: PartitionQueue, outcome: Outcome) -> Outcome:
-        """A leader with failed storage counts as lost, if other nodes hold the partition."""
+        """Treat a leader with failed storage as lost, if other nodes hold the partition."""
         if self.judge is not None and isinstance(outcome, ServerError):
             outcome = self.judge(outcome)
         if (
@@ -333,7 +334,7 @@ class Sender:
         return outcome
 
     def _park(self, queue: PartitionQueue) -> None:
-        """Try the partition again after its back-off, or when another node leads it."""
+        """Retry the partition after its back-off, or when another node leads it."""
         queue.is_waiting = True
         self._leaders.park(queue, queue.target, queue.attempts, partial(self._resume, queue))
 
@@ -353,9 +354,9 @@ class Sender:
         self._check_identity(queue, identity)
 
     def _check_identity(self, queue: PartitionQueue, before: ProducerIdentity | None) -> None:
-        """Get another identity, if the partition gave up the present one.
+        """Get another identity if the partition gave up the present identity.
 
-        The sequence restarts at 0: under the same identity the batches would count as repeats.
+        The sequence restarts at 0. Under the same identity the batches would count as repeats.
         """
         if before is not None and queue.identity is None and before == self._identity:
             self._identity = None
@@ -374,7 +375,7 @@ class Sender:
 
     def _want_identity(self) -> None:
         if not self._allocates_identity:
-            # The transaction or the producer is broken: all batches are about to be given up.
+            # The transaction or the producer is broken. All batches are about to be given up.
             return
         if self._identity_task is None or self._identity_task.done():
             self._identity_task = asyncio.ensure_future(self._get_identity())
@@ -392,14 +393,14 @@ class Sender:
         self._schedule()
 
     def _expire_queued(self) -> None:
-        """Give up expired batches, among those waiting for a producer id."""
+        """Give up expired batches among those waiting for a producer id."""
         now = asyncio.get_running_loop().time()
         for node in self._nodes.values():
             for queue in node.queued:
                 self._expire(queue, now)
 
     async def _allocate_identity(self) -> ProducerIdentity:
-        # The id of a lost answer is merely never used.
+        # The id of a lost response is merely never used.
         patience_s = self._metadata.request_timeout_s * IDENTITY_PATIENCE_SHARE
         answer = await self._metadata.call_any(
             "POST", "/v1/producer-ids", AllocatedIdentity, Empty(), patience_s=patience_s
@@ -412,9 +413,9 @@ class Sender:
 def outcomes_of(
     results: Sequence[ProduceResult], queues: Sequence[PartitionQueue]
 ) -> list[Outcome]:
-    """One outcome per frame of a produce answer, whose results stand in the frames' order.
+    """Return one outcome per frame of a produce response, in the frames' order.
 
-    An answer for other frames leaves every outcome unknown.
+    A response for other frames leaves every outcome unknown.
     """
     if [(result.topic, result.partition) for result in results] != [
         queue.target for queue in queues

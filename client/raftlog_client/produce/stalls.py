@@ -1,7 +1,7 @@
-"""Partitions with waiting records: a log line gives the reason.
+"""Logs the reason for partitions with waiting records.
 
 A partition stalls while its oldest due batch has stayed without an outcome for `STALL_S`. Slow bulk
-work is no stall: its batches settle one after the other.
+work does not stall, because its batches settle one after the other.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ logger = logging.getLogger("raftlog_client")
 
 
 class StallReporter:
-    """Reports the stalled partitions of one producer, each stall once. Call `look` now and then."""
+    """Reports the stalled partitions of one producer, each stall once. Call `look` periodically."""
 
     def __init__(self, accumulator: Accumulator, metadata: ClusterMetadata) -> None:
         self._accumulator = accumulator
         self._metadata = metadata
         self._oldest: dict[PartitionQueue, tuple[PendingBatch, float]] = {}
-        """The oldest due batch of each partition, and since when it is that."""
+        """Oldest due batch of each partition, with the time since it became the oldest."""
         self._reported: set[PendingBatch] = set()
 
     def look(self, now: float) -> None:
-        """Log the partitions that stall since the last look."""
+        """Log the partitions that stall since the last call."""
         oldest: dict[PartitionQueue, tuple[PendingBatch, float]] = {}
         stalled: list[tuple[PartitionQueue, PendingBatch]] = []
         for batch, queue in self._accumulator.unsettled.items():

@@ -1,1 +1,1 @@
-"""Transactions of a producer: states, fencing and sinks."""
+"""Transactions of a producer, with states, fencing and sinks."""

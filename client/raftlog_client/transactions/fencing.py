@@ -1,15 +1,16 @@
-"""A stable producer identity without transactions: each start fences the producer before.
+"""A stable producer identity without transactions. Each start fences the previous producer.
 
 The transaction coordinator gives the id's producer id with the next epoch. Batches are ordinary
-idempotent ones; a partition with a batch of the newer epoch refuses every older one. The rules:
+idempotent batches. A partition with a batch of the newer epoch rejects every older batch. The
+rules:
 
-1. The fence of a partition is the newer producer's first record there, not its start: write one to
-   each partition before relying on it.
-2. One failed batch, or one of unknown outcome, breaks the producer: a later batch must not follow
-   a missing one. Nothing is sent after it, and no other identity takes the place of this one.
-3. A coordinator forgets an id without changes after `transactional.id.expiration.ms` (7 days), and
-   the next start would get another producer id, which fences nothing. So the producer renews its
-   epoch long before.
+1. The fence of a partition is the newer producer's first record there, not its start. Write a
+   record to each partition before relying on it.
+2. A failed batch, or a batch of unknown outcome, breaks the producer, because a later batch must
+   not follow a missing batch. Nothing is sent after it, and no other identity takes its place.
+3. A coordinator forgets an id without changes after `transactional.id.expiration.ms` (7 days). The
+   next start would get another producer id, which fences nothing. So the producer renews its epoch
+   long before.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ from raftlog_client.transactions.state import FENCING_ENTRIES
 from raftlog_client.transactions.transactions import identity_of, init_producer
 
 RENEWAL_S: Final = 12 * 3_600.0
-"""Pause between two renewals of the epoch: a fraction of the shortest sensible expiration."""
+"""Seconds between two renewals of the epoch, a fraction of the shortest sensible expiration."""
 RENEWAL_RETRY_S: Final = 60.0
-"""Pause after a renewal that failed."""
+"""Seconds before a failed renewal is repeated."""
 
 _ENDING: Final = frozenset({INVALID_PRODUCER_ID, OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID})
-"""Refusals after which the ordinary producer goes on under another identity."""
+"""Refusals after which an ordinary producer continues under another identity."""
 
 logger = logging.getLogger("raftlog_client")
 
 
 class Fencing:
-    """The identity and the one failure of a producer with a `fencing_id`."""
+    """The identity and the failure of a producer with a `fencing_id`."""
 
     def __init__(self, fencing_id: str, metadata: ClusterMetadata, sender: Sender) -> None:
         self._fencing_id = fencing_id
         self._metadata = metadata
         self._sender = sender
         self._failure: RaftlogClientError | None = None
-        """The failure of the first failed batch."""
+        """Failure of the first failed batch."""
         self._renewal: asyncio.Task[None] | None = None
         sender.judge = self.judge
 
@@ -77,13 +78,13 @@ class Fencing:
             raise self._broken(self._failure)
 
     def batch_failed(self, error: RaftlogClientError) -> None:
-        """Break the producer: called for every batch that is given up."""
+        """Break the producer. Called for every batch that is given up."""
         if self._failure is None:
             self._failure = error
             self._sender.break_off(self._broken(error))
 
     def judge(self, refusal: ServerError) -> RaftlogClientError:
-        """The error of a refused frame: final, where another identity would be needed."""
+        """Return the error of a refused frame, final if another identity would be needed."""
         if refusal.entry in FENCING_ENTRIES:
             return self._fenced(refusal)
         if refusal.entry in _ENDING:
@@ -93,7 +94,7 @@ class Fencing:
         return refusal
 
     def _broken(self, failure: RaftlogClientError) -> RaftlogClientError:
-        """A new error of the same type for each call: raised ones collect tracebacks."""
+        """Return a new error of the same type, because raised errors collect tracebacks."""
         fence = failure if isinstance(failure, FencedError) else failure.__cause__
         error: RaftlogClientError
         if isinstance(fence, FencedError):
@@ -115,7 +116,7 @@ class Fencing:
         return error
 
     async def _init(self, known: ProducerIdentity | None) -> ProducerIdentity:
-        """The next epoch; with `known` only if no other producer has started since."""
+        """Return the next epoch. With `known`, fail if another producer has started since."""
         request = (
             InitRequest()
             if known is None
@@ -144,6 +145,6 @@ class Fencing:
                 pause_s = RENEWAL_RETRY_S
             else:
                 pause_s = RENEWAL_S
-                # A partition with a batch in flight goes on in the epoch before, just as safely:
-                # no other producer has written there, or the partition refuses both.
+                # A partition with a batch in flight continues in the previous epoch, just as
+                # safely. No other producer has written there, or the partition rejects both epochs.
                 self._sender.use_identity(identity)

@@ -1,8 +1,8 @@
-"""Sinks: prepared transactions of many producers, committed as one epoch.
+"""Sinks commit prepared transactions of many producers as one epoch.
 
-For engines that write in epochs by many tasks, such as Spark. Each attempt of a task prepares a
-transaction whose transactional id begins with `sink_transactional_id`; then one call commits those
-of an epoch, and aborts what else of the sink is open.
+They are for engines that write in epochs by many tasks, such as Spark. Each attempt of a task
+prepares a transaction whose transactional id starts with `sink_transactional_id`. One call then
+commits those of an epoch, and aborts the sink's other open transactions.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from raftlog_client.metadata import COORDINATOR_PATIENCE_S, ClusterMetadata
 
 
 def sink_transactional_id(sink_id: str, name: str) -> str:
-    """The transactional id of one of a sink's producers; `name` is unique in the sink."""
+    """Return the transactional id of a sink's producer. `name` is unique in the sink."""
     return f"sink/{sink_id}/{name}"
 
 
 async def describe_sink(metadata: ClusterMetadata, sink_id: str) -> SinkEpoch:
-    """The newest committed epoch of a sink, and its owner; -1 before the first."""
+    """Return a sink's newest committed epoch, -1 before the first, and its owner."""
     return await metadata.call_any(
         "GET", _path(sink_id), SinkEpoch, patience_s=COORDINATOR_PATIENCE_S
     )
@@ -35,11 +35,11 @@ async def commit_sink_epoch(
     *,
     owner: str,
 ) -> SinkEpoch:
-    """Commit these prepared transactions as one epoch: all or nothing, and harmless to repeat.
+    """Commit these prepared transactions as one epoch, all or nothing. Harmless to repeat.
 
-    Of an epoch that is committed already, they are aborted. Raises ServerError: INVALID_TXN_STATE
-    or UNKNOWN_TRANSACTION if one of them is not prepared (any more), SINK_OWNED,
-    TRANSACTION_TOO_LARGE; ConnectionLostError: it may or may not be committed.
+    If the epoch is committed already, they are aborted. Raises ServerError: INVALID_TXN_STATE or
+    UNKNOWN_TRANSACTION if a transaction is not (or no longer) prepared, SINK_OWNED,
+    TRANSACTION_TOO_LARGE. Raises ConnectionLostError if it may or may not be committed.
     """
     return await metadata.call_any(
         "POST",
@@ -55,8 +55,8 @@ async def commit_sink(
 ) -> None:
     """Commit these prepared transactions without an epoch, and abort all others of the sink.
 
-    For a sink that commits once; with no ids for one that gives up. Harmless to repeat within a
-    minute: then the ids of ended transactions are forgotten. Raises as `commit_sink_epoch`.
+    For a sink that commits once. Without ids, for a sink that gives up. Harmless to repeat within a
+    minute, after which the ids of ended transactions are forgotten. Raises as `commit_sink_epoch`.
     """
     await metadata.call_any(
         "POST",

@@ -1,18 +1,19 @@
-"""The state of a transactional producer: what is allowed, what an error means. Pure.
+"""The pure state of a transactional producer, with allowed calls and errors' meaning.
 
 | state | the producer may | leaves it by |
 |---|---|---|
 | IDLE | begin | begin → OPEN |
-| OPEN | write, prepare, commit, abort | failed write → BROKEN; prepare → PREPARED; end → IDLE |
+| OPEN | write, prepare, commit, abort | failed write → BROKEN, prepare → PREPARED, end → IDLE |
 | BROKEN | abort only | abort → IDLE |
-| PREPARED | commit, abort; another process, too | end → IDLE |
-| COMMITTING | commit again: the outcome of the commit is unknown | its answer → IDLE |
+| PREPARED | commit, abort, also by another process | end → IDLE |
+| COMMITTING | commit again, as the outcome of the commit is unknown | its response → IDLE |
 | FENCED | nothing | never |
 
-Every end gives the next epoch, so a late batch of an ended transaction is refused (KIP-890).
+Every end gives the next epoch, so a late batch of an ended transaction is rejected (KIP-890).
 
-PRODUCER_FENCED has two causes: another producer has taken over, or the coordinator has aborted a
-transaction that lasted too long. An abort tells them apart: for the second it succeeds.
+PRODUCER_FENCED has two causes. Another producer has taken over, or the coordinator has aborted a
+transaction that lasted too long. An abort distinguishes them, because it succeeds in the second
+case.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from raftlog_client.produce.batches import ProducerIdentity
 FENCING_ENTRIES: Final = frozenset(
     {PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING}
 )
-"""Refusals of a producer that another one of the same id has replaced."""
+"""Refusals of a producer that another producer of the same id has replaced."""
 
 
 class State(Enum):
@@ -72,18 +73,18 @@ class TransactionState:
         self.transactional_id = transactional_id
         self.state = State.IDLE
         self.identity: ProducerIdentity | None = None
-        """Of the next, or the open, transaction."""
+        """Identity for the next or the open transaction."""
         self.error: RaftlogClientError | None = None
         """The first failure of the open transaction."""
         self.has_begun = False
         """Whether a write of the open transaction may have reached the cluster."""
         self.is_ending = False
-        """Whether a commit, abort or prepare is under way: no more writes."""
+        """Whether a commit, abort or prepare is under way and excludes writes."""
         self._writers = 0
         self._fenced: FencedError | None = None
 
     def started(self, identity: ProducerIdentity, *, is_prepared: bool) -> None:
-        """The coordinator made this the one producer of its transactional id."""
+        """Note that the coordinator made this the only producer of its transactional id."""
         self.identity = identity
         self.state = State.PREPARED if is_prepared else State.IDLE
         self.has_begun = is_prepared
@@ -98,8 +99,10 @@ class TransactionState:
         self.has_begun = False
 
     def check_write(self) -> None:
-        """Raise unless records may be sent: IllegalStateError, FencedError, or
-        TransactionAbortableError after a failure."""
+        """Raise unless records may be sent.
+
+        Raises IllegalStateError, FencedError, or TransactionAbortableError after a failure.
+        """
         self._check_fenced()
         if self.state is State.BROKEN:
             raise self.abortable()
@@ -108,7 +111,7 @@ class TransactionState:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Many writes, one after the other: no commit meanwhile."""
+        """Group consecutive writes, which exclude a commit."""
         self._writers += 1
         try:
             yield
@@ -116,14 +119,14 @@ class TransactionState:
             self._writers -= 1
 
     def check_quiet(self) -> None:
-        """Raise IllegalStateError while some task still writes."""
+        """Raise IllegalStateError while a task still writes."""
         if self._writers and self.state is State.OPEN:
             raise IllegalStateError(
                 "Cannot end the transaction: a send_many of it is under way; await it first."
             )
 
     def fail(self, error: RaftlogClientError) -> bool:
-        """A write failed: the transaction can only be aborted. Whether this is news."""
+        """Note a failed write, after which only an abort is possible. Returns whether it is new."""
         if self.state is not State.OPEN:
             return False
         self.state = State.BROKEN
@@ -131,7 +134,7 @@ class TransactionState:
         return True
 
     def begin_commit(self) -> None:
-        """A commit is about to be sent; from now on only `ended` or `known_open` end its doubt.
+        """Note that a commit is about to be sent. Only `ended` or `known_open` resolve its outcome.
 
         Raises IllegalStateError, FencedError, TransactionAbortableError.
         """
@@ -142,33 +145,33 @@ class TransactionState:
             raise self._illegal("commit")
 
     def outcome_unknown(self) -> None:
-        """A commit may have been decided."""
+        """Note that a commit may have been decided."""
         self.state = State.COMMITTING
 
     def check_abort(self) -> None:
-        """Raise unless the transaction may be aborted: IllegalStateError, FencedError."""
+        """Raise IllegalStateError or FencedError unless the transaction may be aborted."""
         self._check_fenced()
         if self.state not in {State.OPEN, State.BROKEN, State.PREPARED}:
             raise self._illegal("abort")
 
     def broken(self, error: RaftlogClientError) -> None:
-        """The coordinator does not commit: the transaction is to be aborted."""
+        """Note that the coordinator does not commit, so the transaction must be aborted."""
         self.state = State.BROKEN
         self.error = error
 
     def prepared(self) -> None:
-        """The first phase is done."""
+        """Note that the first phase is done."""
         self.state = State.PREPARED
 
     def ended(self, identity: ProducerIdentity) -> None:
-        """Committed or aborted; the next transaction has this identity."""
+        """Note a commit or abort. The next transaction has this identity."""
         self.identity = identity
         self.state = State.IDLE
         self.error = None
         self.has_begun = False
 
     def fence(self, cause: RaftlogClientError, *, outcome_unknown: bool) -> FencedError:
-        """The producer is fenced for good; returns the error to raise."""
+        """Fence the producer permanently. Returns the error to raise."""
         doubt = " The outcome of its last commit is unknown." if outcome_unknown else ""
         error = FencedError(
             f"Another producer with transactional id {self.transactional_id!r} has taken over: "
@@ -181,7 +184,7 @@ class TransactionState:
         return error
 
     def abortable(self) -> TransactionAbortableError:
-        """The error for a transaction that cannot be committed."""
+        """Return the error for a transaction that cannot be committed."""
         error = TransactionAbortableError(
             "The transaction cannot be committed, and is to be aborted: "
             f"{self.error}. Read its input again (Consumer.seek_to_committed) for the next one."
@@ -209,7 +212,7 @@ class TransactionState:
 
 
 def judge_end(error: RaftlogClientError) -> EndError:
-    """What to do about an error of a commit, abort or prepare."""
+    """Classify an error of a commit, abort or prepare."""
     if isinstance(error, ServerError):
         if error.entry in FENCING_ENTRIES:
             return EndError.FENCED
@@ -218,5 +221,5 @@ def judge_end(error: RaftlogClientError) -> EndError:
 
 
 def is_not_open(error: RaftlogClientError) -> bool:
-    """Whether the coordinator has no such open transaction."""
+    """Return whether the coordinator has no such open transaction."""
     return isinstance(error, ServerError) and error.entry is INVALID_TXN_STATE

@@ -1,9 +1,8 @@
-"""Transactions of a producer: begin, offsets, prepare, commit, abort. The I/O around
-transactions/state.py.
+"""Transactions of a producer, with the I/O around transactions/state.py.
 
-A transaction begins at the cluster with its first write. Before its end all its batches are
-flushed; a batch that fails breaks the transaction. Ends are harmless to repeat, so each is
-repeated until its outcome is known, or `delivery_timeout_ms` is over.
+A transaction starts at the cluster with its first write. All its batches are flushed before its
+end, and a failed batch breaks it. Ends are harmless to repeat, so each is repeated until its
+outcome is known or `delivery_timeout_ms` is over.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Transactions:
         keeps_prepared: bool,
         deadline_s: float,
     ) -> None:
-        """`flush` returns once all batches of this moment are settled."""
+        """`flush` returns once all present batches are settled."""
         self.state = TransactionState(transactional_id)
         self._path, self._coordinator = _route(transactional_id)
         self._metadata = metadata
@@ -84,17 +83,19 @@ class Transactions:
         self._flush = flush
         self._abandoning: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
-        """One change of the transaction at a time."""
+        """Allows one change of the transaction at a time."""
 
     async def start(self) -> None:
-        """Become the one producer of the transactional id: earlier ones are fenced, and what they
-        left open is aborted, or with `keeps_prepared` kept."""
+        """Become the only producer of the transactional id and fence earlier producers.
+
+        Their open transactions are aborted, or kept if prepared and `keeps_prepared` is set.
+        """
         request = InitRequest(self._timeout_ms, keep_prepared=self._keeps_prepared)
         answer = await init_producer(self._metadata, self.state.transactional_id, request)
         self.state.started(identity_of(answer), is_prepared=answer.is_prepared)
 
     async def close(self, timeout_s: float) -> None:
-        """Abort what is open: an open transaction holds back all readers of its partitions."""
+        """Abort an open transaction, which holds back all readers of its partitions."""
         if self.state.state in {State.OPEN, State.BROKEN}:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -109,14 +110,14 @@ class Transactions:
                 )
 
     def batch_failed(self, error: RaftlogClientError) -> None:
-        """A batch of the open transaction is given up: none of the others needs to be sent."""
+        """Drop the transaction's other batches, because one of them is given up."""
         if self.state.fail(error):
             self._abandoning = asyncio.ensure_future(
                 self._sender.abandon_all(self.state.abortable())
             )
 
     async def begin(self) -> None:
-        """Begin. A broken transaction of before is aborted first."""
+        """Begin a transaction. A previous broken transaction is aborted first."""
         async with self._lock:
             if self.state.state is State.BROKEN:
                 await self._abort()
@@ -135,7 +136,7 @@ class Transactions:
                 except FencedError:
                     raise
                 except RaftlogClientError as failure:
-                    # The next `begin` tries again.
+                    # The next `begin` retries.
                     error.add_note(f"It could not be aborted yet: {failure}")
                 raise error from error.__cause__
             if self._has_begun():
@@ -144,13 +145,13 @@ class Transactions:
                 self._ended(None)
 
     async def abort(self) -> None:
-        """Drop what is not sent, and abort. Nothing is done if no transaction is open."""
+        """Drop unsent records and abort. Does nothing if no transaction is open."""
         async with self._ending():
             if self.state.state is not State.IDLE:
                 await self._abort()
 
     async def prepare(self) -> None:
-        """Flush and prepare: the transaction then outlives this process."""
+        """Flush and prepare. The transaction then outlives this process."""
         self.state.check_write()
         async with self._ending():
             await self._flush_all()
@@ -172,7 +173,7 @@ class Transactions:
     ) -> _Offsets:
         """Commit offsets of a group with the transaction. `offsets` is called for each attempt.
 
-        `on_stale_epoch`: the member has a newer epoch; after it the next attempt may have that.
+        `on_stale_epoch` reports a newer epoch of the member, which the next attempt may then have.
         """
         self.state.check_write()
         try:
@@ -185,7 +186,7 @@ class Transactions:
 
     @asynccontextmanager
     async def _ending(self) -> AsyncIterator[None]:
-        """One end at a time, and no writes meanwhile."""
+        """Allow one end at a time, without writes during it."""
         async with self._lock:
             self.state.is_ending = True
             try:
@@ -213,7 +214,7 @@ class Transactions:
             is_fenced = judge_end(error) is EndError.FENCED
             if not is_fenced and not is_not_open(error):
                 raise
-            # Aborted by the coordinator, or fenced? An abort tells.
+            # Only an abort shows whether the coordinator aborted it or the producer is fenced.
             self.state.broken(error)
             await self._abort(outcome_unknown=doubt)
             raise TransactionAbortableError(
@@ -252,8 +253,10 @@ class Transactions:
         self._sender.use_identity(None)
 
     async def _end(self, verb: str) -> TransactionProducer:
-        """Repeat a request until it is answered. Raises ServerError for a final refusal,
-        DeliveryTimeoutError."""
+        """Repeat a request until it gets a response.
+
+        Raises ServerError for a final refusal, DeliveryTimeoutError.
+        """
         identity = self.state.identity
         assert identity is not None
         doubt = self.state.state is State.COMMITTING
@@ -290,7 +293,7 @@ class Transactions:
         maybe_done: Callable[[], None],
         on_stale_epoch: Callable[[], None] | None = None,
     ) -> T:
-        """Call nodes until one answers, or refuses for good."""
+        """Call nodes until a node responds or finally refuses."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_s
         outcome_unknown = False
@@ -362,7 +365,7 @@ class Transactions:
 
 
 class Transaction:
-    """One transaction; an async context manager: commits at the end, aborts on an exception.
+    """One transaction. An async context manager that commits, or aborts on an exception.
 
     All records that the producer sends while it is open belong to it.
     """
@@ -382,7 +385,7 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         if self._transactions.state.state is State.PREPARED:
-            # Its end is decided elsewhere, by commit() or abort().
+            # commit() or abort() decides its end elsewhere.
             return
         if error is None:
             try:
@@ -395,25 +398,23 @@ class Transaction:
             await self._abort_quietly()
 
     async def _abort_quietly(self) -> None:
-        """Abort for the sake of another exception. Raises FencedError only."""
+        """Abort for the sake of another exception. Raises only FencedError."""
         try:
             await self.abort()
         except FencedError:
             raise
         except RaftlogClientError as failure:
-            logger.warning(
-                "a transaction could not be aborted; the next one tries again: %s", failure
-            )
+            logger.warning("a transaction could not be aborted, the next retries: %s", failure)
 
     async def begin(self) -> None:
-        """Begin the transaction. Raises FencedError; IllegalStateError while one is open."""
+        """Begin the transaction. Raises FencedError, and IllegalStateError in a transaction."""
         await self._transactions.begin()
 
     async def commit(self) -> None:
         """Wait for all records and commit. Harmless to repeat after a DeliveryTimeoutError.
 
-        Raises TransactionAbortableError: it is aborted instead; FencedError: this producer has
-        ended; DeliveryTimeoutError, with `outcome_unknown` if it may be committed.
+        Raises TransactionAbortableError if it is aborted instead. Raises FencedError if this
+        producer has ended, and DeliveryTimeoutError, with `outcome_unknown` if it may be committed.
         """
         await self._transactions.commit()
         for group, offsets in self._committed:
@@ -421,17 +422,18 @@ class Transaction:
         self._committed.clear()
 
     async def abort(self) -> None:
-        """Abort: no reader of committed transactions sees any of it. No harm without one open.
+        """Abort, so that no reader of committed transactions sees its records.
 
-        The futures of records not sent yet raise TransactionAbortableError. Raises FencedError,
-        DeliveryTimeoutError; IllegalStateError while the outcome of a commit is unknown.
+        Harmless without an open transaction. The futures of unsent records raise
+        TransactionAbortableError. Raises FencedError, DeliveryTimeoutError, and IllegalStateError
+        while the outcome of a commit is unknown.
         """
         await self._transactions.abort()
 
     async def prepare(self) -> None:
-        """First phase of two: the transaction now waits for `commit` or `abort`, over restarts.
+        """Execute the first of two phases. The transaction then waits for `commit` or `abort`.
 
-        See `keeps_prepared` of the producer. Raises as `commit`.
+        It survives restarts. See `keeps_prepared` of the producer. Raises as `commit`.
         """
         await self._transactions.prepare()
 
@@ -440,12 +442,13 @@ class Transaction:
         offsets: Consumer[Any, Any] | Mapping[TopicPartition, int | OffsetAndMetadata],
         group: GroupMetadata | str | None = None,
     ) -> None:
-        """Commit a consumer's positions with the transaction, all or nothing: exactly once.
+        """Commit a consumer's positions with the transaction, which gives exactly-once processing.
 
         Give the consumer, for the positions after all records given out, with its
-        `auto_commit_interval_ms` None; or offsets, and the `group_metadata()` of their consumer, or
-        the id of a group without members. Raises TransactionAbortableError: the consumer has lost a
-        partition meanwhile, the member is not the group's any more, or the group has members.
+        `auto_commit_interval_ms` None. Or give offsets, with the `group_metadata()` of their
+        consumer or the id of a group without members. Raises TransactionAbortableError if the
+        consumer has lost a partition in the meantime, the member has left the group, or the group
+        has members.
         """
         if isinstance(offsets, Consumer):
             source = offsets.transaction_source()
@@ -465,7 +468,7 @@ class Transaction:
 async def init_producer(
     metadata: ClusterMetadata, transactional_id: str, request: InitRequest
 ) -> TransactionProducer:
-    """Become the one producer of the id: fences the one before. Raises RaftlogClientError."""
+    """Become the only producer of the id. Fences the previous. Raises RaftlogClientError."""
     path, coordinator = _route(transactional_id)
     return await metadata.call_any(
         "POST",
@@ -483,5 +486,5 @@ def _route(transactional_id: str) -> tuple[str, CoordinatorKey]:
 
 
 def identity_of(answer: TransactionProducer) -> ProducerIdentity:
-    """The identity for the next batches."""
+    """Return the identity for the next batches."""
     return ProducerIdentity(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
