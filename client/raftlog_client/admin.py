@@ -390,7 +390,7 @@ class Admin(Startable):
                 )
             except (ConnectionLostError, ServerError):
                 return None
-            return next((one for one in nodes.nodes if one.node_id == node.node_id), None)
+            return next((other for other in nodes.nodes if other.node_id == node.node_id), None)
 
         nodes = [node for node in await self.describe_nodes() if node.host and node.port]
         answers = await asyncio.gather(*map(ask, nodes))
@@ -488,9 +488,11 @@ class Admin(Startable):
         ]
         found: dict[int, PartitionStatus] = {}
 
-        def settle(one: TopicPartition, outcome: PartitionStatus | RaftlogClientError) -> None:
+        def settle(
+            partition: TopicPartition, outcome: PartitionStatus | RaftlogClientError
+        ) -> None:
             if isinstance(outcome, PartitionStatus):
-                found[one.partition] = outcome
+                found[partition.partition] = outcome
             # A node of an earlier release does not know the path.
             elif not outcome.retriable and not _is_unknown_path(outcome):
                 raise outcome
@@ -574,7 +576,7 @@ class Admin(Startable):
         )
         found = {row.partition: row for row in answer.partitions}
         missing = server_error(NO_LEADER.code)
-        return {one: found.get(one.partition, missing) for one in partitions}
+        return {partition: found.get(partition.partition, missing) for partition in partitions}
 
     async def _read(
         self, path: str, kind: type[T], *, patience_s: float = METADATA_PATIENCE_S
@@ -602,11 +604,11 @@ def _transaction_path(transactional_id: str) -> str:
 def _by_topic(topics: Iterable[str | TopicPartition]) -> dict[str, list[int] | None]:
     """Group partitions by topic, with None for all partitions of a topic."""
     found: dict[str, list[int] | None] = {}
-    for one in topics:
-        if isinstance(one, str):
-            found[one] = None
-        elif (numbers := found.setdefault(one.topic, [])) is not None:
-            numbers.append(one.partition)
+    for entry in topics:
+        if isinstance(entry, str):
+            found[entry] = None
+        elif (numbers := found.setdefault(entry.topic, [])) is not None:
+            numbers.append(entry.partition)
     return found
 
 

@@ -194,10 +194,10 @@ class Consumer(Startable, Generic[K, V]):
                     auto_commit_interval_s=None if interval_ms is None else interval_ms / 1000,
                     reset=reset,
                 ),
-                self._metadata,
-                self._assignment,
-                self._fetcher,
-                self._buffer,
+                metadata=self._metadata,
+                assignment=self._assignment,
+                fetcher=self._fetcher,
+                buffer=self._buffer,
                 wake=self._wake,
             )
         self._max_poll_records = max_poll_records
@@ -341,7 +341,9 @@ class Consumer(Startable, Generic[K, V]):
             )
         self._subscription = Subscription(())
         self._has_source = True
-        self._assign(dict.fromkeys(TopicPartition(*one) for one in partitions), self._reset)
+        self._assign(
+            dict.fromkeys(TopicPartition(*partition) for partition in partitions), self._reset
+        )
 
     def assignment(self) -> set[TopicPartition]:
         """Return the assigned partitions."""
@@ -433,13 +435,13 @@ class Consumer(Startable, Generic[K, V]):
         """Return the first readable offset of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
-        return {one: found.beginning_offset for one, found in offsets.items()}
+        return {partition: found.beginning_offset for partition, found in offsets.items()}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offset after the last readable record of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
-        return {one: found.end_for(self._isolation) for one, found in offsets.items()}
+        return {partition: found.end_for(self._isolation) for partition, found in offsets.items()}
 
     async def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record for the application."""
@@ -505,7 +507,9 @@ class Consumer(Startable, Generic[K, V]):
         An offset that an open transaction may change is awaited, up to `request_timeout_ms`.
         """
         group = self._require_group()
-        return await group.offsets.committed([TopicPartition(*one) for one in partitions])
+        return await group.offsets.committed(
+            [TopicPartition(*partition) for partition in partitions]
+        )
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> None:
         """Read these partitions, or all if none is given, from the committed offsets.
@@ -514,7 +518,9 @@ class Consumer(Startable, Generic[K, V]):
         offset starts according to `auto_offset_reset`.
         """
         group = self._require_group()
-        states = [self._assignment.state(one) for one in partitions] or list(self._states.values())
+        states = [self._assignment.state(partition) for partition in partitions] or list(
+            self._states.values()
+        )
         await group.seek_to_committed(states)
 
     def group_metadata(self) -> GroupMetadata:

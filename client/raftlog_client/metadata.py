@@ -167,13 +167,15 @@ class ClusterMetadata:
         if description is None or not 0 <= partition < len(description.partitions):
             return []
         now = asyncio.get_running_loop().time()
-        brokers = [self.view.brokers.get(one) for one in description.partitions[partition].isr]
+        brokers = [
+            self.view.brokers.get(node_id) for node_id in description.partitions[partition].isr
+        ]
         addresses = [
             self._addresses[broker.broker_id]
             for broker in brokers
             if broker is not None and broker.rack == rack
         ]
-        return [one for one in addresses if self._suspects.get(one, -math.inf) <= now]
+        return [address for address in addresses if self._suspects.get(address, -math.inf) <= now]
 
     def leadership(self, topic: str, partition: int) -> Leadership | None:
         """Return the partition's leader and epoch, or None for an unknown partition."""
@@ -432,9 +434,11 @@ class ClusterMetadata:
         now = asyncio.get_running_loop().time()
         # Nodes gone from the metadata are also dropped.
         self._suspects = {
-            one: until for one, until in self._suspects.items() if until > now and one in addresses
+            address: until
+            for address, until in self._suspects.items()
+            if until > now and address in addresses
         }
-        trusted = [one for one in addresses if one not in self._suspects] or addresses
+        trusted = [address for address in addresses if address not in self._suspects] or addresses
         self._turn += 1
         return trusted[self._turn % len(trusted)]
 

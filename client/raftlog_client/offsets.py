@@ -112,11 +112,16 @@ async def offsets_for_times(
     async def query(
         address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, OffsetAndTimestamp | RaftlogClientError | None]:
-        body = TimesRequest(_keyed_by_text({one: timestamps[one] for one in partitions}))
+        body = TimesRequest(
+            _keyed_by_text({partition: timestamps[partition] for partition in partitions})
+        )
         answer = await metadata.call_node(
             address, "POST", "/v1/offsets-for-times", TimesResponse, body, timeout_s=timeout_s
         )
-        return _each(partitions, lambda one: _found(answer.offsets[one.topic][str(one.partition)]))
+        return _each(
+            partitions,
+            lambda partition: _found(answer.offsets[partition.topic][str(partition.partition)]),
+        )
 
     return await _by_leaders(metadata, query, timestamps)
 
@@ -132,12 +137,12 @@ async def delete_records(
     async def query(
         address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int | RaftlogClientError]:
-        body = DeleteRecords(_by_topic({one: offsets[one] for one in partitions}))
+        body = DeleteRecords(_by_topic({partition: offsets[partition] for partition in partitions}))
         answer = await metadata.call_node(
             address, "POST", "/v1/delete-records", DeletedRecords, body, timeout_s=timeout_s
         )
         found = {TopicPartition(row.topic, row.partition): row for row in answer.results}
-        return _each(partitions, lambda one: _deleted(found[one]))
+        return _each(partitions, lambda partition: _deleted(found[partition]))
 
     # A repeat is harmless, because deleted records are not deleted twice.
     return await _by_leaders(metadata, query, offsets)
@@ -157,7 +162,7 @@ def offsets_query(metadata: ClusterMetadata) -> LeaderQuery[PartitionOffsets]:
         )
         return _each(
             partitions,
-            lambda one: _offsets(answer.topics[one.topic], str(one.partition)),
+            lambda partition: _offsets(answer.topics[partition.topic], str(partition.partition)),
         )
 
     return query
@@ -175,7 +180,7 @@ def _each(
 ) -> dict[TopicPartition, T]:
     """Return the result for each partition. Raises RaftlogClientError if any has none."""
     try:
-        return {one: answer(one) for one in partitions}
+        return {partition: answer(partition) for partition in partitions}
     except KeyError as error:
         raise _malformed(error) from error
 
@@ -209,8 +214,8 @@ async def bounds_of_topics(
         ) -> Iterator[tuple[TopicPartition, PartitionBounds | ServerError]]:
             for name, topic in reply.topics.items():
                 for number, row in topic.partitions.items():
-                    one = TopicPartition(name, int(number))
-                    yield one, _refusal(one, row) or _bounds(topic.topic_id, row)
+                    partition = TopicPartition(name, int(number))
+                    yield partition, _refusal(partition, row) or _bounds(topic.topic_id, row)
 
         bounds.update(await _by_any_node(metadata, "/v1/offsets", OffsetsResponse, body, rows))
     return bounds
@@ -243,8 +248,8 @@ async def offsets_of_times(
             for name, found in reply.offsets.items():
                 topic_id = reply.topic_ids[name]
                 for number, row in found.items():
-                    one = TopicPartition(name, int(number))
-                    yield one, _refusal(one, row) or TimedOffset(topic_id, _found(row))
+                    partition = TopicPartition(name, int(number))
+                    yield partition, _refusal(partition, row) or TimedOffset(topic_id, _found(row))
 
         offsets.update(
             await _by_any_node(
@@ -291,12 +296,12 @@ async def _by_any_node(
         else:
             left = []
             try:
-                for one, row in rows(reply):
+                for partition, row in rows(reply):
                     if isinstance(row, ServerError):
-                        left.append(one)
+                        left.append(partition)
                         error = row
                     else:
-                        answers[one] = row
+                        answers[partition] = row
             except (KeyError, ValueError) as fault:
                 raise _malformed(fault) from fault
         if error is None:
@@ -309,7 +314,7 @@ async def _by_any_node(
 
 
 def _may_pass(error: ServerError) -> bool:
-    # After a storage failure another replica is elected, if there is one.
+    # After a storage failure another replica is elected, if any.
     return error.retriable or error.entry.refresh_metadata or error.entry is STORAGE_FAILED
 
 
@@ -341,29 +346,31 @@ def _partition_count(metadata: ClusterMetadata, name: str) -> int:
 
 def _by_topic(values: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
     topics: dict[str, dict[int, int]] = {}
-    for one, value in values.items():
-        topics.setdefault(one.topic, {})[int(one.partition)] = value
+    for partition, value in values.items():
+        topics.setdefault(partition.topic, {})[int(partition.partition)] = value
     return topics
 
 
 def _keyed_by_text(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     topics: dict[str, dict[str, int]] = {}
-    for one, value in values.items():
-        topics.setdefault(one.topic, {})[str(one.partition)] = value
+    for partition, value in values.items():
+        topics.setdefault(partition.topic, {})[str(partition.partition)] = value
     return topics
 
 
 def _numbers_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     topics: dict[str, list[int]] = {}
-    for one in partitions:
-        topics.setdefault(one.topic, []).append(int(one.partition))
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(int(partition.partition))
     return topics
 
 
-def _refusal(one: TopicPartition, row: ReadableOffsets | FoundOffset | None) -> ServerError | None:
+def _refusal(
+    partition: TopicPartition, row: ReadableOffsets | FoundOffset | None
+) -> ServerError | None:
     if row is None or not isinstance(row.error_code, int) or not row.error_code:
         return None
-    name, message = f"{one.topic}-{one.partition}", str(row.message)
+    name, message = f"{partition.topic}-{partition.partition}", str(row.message)
     return server_error(row.error_code, message if name in message else f"{name}: {message}")
 
 

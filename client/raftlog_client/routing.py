@@ -95,7 +95,7 @@ class LeaderCall:
         self.address = address
         leadership = calls.metadata.leadership
         self.seen: dict[TopicPartition, Leadership | None] = {
-            one: leadership(*one) for one in partitions
+            partition: leadership(*partition) for partition in partitions
         }
         """Partitions that wait for the response, with their leaders when the call was made."""
         self.is_abandoned = False
@@ -245,7 +245,7 @@ class LeaderCalls:
             if call.is_silent() and metadata.may_ask_others(call.address):
                 metadata.suspect(call.address)
                 try:
-                    await metadata.refresh({one.topic for one in call.seen})
+                    await metadata.refresh({partition.topic for partition in call.seen})
                 except RaftlogClientError as error:
                     logger.info(
                         "%s is slow, and no other node has metadata: %s", call.address, error
@@ -254,7 +254,11 @@ class LeaderCalls:
                 if self._on_view is not None:
                     self._on_view(())
                 self.resume_moved()
-                moved = [one for one, seen in call.seen.items() if metadata.has_moved(*one, seen)]
+                moved = [
+                    partition
+                    for partition, seen in call.seen.items()
+                    if metadata.has_moved(*partition, seen)
+                ]
                 if moved:
                     logger.warning(
                         "%s does not answer, and other nodes lead by now: %s",
@@ -339,7 +343,9 @@ class LeaderCalls:
             partitions, ConnectionLostError("There was no time to ask.", outcome_unknown=False)
         )
         attempt = 0
-        while pending := [one for one, outcome in outcomes.items() if _may_change(outcome)]:
+        while pending := [
+            partition for partition, outcome in outcomes.items() if _may_change(outcome)
+        ]:
             remaining_s = max(deadline - loop.time(), 0.01)
             try:
                 async with asyncio.timeout(remaining_s):
@@ -356,7 +362,11 @@ class LeaderCalls:
                 await asyncio.sleep(delay_s)
         if must_settle:
             return outcomes
-        return {one: outcome for one, outcome in outcomes.items() if not _may_change(outcome)}
+        return {
+            partition: outcome
+            for partition, outcome in outcomes.items()
+            if not _may_change(outcome)
+        }
 
     async def query_once(
         self,
@@ -371,18 +381,23 @@ class LeaderCalls:
         A retriable error may change or disappear with the next query.
         """
         wanted = list(partitions)
-        await self._refresh_stale({one.topic for one in wanted})
+        await self._refresh_stale({partition.topic for partition in wanted})
         by_node: dict[NodeAddress, list[TopicPartition]] = {}
         unknown: list[TopicPartition] = []
-        for one in wanted:
-            address = self.metadata.leader_address(*one)
+        for partition in wanted:
+            address = self.metadata.leader_address(*partition)
             if address is not None:
-                by_node.setdefault(address, []).append(one)
-            elif self.metadata.has_partition(*one):
-                self._stale.add(one.topic)
-                settle(one, _no_leader(f"{one.topic}-{one.partition} has no leader at the moment."))
+                by_node.setdefault(address, []).append(partition)
+            elif self.metadata.has_partition(*partition):
+                self._stale.add(partition.topic)
+                settle(
+                    partition,
+                    _no_leader(
+                        f"{partition.topic}-{partition.partition} has no leader at the moment."
+                    ),
+                )
             else:
-                unknown.append(one)
+                unknown.append(partition)
         await asyncio.gather(
             self._look_up(unknown, settle),
             *(
@@ -393,13 +408,16 @@ class LeaderCalls:
 
     async def _look_up(self, partitions: Iterable[TopicPartition], settle: Settle[T]) -> None:
         """Settle partitions that the metadata lacks, which are new or do not exist."""
-        for one in partitions:
+        for partition in partitions:
             try:
-                await self.metadata.check_partition(*one)
+                await self.metadata.check_partition(*partition)
             except RaftlogClientError as error:
-                settle(one, error)
+                settle(partition, error)
             else:
-                settle(one, _no_leader(f"{one.topic}-{one.partition} was created just now."))
+                settle(
+                    partition,
+                    _no_leader(f"{partition.topic}-{partition.partition} was created just now."),
+                )
 
     async def _query_node(
         self,
@@ -425,21 +443,23 @@ class LeaderCalls:
                     await self._query_node(query, address, some[middle:], settle, timeout_s)
                     continue
                 outcomes = dict.fromkeys(some, error)
-            for one in some:
-                settle(one, self._judged(address, one, outcomes[one]))
+            for partition in some:
+                settle(partition, self._judged(address, partition, outcomes[partition]))
 
     def _judged(
-        self, address: NodeAddress, one: TopicPartition, outcome: T | RaftlogClientError
+        self, address: NodeAddress, partition: TopicPartition, outcome: T | RaftlogClientError
     ) -> T | RaftlogClientError:
         """Return the outcome for the caller, and note metadata that proved stale."""
         if not isinstance(outcome, RaftlogClientError):
             return outcome
         if isinstance(outcome, TopicNotFoundError) or outcome.retriable:
-            self._stale.add(one.topic)
+            self._stale.add(partition.topic)
         if isinstance(outcome, TopicNotFoundError):
             # The metadata named this leader. Either it has not applied the topic yet, or the topic
             # was deleted and the next refresh shows that.
-            return _no_leader(f"{address} knows no {one.topic}-{one.partition}: {outcome}")
+            return _no_leader(
+                f"{address} knows no {partition.topic}-{partition.partition}: {outcome}"
+            )
         return outcome
 
     async def _refresh_stale(self, topics: set[str]) -> None:
@@ -466,10 +486,10 @@ def all_answers(
 ) -> dict[TopicPartition, T]:
     """Return the results if there are no errors. Raises the first partition's error."""
     found: dict[TopicPartition, T] = {}
-    for one, outcome in outcomes.items():
+    for partition, outcome in outcomes.items():
         if isinstance(outcome, RaftlogClientError):
             raise outcome
-        found[one] = outcome
+        found[partition] = outcome
     return found
 
 
@@ -486,5 +506,7 @@ def _no_leader(message: str) -> RaftlogClientError:
 
 
 def _names(partitions: Sequence[TopicPartition]) -> str:
-    names = [f"{one.topic}-{one.partition}" for one in partitions[:NAMES_LOGGED_MAX]]
+    names = [
+        f"{partition.topic}-{partition.partition}" for partition in partitions[:NAMES_LOGGED_MAX]
+    ]
     return ", ".join(names) + (", …" if len(partitions) > NAMES_LOGGED_MAX else "")

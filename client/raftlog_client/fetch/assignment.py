@@ -105,7 +105,7 @@ class Assignment:
         self, partitions: Sequence[TopicPartition]
     ) -> list[tuple[PartitionState, PartitionOffsets]]:
         """Return states and offsets of these partitions, or of all."""
-        states = [self.state(one) for one in partitions] or list(self.states.values())
+        states = [self.state(partition) for partition in partitions] or list(self.states.values())
         offsets = await partition_offsets(self._metadata, [state.source for state in states])
         return [(state, offsets[state.source]) for state in states]
 

@@ -117,7 +117,7 @@ class Fetcher:
         """Fetch these partitions and no others. The mapping is kept, not copied."""
         self._assigned = states
         topics = {source.topic for source in states}
-        self._unknown = Counter({one: n for one, n in self._unknown.items() if one in topics})
+        self._unknown = Counter({name: n for name, n in self._unknown.items() if name in topics})
         for state in states.values():
             self.want(state)
 

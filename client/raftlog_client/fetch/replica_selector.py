@@ -62,5 +62,7 @@ class ReplicaSelector:
     def leave(self, source: TopicPartition) -> None:
         """Use the leader for a while, because the rack's replica failed or lacks the offset."""
         now = asyncio.get_running_loop().time()
-        kept = {one: until for one, until in self._leader_only_until.items() if until > now}
+        kept = {
+            partition: until for partition, until in self._leader_only_until.items() if until > now
+        }
         self._leader_only_until = kept | {source: now + LEADER_ONLY_S}

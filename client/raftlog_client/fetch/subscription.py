@@ -178,7 +178,7 @@ class Subscription:
 
     @property
     def pattern(self) -> str | None:
-        """Text of the pattern, if there is one."""
+        """Text of the pattern, if any."""
         return None if self._pattern is None else self._pattern.pattern
 
     @property

@@ -185,7 +185,9 @@ class ConsumerGroup:
                 "transaction: make it with auto_commit_interval_ms=None."
             )
         if lost := self.offsets.lost_uncommitted:
-            names = ", ".join(f"{one.topic}-{one.partition}" for one in sorted(lost)[:5])
+            names = ", ".join(
+                f"{partition.topic}-{partition.partition}" for partition in sorted(lost)[:5]
+            )
             raise CommitFailedError(
                 f"The group has given {names} to other members, with records given out here and "
                 "not committed: these are read again there."
@@ -215,12 +217,14 @@ def with_metadata(
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return all offsets with metadata. Raises ValueError for a negative offset."""
     found = {
-        TopicPartition(*one): offset
+        TopicPartition(*partition): offset
         if isinstance(offset, OffsetAndMetadata)
         else OffsetAndMetadata(offset)
-        for one, offset in offsets.items()
+        for partition, offset in offsets.items()
     }
-    for one, value in found.items():
+    for partition, value in found.items():
         if value.offset < 0:
-            raise ValueError(f"{one.topic}-{one.partition}: no offset is {value.offset}")
+            raise ValueError(
+                f"{partition.topic}-{partition.partition}: no offset is {value.offset}"
+            )
     return found

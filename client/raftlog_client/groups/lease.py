@@ -332,7 +332,8 @@ class GroupLease:
         if self._heir is not None and request.hand_over_to == self._heir[0]:
             _settle(self._heir[1], None)
         is_assigned = any(
-            (one.topic, one.partition) == (self._topic, LEASE_PARTITION) for one in member.assigned
+            (partition.topic, partition.partition) == (self._topic, LEASE_PARTITION)
+            for partition in member.assigned
         )
         if not is_assigned:
             self._lose(None)

@@ -6,7 +6,7 @@ those that this member has taken and not given up yet.
 | set | partitions |
 |---|---|
 | `readable` = owned ∩ assigned | to read |
-| `to_revoke` = owned - assigned | to commit and give up, without handing out more of their records |
+| `to_revoke` = owned - assigned | to commit and give up, no longer handed out |
 | `to_add` = assigned - owned | to start |
 
 The rules:
@@ -294,7 +294,7 @@ class GroupMember:
         """Return partitions for which a commit of that incarnation may still be sent."""
         if self.state is not MemberState.JOINED or incarnation != self.incarnation:
             return set()
-        return {one.source for one in self.owned}
+        return {partition.source for partition in self.owned}
 
     def _end(self) -> frozenset[GroupPartition]:
         owned = self.owned
@@ -308,15 +308,15 @@ class GroupMember:
 def by_topic(partitions: Collection[GroupPartition]) -> list[MemberPartitions]:
     """Return partitions as a heartbeat reports them."""
     topics: dict[str, list[int]] = {}
-    for one in sorted(partitions):
-        topics.setdefault(one.topic_id, []).append(one.partition)
+    for partition in sorted(partitions):
+        topics.setdefault(partition.topic_id, []).append(partition.partition)
     return [MemberPartitions(topic_id, numbers) for topic_id, numbers in topics.items()]
 
 
 def from_topics(assignment: Iterable[AssignedPartitions]) -> frozenset[GroupPartition]:
     """Return the partitions of a heartbeat's response."""
     return frozenset(
-        GroupPartition(one.topic, one.topic_id, number)
-        for one in assignment
-        for number in one.partitions
+        GroupPartition(partition.topic, partition.topic_id, number)
+        for partition in assignment
+        for number in partition.partitions
     )

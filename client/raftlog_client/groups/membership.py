@@ -171,7 +171,7 @@ class GroupMembership:
                 await asyncio.wait((self._reconciling,))
             if is_clean:
                 self._buffer.begin_call()
-            sources = {one.source for one in self._member.owned}
+            sources = {partition.source for partition in self._member.owned}
             if sources:
                 await self._give_up(sources)
         finally:
@@ -191,22 +191,26 @@ class GroupMembership:
                 await _call(self.listener.on_partitions_lost, lost)
             if revoked := member.to_revoke:
                 try:
-                    await self._give_up({one.source for one in revoked})
+                    await self._give_up({partition.source for partition in revoked})
                 finally:
                     # A partition that was given back in the meantime restarts at its committed
                     # offset.
                     gone = revoked & member.owned
                     member.gave_up(gone)
-                    self._assignment.drop(one.source for one in sorted(gone))
+                    self._assignment.drop(partition.source for partition in sorted(gone))
                     self._report.set()
             if added := sorted(member.to_add):
                 member.took(added)
                 self._assignment.add(
-                    {one.source: one.topic_id for one in added}, [self._reset(p) for p in added]
+                    {partition.source: partition.topic_id for partition in added},
+                    [self._reset(p) for p in added],
                 )
                 logger.info("group %s: assigned %s", self._group, _names(added))
                 try:
-                    await _call(self.listener.on_partitions_assigned, {one.source for one in added})
+                    await _call(
+                        self.listener.on_partitions_assigned,
+                        {partition.source for partition in added},
+                    )
                 finally:
                     self._offsets.place_soon()
 
@@ -229,7 +233,7 @@ class GroupMembership:
     def _apply(self) -> None:
         """Hand out no more of the revoked partitions, and wake the reader, after a response."""
         member = self._member
-        self._assignment.hold_all_but({one.source for one in member.readable})
+        self._assignment.hold_all_but({partition.source for partition in member.readable})
         if member.to_revoke or member.to_add:
             self._notify()
 
@@ -385,7 +389,7 @@ class GroupMembership:
         self._drop(lost)
 
     def _drop(self, lost: Collection[GroupPartition]) -> None:
-        sources = {one.source for one in lost}
+        sources = {partition.source for partition in lost}
         self._offsets.lost_uncommitted |= self._offsets.positions().keys() & sources
         self._assignment.drop(sorted(sources))
         self._lost |= sources
@@ -402,7 +406,7 @@ class GroupMembership:
     async def _leave(self) -> None:
         if self._member.state is MemberState.JOINED:
             request, owned = self._member.leave()
-            self._assignment.drop(one.source for one in sorted(owned))
+            self._assignment.drop(partition.source for partition in sorted(owned))
             await self._send_last(request)
 
     async def _send_last(self, request: HeartbeatRequest) -> None:
@@ -465,5 +469,5 @@ async def _call(
 
 def _names(partitions: Collection[GroupPartition]) -> str:
     shown = sorted(partitions)[:10]
-    text = ", ".join(f"{one.topic}-{one.partition}" for one in shown)
+    text = ", ".join(f"{partition.topic}-{partition.partition}" for partition in shown)
     return text + (", …" if len(partitions) > len(shown) else "")

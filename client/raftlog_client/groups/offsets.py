@@ -216,7 +216,7 @@ class GroupOffsets:
         allowed = self.member.committable(incarnation)
         gone = [source for source in offsets if source not in allowed]
         if identity is None or gone:
-            names = ", ".join(f"{one.topic}-{one.partition}" for one in gone[:5])
+            names = ", ".join(f"{partition.topic}-{partition.partition}" for partition in gone[:5])
             raise CommitFailedError(
                 f"Group {self.group_id!r}: not committed, this consumer does not own {names}"
                 f"{', …' if len(gone) > 5 else ''} (any more): the group has given the partitions "
@@ -251,7 +251,11 @@ class GroupOffsets:
             if self.member is not None:
                 incarnation = self.member.incarnation
                 allowed = self.member.committable(incarnation)
-                offsets = {one: offset for one, offset in offsets.items() if one in allowed}
+                offsets = {
+                    partition: offset
+                    for partition, offset in offsets.items()
+                    if partition in allowed
+                }
             if not offsets:
                 return
             try:
@@ -279,7 +283,7 @@ class GroupOffsets:
         deadline = loop.time() + self._metadata.request_timeout_s
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
         attempt = 0
-        while left := [one for one in partitions if one not in found]:
+        while left := [partition for partition in partitions if partition not in found]:
             error: RaftlogClientError | None = None
             for source, row in (await self._look_up(left)).items():
                 if row.error_code:
@@ -301,8 +305,8 @@ class GroupOffsets:
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
         topics: dict[str, list[int]] = {}
-        for one in partitions:
-            topics.setdefault(one.topic, []).append(one.partition)
+        for partition in partitions:
+            topics.setdefault(partition.topic, []).append(partition.partition)
         answer = await self._metadata.call_any(
             "POST",
             f"{self._path}/committed",
@@ -313,8 +317,8 @@ class GroupOffsets:
         )
         rows = {TopicPartition(row.topic, row.partition): row for row in answer.offsets}
         return {
-            one: rows.get(one) or CommittedOffset(*one, NO_OFFSET)
-            for one in (TopicPartition(*one) for one in partitions)
+            partition: rows.get(partition) or CommittedOffset(*partition, NO_OFFSET)
+            for partition in (TopicPartition(*partition) for partition in partitions)
         }
 
     # Positions
