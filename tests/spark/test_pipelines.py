@@ -53,7 +53,11 @@ def run(
     *arguments: object, code: int = 0, environ: Mapping[str, str] = os.environ, cwd: Path = ROOT
 ) -> str:
     """Run `raftlog pipeline run` as a process; return its output."""
-    settings = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
+    settings = (
+        *("--master", "local[2]"),
+        *("--conf", "spark.ui.enabled=false"),
+        *("--conf", "spark.sql.shuffle.partitions=2"),
+    )
     ended = subprocess.run(
         [sys.executable, "-m", "raftlog.cli", "pipeline", "run", *settings, *map(str, arguments)],
         capture_output=True,

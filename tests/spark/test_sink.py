@@ -139,6 +139,7 @@ def test_a_stream_writes_on_from_its_checkpoint(
         assert found == sorted(str(number) for number in range(50 * batches))
 
 
+@pytest.mark.full  # test_connect copies a topic by such a stream
 def test_a_stream_from_topic_to_topic(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
