@@ -60,8 +60,8 @@ def list_groups(servers: str, output_format: str) -> None:
         output.write_table(
             ("group", "kind", "state", "members", "coordinator"),
             [
-                (one.group, one.kind, one.state, one.members, one.coordinator)
-                for one in found.groups
+                (group.group, group.kind, group.state, group.members, group.coordinator)
+                for group in found.groups
             ],
         )
     elif not found.incomplete:
@@ -100,15 +100,15 @@ def describe(group: str, servers: str, output_format: str) -> None:
             ("topic", "partition", "offset", "end", "lag", "member", "client"),
             [
                 (
-                    one.topic,
-                    one.partition,
-                    _known(one.offset),
-                    _known(one.end_offset),
-                    _known(one.lag),
-                    one.member_id,
-                    clients.get(one.member_id or ""),
+                    offset.topic,
+                    offset.partition,
+                    _known(offset.offset),
+                    _known(offset.end_offset),
+                    _known(offset.lag),
+                    offset.member_id,
+                    clients.get(offset.member_id or ""),
                 )
-                for one in found.offsets
+                for offset in found.offsets
             ],
         )
     if found.members:
@@ -246,7 +246,7 @@ def _known(offset: int) -> int | None:
 
 def _total_lag(group: GroupDescription) -> int:
     """The records left to read, in the partitions whose lag is known."""
-    return sum(max(one.lag, 0) for one in group.offsets)
+    return sum(max(offset.lag, 0) for offset in group.offsets)
 
 
 def _member_row(member: GroupMember) -> tuple[object, ...]:
@@ -266,4 +266,4 @@ def _member_row(member: GroupMember) -> tuple[object, ...]:
 
 
 def _count(assigned: Sequence[AssignedPartitions]) -> int:
-    return sum(len(one.partitions) for one in assigned)
+    return sum(len(topic.partitions) for topic in assigned)

@@ -95,7 +95,7 @@ def plan(file: Path, lost: dict[str, set[int]], prune: bool, output_format: str)
 
     reports, removals = _run(look())
     found = [*(step for report in reports for step in report.steps), *removals]
-    problems = [f"{one.spec.name}: {text}" for one in reports for text in one.problems]
+    problems = [f"{report.spec.name}: {text}" for report in reports for text in report.problems]
     if output_format == "json":
         output.write_json({"steps": msgspec.to_builtins(found), "problems": problems})
     else:
@@ -195,7 +195,9 @@ def _document(report: Report) -> dict[str, Any]:
         "controller_id": None if state is None else state.controller_id,
         "servers": "" if state is None else ",".join(node.address for node in state.nodes),
         "nodes": nodes,
-        "under_min_isr": [] if state is None else [str(one) for one in state.under_min_isr],
+        "under_min_isr": []
+        if state is None
+        else [str(partition) for partition in state.under_min_isr],
         "problems": report.problems,
         "steps": msgspec.to_builtins(report.steps),
     }
@@ -258,7 +260,7 @@ def _notes(report: Report) -> Iterable[str]:
         for node in report.state.nodes:
             if node.why is not None:
                 yield f"{name}: node {node.node_id} is not ready: {node.why}"
-        under = [str(one) for one in report.state.under_min_isr]
+        under = [str(partition) for partition in report.state.under_min_isr]
         if under:
             more = ", …" if len(under) > PARTITIONS_LISTED_MAX else ""
             yield (

@@ -178,16 +178,16 @@ class ServeCommand(click.Command):
             *(from_file(self.settings, config_file) if config_file else ()),
         ]
         remembered = list(self._remembered(given))
-        if all(one.setting.key != "node_id" for one in (*given, *remembered)):
+        if all(value.setting.key != "node_id" for value in (*given, *remembered)):
             # The lost node's number is also the new node's.
-            node_id = next(one for one in self.settings if one.key == "node_id")
-            lost = [one for one in given if one.setting.key == "replace"]
-            given += [dataclasses.replace(one, setting=node_id) for one in lost]
+            node_id = next(setting for setting in self.settings if setting.key == "node_id")
+            lost = [value for value in given if value.setting.key == "replace"]
+            given += [dataclasses.replace(value, setting=node_id) for value in lost]
         return combine(ServeSettings, iter(given), iter(remembered))
 
     def _remembered(self, given: list[Given]) -> Iterator[Given]:
         """The settings remembered by the data directory, which suffices for a restart."""
-        first = {one.setting.key: one.value for one in reversed(given)}
+        first = {value.setting.key: value.value for value in reversed(given)}
         data_dir = first.get("data_dir")
         if not isinstance(data_dir, str):
             return iter(())

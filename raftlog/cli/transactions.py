@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -84,8 +84,8 @@ def list_transactions(
 
     found = run(servers, find())
     rows = sorted(
-        (one for one in found.transactions if is_open(one.state) or not only_open),
-        key=lambda one: (not is_open(one.state), -one.open_ms, one.transactional_id),
+        (row for row in found.transactions if is_open(row.state) or not only_open),
+        key=lambda row: (not is_open(row.state), -row.open_ms, row.transactional_id),
     )
     if output_format == "json":
         document = msgspec.structs.replace(found, transactions=rows)
@@ -95,14 +95,14 @@ def list_transactions(
             ("transactional id", "state", "open", "producer id", "epoch", "coordinator"),
             [
                 (
-                    one.transactional_id,
-                    one.state,
-                    duration(one.open_ms) if is_open(one.state) else None,
-                    one.producer_id,
-                    one.producer_epoch,
-                    one.coordinator,
+                    row.transactional_id,
+                    row.state,
+                    duration(row.open_ms) if is_open(row.state) else None,
+                    row.producer_id,
+                    row.producer_epoch,
+                    row.coordinator,
                 )
-                for one in rows
+                for row in rows
             ],
         )
     elif not found.incomplete:
@@ -120,12 +120,18 @@ def describe(transactional_id: str, servers: str, output_format: str) -> None:
     async def find() -> tuple[TransactionDescription, dict[TopicPartition, PartitionOffsets]]:
         async with Admin(bootstrap_servers=servers) as admin:
             description = await admin.describe_transaction(transactional_id)
-            return description, await _offsets(admin, {one.topic for one in description.partitions})
+            return description, await _offsets(
+                admin, {partition.topic for partition in description.partitions}
+            )
 
     found, offsets = run(servers, find())
     rows = [
-        (one.topic, one.partition, offsets.get(TopicPartition(one.topic, one.partition)))
-        for one in found.partitions
+        (
+            partition.topic,
+            partition.partition,
+            offsets.get(TopicPartition(partition.topic, partition.partition)),
+        )
+        for partition in found.partitions
     ]
     if output_format == "json":
         document = msgspec.to_builtins(found)
@@ -204,7 +210,12 @@ def _show_held_back(servers: str, topics: Sequence[str], output_format: str) -> 
             # The transactions are first, so that a transaction which has ended by now holds nothing
             # back.
             descriptions = await _describe(
-                admin, [one.transactional_id for one in listed.transactions if is_open(one.state)]
+                admin,
+                [
+                    transaction.transactional_id
+                    for transaction in listed.transactions
+                    if is_open(transaction.state)
+                ],
             )
             offsets = await admin.offsets(wanted, at_hand_after_ms=OFFSETS_PATIENCE_MS)
             return held_back_rows(descriptions, offsets), listed.incomplete
@@ -251,28 +262,35 @@ def held_back_rows(
     """
     open_at: dict[TopicPartition, list[TransactionDescription]] = {}
     for description in descriptions:
-        for one in description.partitions:
-            open_at.setdefault(TopicPartition(one.topic, one.partition), []).append(description)
+        for partition in description.partitions:
+            open_at.setdefault(TopicPartition(partition.topic, partition.partition), []).append(
+                description
+            )
     rows: list[HeldBack] = []
     for place, known in offsets.items():
         waiting = known.high_watermark - known.last_stable_offset
         if waiting <= 0:
             continue
         row = HeldBack(
-            *place, known.last_stable_offset, known.high_watermark, waiting, None, None, None, None
+            topic=place.topic,
+            partition=place.partition,
+            last_stable_offset=known.last_stable_offset,
+            high_watermark=known.high_watermark,
+            waiting=waiting,
+            transactional_id=None,
+            state=None,
+            open_ms=None,
+            timeout_ms=None,
         )
         rows += [
-            HeldBack(
-                *place,
-                known.last_stable_offset,
-                known.high_watermark,
-                waiting,
-                one.transactional_id,
-                one.state,
-                one.open_ms,
-                one.timeout_ms,
+            replace(
+                row,
+                transactional_id=transaction.transactional_id,
+                state=transaction.state,
+                open_ms=transaction.open_ms,
+                timeout_ms=transaction.timeout_ms,
             )
-            for one in open_at.get(place, ())
+            for transaction in open_at.get(place, ())
         ] or [row]
     return sorted(rows, key=lambda row: (-(row.open_ms or 0), row.topic, row.partition))
 

@@ -75,7 +75,7 @@ class Release:
     @property
     def requirements(self) -> str:
         """The content of a requirements file, with every wheel except pip's, by hash."""
-        return "".join(f"{one.requirement}\n" for one in (self.wheel, *self.dependencies))
+        return "".join(f"{wheel.requirement}\n" for wheel in (self.wheel, *self.dependencies))
 
 
 def read_release(directory: Path) -> Release:
@@ -84,10 +84,12 @@ def read_release(directory: Path) -> Release:
     if len(paths) > WHEELS_MAX:
         raise FleetError(f"{directory} holds {len(paths)} wheels: a release has {WHEELS_MAX} most")
     wheels = [_wheel(path) for path in paths]
-    repeated = sorted({one.name for one in wheels if [w.name for w in wheels].count(one.name) > 1})
+    repeated = sorted(
+        {wheel.name for wheel in wheels if [w.name for w in wheels].count(wheel.name) > 1}
+    )
     if repeated:
         raise FleetError(f"{directory} holds several wheels of {', '.join(repeated)}: keep one")
-    by_name = {one.name: one for one in wheels}
+    by_name = {wheel.name: wheel for wheel in wheels}
     for name in (DISTRIBUTION, PIP):
         if name not in by_name:
             raise FleetError(
@@ -167,6 +169,6 @@ def _digest(wheel: Wheel, dependencies: tuple[Wheel, ...]) -> str:
         for member in sorted(archive.infolist(), key=lambda one: one.filename):
             if member.filename.rpartition("/")[2] not in _NOT_CODE:
                 digest.update(f"{member.filename} {member.CRC}\n".encode())
-    for one in dependencies:
-        digest.update(f"{one.path.name}\n".encode())
+    for dependency in dependencies:
+        digest.update(f"{dependency.path.name}\n".encode())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]

@@ -130,30 +130,8 @@ class RaftMember(Generic[R]):
         )
         self._keep_alive = KeepAlive(self._core, self._peers, clock)
         self._changes = VoterChanges(self._core, clock, self._hello_of, self._wake)
-        self._snapshots = SnapshotManager(
-            core=self._core,
-            log=log,
-            store=store,
-            disk=disk,
-            clock=clock,
-            settings=settings,
-            state_machine=state_machine,
-            writer=self._writer,
-            send=self.send_message,
-            installed=self._on_installed,
-            failed=self._failed,
-        )
-        self._router: ProposalRouter[R] = ProposalRouter(
-            core=self._core,
-            store=store,
-            changes=self._changes,
-            clock=clock,
-            settings=settings,
-            send=self.send_message,
-            spawn=self._tasks.spawn,
-            wake=self._wake,
-            request_id=int.from_bytes(randomness.token(6), "big"),
-        )
+        self._snapshots = self._new_snapshots()
+        self._router = self._new_router(int.from_bytes(randomness.token(6), "big"))
         self._pump_due = False
         self._role: tuple[int | None, int, bool] = (None, 0, False)
         self._resign_at = 0.0
@@ -165,6 +143,34 @@ class RaftMember(Generic[R]):
         self._on_message: list[Callable[[int, bytes], None]] = []
         self._on_connection: list[Callable[[int, ConnectionEvent], None]] = []
         log.on_voters_changed = self._voters_changed
+
+    def _new_snapshots(self) -> SnapshotManager:
+        return SnapshotManager(
+            core=self._core,
+            log=self._log,
+            store=self._store,
+            disk=self._disk,
+            clock=self._clock,
+            settings=self._settings,
+            state_machine=self._state_machine,
+            writer=self._writer,
+            send=self.send_message,
+            installed=self._on_installed,
+            failed=self._failed,
+        )
+
+    def _new_router(self, request_id: int) -> ProposalRouter[R]:
+        return ProposalRouter(
+            core=self._core,
+            store=self._store,
+            changes=self._changes,
+            clock=self._clock,
+            settings=self._settings,
+            send=self.send_message,
+            spawn=self._tasks.spawn,
+            wake=self._wake,
+            request_id=request_id,
+        )
 
     @classmethod
     async def open(

@@ -211,11 +211,11 @@ class MeasuredGroup:
         least, rest = divmod(self._partitions, len(active) + others or 1)
         most = least + (rest > 0)
         if others:
-            return bool(active) and all(least <= len(one) <= most for one in active)
+            return bool(active) and all(least <= len(partitions) <= most for partitions in active)
         return (
             owned == self._partitions
             and set().union(*active) == self._places
-            and all(least <= len(one) <= most for one in active)
+            and all(least <= len(partitions) <= most for partitions in active)
         )
 
     async def _load(self) -> None:

@@ -239,7 +239,7 @@ async def consume(
                     unread.discard(place)
             if not fetched:
                 held = consumer.assignment() & unread
-                unread -= {one for one in held if await consumer.position(one) >= ends[one]}
+                unread -= {place for place in held if await consumer.position(place) >= ends[place]}
             elif first is None:
                 first = Consumed(records, size_bytes, time.perf_counter() - started)
             progress(records / total, f"{records:,} records")

@@ -52,6 +52,20 @@ async def until(due: float, spin_s: float) -> None:
         await asyncio.sleep(0)
 
 
+async def _read(
+    consumer: Consumer, due: list[float], warm_up: int, samples: Samples, all_read: asyncio.Event
+) -> None:
+    unread = set(range(len(due)))
+    async for record in consumer:
+        number = int((record.value or b"")[:NUMBER_BYTES])
+        if number >= warm_up:
+            samples.end_to_end.append(time.perf_counter() - due[number])
+        unread.discard(number)
+        if not unread:
+            all_read.set()
+            return
+
+
 async def open_loop(
     servers: str,
     topic: str,
@@ -83,18 +97,7 @@ async def open_loop(
         raise ValueError(f"records must have at least {NUMBER_BYTES} bytes")
     filler = payload(record_bytes - NUMBER_BYTES)
     due = [0.0] * count
-    unread = set(range(count))
     all_read = asyncio.Event()
-
-    async def read(consumer: Consumer) -> None:
-        async for record in consumer:
-            number = int((record.value or b"")[:NUMBER_BYTES])
-            if number >= warm_up:
-                samples.end_to_end.append(time.perf_counter() - due[number])
-            unread.discard(number)
-            if not unread:
-                all_read.set()
-                return
 
     def acknowledged(number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception() is not None:
@@ -110,7 +113,7 @@ async def open_loop(
         if consume:  # an assigned consumer fetches ahead even if nothing iterates over it
             read_from = topic if arrive_in is None else arrive_in
             consumer.assign([TopicPartition(read_from, number) for number in range(partitions)])
-            reader = asyncio.create_task(read(consumer))
+            reader = asyncio.create_task(_read(consumer, due, warm_up, samples, all_read))
         # A collection of all that was imported would hold this driver for 40 ms.
         gc.collect()
         gc.freeze()

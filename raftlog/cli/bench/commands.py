@@ -328,39 +328,53 @@ def groups(
             seconds=seconds,
             progress=progress,
         )
-        return Report(
-            "groups",
-            {"members": members, "partitions": used.partitions, "clients": clients},
-            [
-                Field(
-                    "commitRate",
-                    f"commits of {clients} clients",
-                    "commits/s",
-                    len(many.latencies) / many.seconds,
-                ),
-                Field(
-                    "keptPartitionGap",
-                    "longest gap of partitions that stay",
-                    "ms",
-                    max(found.kept_gaps) * 1000,
-                ),
-                Field(
-                    "calmPartitionGap",
-                    "the same without a rebalance",
-                    "ms",
-                    max(found.calm_gaps) * 1000,
-                ),
-            ],
-            {
-                "joinLatency": Latencies.from_seconds(found.joins),
-                "leaveLatency": Latencies.from_seconds(found.leaves),
-                "loneCommitLatency": Latencies.from_seconds(lone.latencies),
-                "commitLatency": Latencies.from_seconds(many.latencies),
-            },
-        )
+        parameters: dict[str, object] = {
+            "members": members,
+            "partitions": used.partitions,
+            "clients": clients,
+        }
+        return _group_report(parameters, found, lone, many)
 
     where = Where(servers, topic, partitions, replicas)
     measured("groups", where, measure).show(output_format)
+
+
+def _group_report(
+    parameters: dict[str, object],
+    found: group_load.Rebalances,
+    lone: group_load.Commits,
+    many: group_load.Commits,
+) -> Report:
+    return Report(
+        "groups",
+        parameters,
+        [
+            Field(
+                "commitRate",
+                f"commits of {parameters['clients']} clients",
+                "commits/s",
+                len(many.latencies) / many.seconds,
+            ),
+            Field(
+                "keptPartitionGap",
+                "longest gap of partitions that stay",
+                "ms",
+                max(found.kept_gaps) * 1000,
+            ),
+            Field(
+                "calmPartitionGap",
+                "the same without a rebalance",
+                "ms",
+                max(found.calm_gaps) * 1000,
+            ),
+        ],
+        {
+            "joinLatency": Latencies.from_seconds(found.joins),
+            "leaveLatency": Latencies.from_seconds(found.leaves),
+            "loneCommitLatency": Latencies.from_seconds(lone.latencies),
+            "commitLatency": Latencies.from_seconds(many.latencies),
+        },
+    )
 
 
 @click.command()

@@ -67,7 +67,7 @@ class Report:
         given = ", ".join(f"{name} {value}" for name, value in self.parameters.items())
         click.echo(f"{self.workload}: {given}")
         if self.fields:
-            rows = [(one.label, _number(one.value), one.unit) for one in self.fields]
+            rows = [(field.label, _number(field.value), field.unit) for field in self.fields]
             output.write_table(("figure", "value", "unit"), rows)
         if self.latencies:
             click.echo()
@@ -78,11 +78,15 @@ class Report:
                         _words(prefix),
                         *(
                             round(value, 2)
-                            for value in (one.avg, *one.percentiles.values(), one.max)
+                            for value in (
+                                latencies.avg,
+                                *latencies.percentiles.values(),
+                                latencies.max,
+                            )
                         ),
-                        one.count,
+                        latencies.count,
                     )
-                    for prefix, one in self.latencies.items()
+                    for prefix, latencies in self.latencies.items()
                 ],
             )
 

@@ -35,7 +35,7 @@ def transactional_id_argument(command: _Command) -> _Command:
 
 def _groups(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     async def names(admin: Admin) -> list[str]:
-        return [one.group for one in (await admin.list_groups()).groups]
+        return [group.group for group in (await admin.list_groups()).groups]
 
     return _completed(context, incomplete, names)
 
@@ -43,7 +43,7 @@ def _groups(context: click.Context, _: click.Parameter, incomplete: str) -> list
 def _transactional_ids(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     async def names(admin: Admin) -> list[str]:
         found = await admin.list_transactions()
-        return [one.transactional_id for one in found.transactions]
+        return [transaction.transactional_id for transaction in found.transactions]
 
     return _completed(context, incomplete, names)
 

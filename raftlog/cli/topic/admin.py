@@ -89,19 +89,19 @@ def create(
     if output_format == "json":
         output.write_json(
             [
-                {**topic_document(one.result[0]), "created": one.result[1]}
-                if one.result
-                else {**one.error_document(), "created": False}
-                for one in outcomes
+                {**topic_document(outcome.result[0]), "created": outcome.result[1]}
+                if outcome.result
+                else {**outcome.error_document(), "created": False}
+                for outcome in outcomes
             ]
         )
-    for one in outcomes:
-        if one.result and output_format != "json":
-            topic, is_new = one.result
+    for outcome in outcomes:
+        if outcome.result and output_format != "json":
+            topic, is_new = outcome.result
             verb = "created" if is_new else "exists already"
             count = output.counted(len(topic.partitions), "partition")
             output.message(f"{topic.name} {verb}: {count}")
-        one.show_error(is_only=len(outcomes) == 1)
+        outcome.show_error(is_only=len(outcomes) == 1)
     return _exit_code(outcomes)
 
 
@@ -130,7 +130,7 @@ def list_topics(servers: str, output_format: str) -> None:
     elif rows:
         output.write_table(("name", "partitions", "replicas"), rows)
     else:
-        output.message("There are no topics yet; `raftlog topic create NAME` makes one.")
+        output.message("There are no topics yet; `raftlog topic create NAME` makes outcome.")
 
 
 @click.command()
@@ -273,14 +273,16 @@ def delete(names: tuple[str, ...], if_exists: bool, servers: str, output_format:
     if output_format == "json":
         output.write_json(
             {
-                "deleted": [one.name for one in outcomes if one.result],
-                "failed": [one.error_document() for one in outcomes if one.error is not None],
+                "deleted": [outcome.name for outcome in outcomes if outcome.result],
+                "failed": [
+                    outcome.error_document() for outcome in outcomes if outcome.error is not None
+                ],
             }
         )
-    for one in outcomes:
-        if one.result and output_format != "json":
-            output.message(f"{one.name} deleted")
-        one.show_error(is_only=len(outcomes) == 1)
+    for outcome in outcomes:
+        if outcome.result and output_format != "json":
+            output.message(f"{outcome.name} deleted")
+        outcome.show_error(is_only=len(outcomes) == 1)
     return _exit_code(outcomes)
 
 
@@ -333,7 +335,7 @@ async def _for_each(
 
 def _exit_code(outcomes: Sequence[_Outcome[Any]]) -> int:
     """The code of all errors if they agree, else FAILED."""
-    codes = {one.error.code for one in outcomes if one.error is not None}
+    codes = {outcome.error.code for outcome in outcomes if outcome.error is not None}
     if not codes:
         return ExitCode.OK
     return codes.pop() if len(codes) == 1 else ExitCode.FAILED

@@ -59,8 +59,8 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
             partition["beginning_offset"] = known and known.beginning_offset
             partition["end_offset"] = known and known.end_offset
             _add_state(partition, states.get(number))
-        held = {node_id for one in topic.partitions for node_id in one.replicas}
-        document["replicas"] = sum(len(one.replicas) for one in topic.partitions)
+        held = {node_id for partition in topic.partitions for node_id in partition.replicas}
+        document["replicas"] = sum(len(partition.replicas) for partition in topic.partitions)
         document["replicas_open"] = _open_count(states) if states else None
         document["clocks"] = wrong_clocks(
             {node_id: node for node_id, node in nodes.items() if node_id in held}

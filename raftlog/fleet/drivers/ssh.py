@@ -105,7 +105,7 @@ class SshDriver:
         self._tell = tell
         self._entries = {machine.name: machine for machine in (*past, *spec.machines)}
         try:
-            self._hosts = {name: SshHost(one.address) for name, one in self._entries.items()}
+            self._hosts = {name: SshHost(entry.address) for name, entry in self._entries.items()}
         except ValueError as error:
             raise FleetError(f"cluster {spec.name}: {error}") from error
         self._name = re.compile(rf"{re.escape(spec.name)}-([1-9][0-9]{{0,9}})")
@@ -153,7 +153,8 @@ class SshDriver:
             self._tell(f"host {host}, no longer in the file, does not answer: {unreachable[host]}")
         return Machines(
             tuple(sorted(nodes, key=lambda node: node.node_id)),
-            is_created=bool(self._found) and all(one.is_created for one in self._found.values()),
+            is_created=bool(self._found)
+            and all(found.is_created for found in self._found.values()),
             unreachable={host: why for host, why in unreachable.items() if host in current},
         )
 
@@ -181,7 +182,7 @@ class SshDriver:
     async def provide(self) -> None:
         """Bring release, unit and secret to all hosts in parallel. Nothing running changes."""
         await self._secret()
-        await _together(self._prepare(one.name) for one in self._spec.machines)
+        await _together(self._prepare(machine.name) for machine in self._spec.machines)
 
     async def start(self, node_ids: Sequence[int]) -> None:
         """Start nodes with the release and the settings of the file."""
@@ -254,7 +255,9 @@ class SshDriver:
             last = await probes.controller(*(found.address for found in self._found.values()))
         finally:
             await probes.close()
-        for node_id, found in sorted(self._found.items(), key=lambda one: (one[0] == last, one[0])):
+        for node_id, found in sorted(
+            self._found.items(), key=lambda item: (item[0] == last, item[0])
+        ):
             self._tell(f"stopping node {node_id} on {found.host}")
             await self._hosts[found.host].stop(found.name)
 
@@ -284,9 +287,9 @@ class SshDriver:
             return found.text
         voters = self._spec.machines[: self._spec.voter_count]
         addresses = [one.address for n, one in self._found.items() if n != lost]
-        if not addresses and host in [one.name for one in voters]:
+        if not addresses and host in [voter.name for voter in voters]:
             return KEPT + self._settings(node_id, host, {"voters": self._voters()})
-        servers = addresses or [self._address(one.name) for one in voters]
+        servers = addresses or [self._address(voter.name) for voter in voters]
         first: dict[str, Any] = {"join": ",".join(servers)}
         if node_id == lost:
             first[REPLACE_KEY] = node_id
