@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uvloop
 
+from bench.loads import awaited_sends, consume_each, consume_many
 from bench.node import LoneNode
 from bench.report import Result
-from raftlog.workloads.load import PARTITIONS, awaited_sends, consume_each, consume_many, send_many
+from raftlog.workloads.load import PARTITIONS, send_many
 
 
 def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bench.loads import awaited_sends, consume_each, consume_many
 from bench.node import LoneNode, running_node
 from bench.replication.cluster import (
     MIN_ISR,
@@ -22,7 +23,7 @@ from bench.replication.cluster import (
     running_cluster,
 )
 from bench.report import Result
-from raftlog.workloads.load import awaited_sends, consume_each, consume_many, send_many
+from raftlog.workloads.load import send_many
 
 Send = Callable[[str, str, int, int], Coroutine[Any, Any, float]]
 

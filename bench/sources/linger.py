@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from bench.loads import awaited_sends
 from bench.replication.cluster import (
     PARTITIONS,
     Cluster,
@@ -19,7 +20,6 @@ from bench.replication.cluster import (
 from bench.report import Result
 from bench.sources.curves import Curves, Panel
 from raftlog.workloads.latencies import Latencies
-from raftlog.workloads.load import awaited_sends
 from raftlog.workloads.open_loop import open_loop
 
 LINGERS_MS: Final = (0, 1, 2, 5, 10, 20, 50)
