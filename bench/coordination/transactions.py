@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from bench.coordination import transaction_loads
 from bench.replication.cluster import PARTITIONS, Meter, Options, run_workload, running_cluster
 from bench.report import Result
 from raftlog.workloads import transactions as load
@@ -109,7 +110,7 @@ def _compared(options: Options, name: str, goal: float, ways: tuple[Way, Way]) -
                 topic = f"{TOPIC}-{run}-{number}"
                 run_workload(cluster.create_topic(topic, PARTITIONS))
                 found = run_workload(
-                    load.throughput(
+                    transaction_loads.throughput(
                         cluster.servers,
                         topic,
                         record_bytes=LARGE_BYTES,
@@ -145,7 +146,7 @@ def exactly_once(options: Options) -> list[Result]:
             target = f"copied-{run}"
             run_workload(cluster.create_topic(target))
             found = run_workload(
-                load.exactly_once(
+                transaction_loads.exactly_once(
                     cluster.servers,
                     TOPIC,
                     target,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from raftlog_client import Admin, TopicPartition
 
+from bench.coordination.transaction_loads import exactly_once, throughput
 from raftlog.workloads.load import send_many
-from raftlog.workloads.transactions import exactly_once, throughput
 from tests.cli.node import RunningNode, running_node
 
 
