@@ -61,7 +61,7 @@ def spark_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
 
 @pytest.fixture(scope="session")
 def spark_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three real nodes; tests use `spark_cluster`."""
+    """Three real nodes. Tests use `spark_cluster`."""
     directory = tmp_path_factory.mktemp("spark-cluster") / "cluster"
     with ClusterProcesses(directory, 3, flush="async") as processes:
         processes.start()

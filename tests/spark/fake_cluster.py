@@ -22,7 +22,7 @@ from tests.record.wire import encode_batches
 
 
 class FakeCluster(Cluster):
-    """Partitions as lists of values; every record is a batch of its own, at its index."""
+    """Partitions as lists of values. Every record is a batch of its own, at its index."""
 
     def __init__(self) -> None:
         super().__init__("fake:1")
@@ -32,7 +32,7 @@ class FakeCluster(Cluster):
         self.asked: Counter[str] = Counter()
         self.on_bounds: Callable[[int], None] = lambda count: None
         self.written: dict[tuple[str, int], list[Record]] = {}
-        """Batches given to writers, acknowledged or not; in no log."""
+        """Batches given to writers, acknowledged or not, and in no log."""
         self.acknowledged_max = 1 << 62
         """How many batches are acknowledged; the next one fails, when the writer is flushed."""
         self.writers: list[FakeWriter] = []

@@ -35,7 +35,7 @@ def _data(name: str) -> Path:
 def flights() -> pd.DataFrame:
     """Flights in the order of their time, with the fields of the demo's records."""
     with zipfile.ZipFile(_data("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
-        # The file begins with January; 1,000 a day.
+        # The file begins with January, 1,000 a day.
         found = pd.read_csv(file, nrows=DAYS * 1_000, dtype={"flight": str, "tailnum": str})
     hour = pd.to_datetime(found["time_hour"], utc=True)
     scheduled = hour + pd.to_timedelta(found["minute"], unit="m")

@@ -16,7 +16,7 @@ TIMEOUT_S = 120
 
 
 def create(servers: str, topic: str, partitions: int = 3, *, replicas: int = 1) -> str:
-    """Make a topic; its name."""
+    """Make a topic and return its name."""
 
     async def run() -> None:
         async with Admin(bootstrap_servers=servers) as admin:
@@ -67,7 +67,7 @@ def values(spark: SparkSession, servers: str, *topics: str) -> list[str]:
 def start_available_now(
     frame: DataFrame, checkpoint: Path, servers: str, topic: str | None = None, **more: str
 ) -> Any:
-    """Start to write the stream's current records; return the query."""
+    """Start to write the stream's current records and return the query."""
     return (
         frame.writeStream.format("raftlog")
         .options(**options(servers, topic, **more))
@@ -89,7 +89,7 @@ def ended(query: Any) -> Any:
 def run_available_now(
     frame: DataFrame, checkpoint: Path, servers: str, topic: str | None = None, **more: str
 ) -> Any:
-    """Write the stream's current records; return the ended query. Raises its error."""
+    """Write the stream's current records and return the ended query. Raises its error."""
     return ended(start_available_now(frame, checkpoint, servers, topic, **more))
 
 
