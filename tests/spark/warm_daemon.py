@@ -10,13 +10,14 @@ import importlib
 import runpy
 import sys
 
-_module = sys.argv[1]
-"""The module whose `main` the workers call."""
-importlib.import_module(_module)
-# The workers that only list or create sources need neither Arrow nor the client.
-if not _module.endswith((".lookup_data_sources", ".create_data_source")):
-    for _name in ("sink.writers", "source.batch_reader", "source.stream_reader"):
-        importlib.import_module(f"raftlog_spark.{_name}")
+for _name in (
+    # The module whose `main` the workers call.
+    sys.argv[1],
+    "raftlog_spark.sink.writers",
+    "raftlog_spark.source.batch_reader",
+    "raftlog_spark.source.stream_reader",
+):
+    importlib.import_module(_name)
 # `raftlog_spark.data_source` is imported later: it looks at the program of the worker, which is
 # Spark's module as in every other session.
 runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
