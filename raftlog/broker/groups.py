@@ -28,7 +28,7 @@ from raftlog.broker.offsets import FoundRecord, OffsetService
 from raftlog.broker.offsets import PartitionBounds as RoutedBounds
 from raftlog.coordinator.groups.checks import check_group_id
 from raftlog.coordinator.groups.classic.messages import DescribedGroup
-from raftlog.coordinator.groups.kind import NAME, TOPIC, decode_response, encode_request
+from raftlog.coordinator.groups.kind import MESSAGES, TOPIC
 from raftlog.coordinator.groups.messages import (
     JOIN_EPOCH,
     ConsumerGroupDescription,
@@ -473,16 +473,14 @@ class GroupService:
 
         Without `may_change`, it may be repeated. Raises LogError.
         """
-        response = decode_response(
-            await self._services.coordinators.call(
-                NAME,
-                check_group_id(group_id),
-                encode_request(request),
-                timeout_s=timeout_s,
-                may_change=may_change,
-                may_repeat=not may_change,
-                is_held=is_held,
-            )
+        response = await self._services.coordinators.call(
+            MESSAGES,
+            check_group_id(group_id),
+            request,
+            timeout_s=timeout_s,
+            may_change=may_change,
+            may_repeat=not may_change,
+            is_held=is_held,
         )
         assert isinstance(response, kind)
         return response
@@ -504,17 +502,17 @@ class GroupService:
 
     async def _groups_of(self, topic: TopicImage, number: PartitionId) -> GroupList | LogError:
         try:
-            answer = await self._services.coordinators.call_partition(
+            response = await self._services.coordinators.call_partition(
+                MESSAGES,
                 topic,
                 number,
-                encode_request(ListGroupsRequest()),
+                ListGroupsRequest(),
                 timeout_s=CALL_S,
                 may_change=False,
                 may_repeat=True,
             )
         except LogError as error:
             return error
-        response = decode_response(answer)
         assert isinstance(response, GroupList)
         return response
 

@@ -23,7 +23,7 @@ from raftlog.broker.authorize import (
 )
 from raftlog.broker.node import NodeServices
 from raftlog.coordinator.shard.decision import Producer
-from raftlog.coordinator.transactions.kind import NAME, TOPIC, decode_response, encode_request
+from raftlog.coordinator.transactions.kind import MESSAGES, TOPIC
 from raftlog.coordinator.transactions.messages import (
     NO_EPOCH,
     AbortTransaction,
@@ -47,6 +47,7 @@ from raftlog.coordinator.transactions.messages import (
     TransactionSummary,
     shard_key,
     sink_shard_key,
+    successful,
 )
 from raftlog.coordinator.transactions.transaction import VERSION_1, VERSION_2
 from raftlog.metadata.image import TopicImage
@@ -296,34 +297,35 @@ class TransactionService:
         may_repeat: bool = True,
         is_held: bool = False,
     ) -> R:
-        data = await self._services.coordinators.call(
-            NAME,
+        response = await self._services.coordinators.call(
+            MESSAGES,
             key,
-            encode_request(request),
+            request,
             timeout_s=CALL_S,
             may_change=may_change,
             may_repeat=may_repeat,
             is_held=is_held,
         )
-        response = decode_response(data)
-        assert isinstance(response, kind)
-        return response
+        found = successful(response)
+        assert isinstance(found, kind)
+        return found
 
     async def _list(self, topic: TopicImage, number: int) -> TransactionListing | LogError:
         try:
-            data = await self._services.coordinators.call_partition(
+            response = await self._services.coordinators.call_partition(
+                MESSAGES,
                 topic,
                 number,
-                encode_request(ListTransactions()),
+                ListTransactions(),
                 timeout_s=CALL_S,
                 may_change=False,
                 may_repeat=True,
             )
-            response = decode_response(data)
+            listing = successful(response)
         except LogError as error:
             return error.as_outcome()
-        assert isinstance(response, TransactionListing)
-        return response
+        assert isinstance(listing, TransactionListing)
+        return listing
 
 
 def _sink_resource(sink_id: str) -> Resource:

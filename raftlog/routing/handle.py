@@ -14,9 +14,10 @@ at most. An append with an unknown outcome keeps it, whatever a retry returns.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar, cast
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.control import Marker
@@ -87,6 +88,22 @@ T = TypeVar("T")
 
 ProducerKey: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
 """One producer in one partition."""
+
+
+class CoordinatorCall(ABC, Generic[T]):
+    """A request to the coordinator of a partition, encoded only for another node."""
+
+    @abstractmethod
+    async def local(self, found: Partition, timeout_s: float) -> T:
+        """Carry out the request at a partition led here. Raises LogError."""
+
+    @abstractmethod
+    def encoded(self) -> Sequence[Buffer]:
+        """The request, for another node."""
+
+    @abstractmethod
+    def decoded(self, body: memoryview) -> T:
+        """The response of another node."""
 
 
 class PartitionHandle:
@@ -369,28 +386,26 @@ class PartitionHandle:
 
     async def coordinate(
         self,
-        request: Buffer,
+        call: CoordinatorCall[T],
         *,
-        local: Callable[[Partition, float], Awaitable[Buffer]],
         timeout_s: float,
         may_change: bool,
         may_repeat: bool,
         is_held: bool,
-    ) -> Buffer:
-        """Have the leader's coordinator carry out a request; `local` does so on this node.
+    ) -> T:
+        """Have the leader's coordinator carry out a request.
 
         `may_repeat`: repeated also after an unknown outcome. Raises LogError.
         """
-        operation = Coordinate(self.topic_id, self.partition, may_change, is_held)
         outcome, body = await self._routed(
-            operation,
-            (request,),
-            local=local,
+            Coordinate(self.topic_id, self.partition, may_change, is_held),
+            call.encoded,
+            local=call.local,
             timeout_s=timeout_s,
             may_repeat=may_repeat,
             refusal=None,
         )
-        return body if isinstance(outcome, Coordinated) else cast(Buffer, outcome)
+        return call.decoded(body) if isinstance(outcome, Coordinated) else cast(T, outcome)
 
     async def write_marker(
         self,
@@ -422,7 +437,7 @@ class PartitionHandle:
     async def _routed(
         self,
         operation: Operation,
-        body: Sequence[Buffer],
+        body: Sequence[Buffer] | Callable[[], Sequence[Buffer]],
         *,
         local: Callable[[Partition, float], Awaitable[T]],
         timeout_s: float = READ_S_MAX,
@@ -431,7 +446,8 @@ class PartitionHandle:
     ) -> tuple[T | Outcome, memoryview]:
         """Call the leader, with retries, until success, a final error, or the timeout.
 
-        `refusal` is the error of a first call to the local partition.
+        `body` is built only for another node, if callable. `refusal` is the error of a first call
+        to the local partition.
         """
         loop = asyncio.get_running_loop()
         router = self._router
@@ -454,7 +470,11 @@ class PartitionHandle:
                         found = router.replicas.partition(self.topic, self.partition)
                         return await local(found, remaining_s), _NO_BODY
                     return await router.call_leader(
-                        seen.leader, operation, (self,), body, timeout_s=remaining_s
+                        seen.leader,
+                        operation,
+                        (self,),
+                        body() if callable(body) else body,
+                        timeout_s=remaining_s,
                     )
                 except LogError as failure:
                     error = failure

@@ -8,11 +8,13 @@ forgotten, unless its name begins with KEPT.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer, Timers
+from raftlog.coordinator.shard.messages import Messages
 from raftlog.coordinator.shard.records import OffsetCommitKey, OffsetCommitValue
 from raftlog.coordinator.shard.shard import Kind, Moment, Shard
 from raftlog.record.errors import ILLEGAL_STATE, LogError
@@ -23,13 +25,14 @@ NAME: Final = "register"
 SESSION_MS: Final = 10_000
 KEPT: Final = "kept"
 REGISTER: Final = 0
+REGISTER_CHARACTERS_MAX: Final = 100
 CLIENT: Final = 1
 
 
 class Increment(msgspec.Struct, frozen=True, tag=1):
     """Add 1; a repeat of the client's last operation gets the same response."""
 
-    register: str
+    register: Annotated[str, Meta(max_length=REGISTER_CHARACTERS_MAX)]
     client: str
     operation: str
     """With its number behind the last slash, if older ones are to be refused."""
@@ -46,7 +49,7 @@ class Await(msgspec.Struct, frozen=True, tag=3):
 
     register: str
     value: int
-    timeout_s: float
+    timeout_ms: int
 
 
 Request: TypeAlias = Increment | Get | Await
@@ -160,8 +163,6 @@ def record(kind: int, name: str, value: int | None, operation: str = "") -> Coor
 _key = msgspec.msgpack.Decoder(OffsetCommitKey)
 _value = msgspec.msgpack.Decoder(OffsetCommitValue)
 _encode = msgspec.msgpack.Encoder().encode
-_request: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_response = msgspec.msgpack.Decoder(Response)
 
 
 def encode_record(one: CoordinatorRecord) -> tuple[bytes, bytes | None]:
@@ -174,16 +175,7 @@ def decode_record(key: bytes, value: bytes | None) -> CoordinatorRecord | None:
     return CoordinatorRecord(_key.decode(key), None if value is None else _value.decode(value))
 
 
-def encode(request: Request) -> bytes:
-    return _encode(request)
-
-
-def decode_request(body: Any) -> Request:
-    return _request.decode(body)
-
-
-def decode_response(response: Any) -> Response:
-    return _response.decode(response)
+MESSAGES: Final[Messages[Request, Response]] = Messages.of(NAME, Request, Response)
 
 
 async def carry_out(shard: RegisterShard, request: Request) -> Response:
@@ -197,14 +189,15 @@ async def carry_out(shard: RegisterShard, request: Request) -> Response:
             await shard.wait_until(
                 (request.register,),
                 lambda state: state.get(wanted).value >= request.value,
-                request.timeout_s,
+                request.timeout_ms / 1000,
             )
             return await shard.query(lambda state: state.get(wanted))
 
 
-class RegisterKind(Kind[Registers, str]):
+class RegisterKind(Kind[Registers, str, Request, Response]):
     name = NAME
     topic = TOPIC
+    messages = MESSAGES
 
     def create(self, changed: Callable[[Hashable], None]) -> Registers:
         return Registers(changed)
@@ -218,8 +211,8 @@ class RegisterKind(Kind[Registers, str]):
     def follow_settings(self, state: Registers, settings: Mapping[str, str]) -> None:
         pass
 
-    async def handle(self, shard: RegisterShard, request: memoryview) -> bytes:
-        return _encode(await carry_out(shard, _request.decode(request)))
+    async def handle(self, shard: RegisterShard, request: Request) -> Response:
+        return await carry_out(shard, request)
 
     def expire(self, state: Registers, key: str, moment: Moment) -> Decision[object]:
         return state.expire(key, moment)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-import msgspec
-
 from raftlog.coordinator.shard.service import AnyShard
 from raftlog.coordinator.transactions.messages import (
     Failure,
     Request,
+    Response,
     Verified,
     VerifyOrAdd,
 )
 from raftlog.record.errors import LogError
-
-_encode = msgspec.msgpack.Encoder().encode
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 class ScriptedCoordinator:
@@ -34,19 +30,18 @@ class ScriptedCoordinator:
         self.answers.set()
 
     async def call_partition(
-        self, _topic: object, _number: int, request: bytes, **_named: object
-    ) -> bytes:
-        decoded = _requests.decode(request)
-        assert isinstance(decoded, VerifyOrAdd)
-        self.asked.append(decoded)
+        self, _messages: object, _topic: object, _number: int, request: Request, **_named: object
+    ) -> Response:
+        assert isinstance(request, VerifyOrAdd)
+        self.asked.append(request)
         await self.answers.wait()
         if self.error is not None:
             raise self.error
         outcomes = [
             Failure.of(self.outcomes.popleft()) if self.outcomes else None
-            for _ in decoded.verifications
+            for _ in request.verifications
         ]
-        return _encode(Verified(tuple(outcomes)))
+        return Verified(tuple(outcomes))
 
     def shard_of(self, _found: object) -> AnyShard | None:
         return self.shard

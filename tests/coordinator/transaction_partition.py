@@ -14,8 +14,6 @@ from raftlog.coordinator.transactions.kind import (
     TOPIC,
     TransactionCoordinator,
     TransactionKind,
-    decode_response,
-    encode_request,
 )
 from raftlog.coordinator.transactions.markers import MarkerWriter
 from raftlog.coordinator.transactions.messages import (
@@ -26,6 +24,7 @@ from raftlog.coordinator.transactions.messages import (
     TopicPartition,
     Verification,
     VerifyOrAdd,
+    successful,
 )
 from raftlog.coordinator.transactions.transaction import VERSION_2, TransactionSettings
 from raftlog.peer.tasks import TaskGroup
@@ -34,6 +33,7 @@ from raftlog.record.errors import UNKNOWN_TOPIC, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.broker.data_fakes import DataNode, MemoryLog
 from tests.controller.clock import SteppedClock
+from tests.coordinator.calls import carry_out
 
 A, B = TopicPartition("one", 0), TopicPartition("six", 5)
 
@@ -122,8 +122,7 @@ class TransactionPartition:
         return shard
 
     async def call(self, shard: TransactionCoordinator, request: Request, kind: type[R]) -> R:
-        data = await self.kind.handle(shard, memoryview(encode_request(request)))
-        response = decode_response(data)
+        response = successful(await carry_out(shard, request))
         assert isinstance(response, kind)
         return response
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import Buffer
 from raftlog.replication.partition import Partition
 from raftlog.routing import forwarding, forwarding_server
-from raftlog.routing.handle import RETRY_S_MAX
+from raftlog.routing.handle import RETRY_S_MAX, CoordinatorCall
 from raftlog.routing.leader_gate import CoordinatorServer
 
 from .forwarding_world import Cluster, Node, simulate
@@ -46,6 +47,22 @@ class Coordinator(CoordinatorServer):
         return bytes(request).upper()
 
 
+class Add(CoordinatorCall[bytes]):
+    """The same word to a coordinator here and elsewhere, in its language at either."""
+
+    def __init__(self, here: Coordinator) -> None:
+        self.here = here
+
+    async def local(self, found: Partition, timeout_s: float) -> bytes:
+        return bytes(await self.here.serve(found, memoryview(b"add"), timeout_s))
+
+    def encoded(self) -> Sequence[Buffer]:
+        return (b"add",)
+
+    def decoded(self, body: memoryview) -> bytes:
+        return bytes(body)
+
+
 def begin(cluster: Cluster) -> dict[int, Coordinator]:
     found = {}
     for number, node in cluster.nodes.items():
@@ -63,17 +80,16 @@ async def call(
     may_repeat: bool = False,
     is_held: bool = False,
 ) -> bytes:
-    async def calling() -> Buffer:
+    async def calling() -> bytes:
         return await node.find().coordinate(
-            b"add",
-            local=lambda found, seconds: coordinator.serve(found, memoryview(b"add"), seconds),
+            Add(coordinator),
             timeout_s=timeout_s,
             may_change=may_change,
             may_repeat=may_repeat,
             is_held=is_held,
         )
 
-    return bytes(await node.run(calling()))
+    return await node.run(calling())
 
 
 async def failure(*arguments: Any, **named: Any) -> ErrorEntry:

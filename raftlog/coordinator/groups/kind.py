@@ -6,7 +6,6 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
 from raftlog.coordinator.groups.checks import REBALANCE_TIMEOUT_MS_MAX
@@ -28,6 +27,7 @@ from raftlog.coordinator.groups.settings import GroupSettings, GroupTimer
 from raftlog.coordinator.groups.shard import GroupShard
 from raftlog.coordinator.instances.messages import BeginRead, ReadPlan
 from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer, Timers
+from raftlog.coordinator.shard.messages import Messages
 from raftlog.coordinator.shard.record_codec import (
     decode_offsets_record,
     encode_record,
@@ -36,8 +36,6 @@ from raftlog.coordinator.shard.record_codec import (
 from raftlog.coordinator.shard.shard import Kind, Moment, Shard
 from raftlog.record.codec import Record
 from raftlog.record.coordinators import OFFSETS_TOPIC
-from raftlog.record.errors import INVALID_BODY, LogError
-from raftlog.record.types import Buffer
 from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.replication.partition import Partition
 
@@ -59,26 +57,17 @@ class VerifyTransaction(Protocol):
         ...
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_requests: Final[msgspec.msgpack.Decoder[GroupRequest]] = msgspec.msgpack.Decoder(GroupRequest)
-_responses: Final[msgspec.msgpack.Decoder[GroupResponse]] = msgspec.msgpack.Decoder(GroupResponse)
+MESSAGES: Final[Messages[GroupRequest, GroupResponse]] = Messages.of(
+    NAME, GroupRequest, GroupResponse
+)
 
 
-def encode_request(request: GroupRequest) -> bytes:
-    """The request as bytes, for `Coordinators.call`."""
-    return _encode(request)
-
-
-def decode_response(data: Buffer) -> GroupResponse:
-    """The coordinator's response."""
-    return _responses.decode(data)
-
-
-class GroupKind(Kind[GroupShard, GroupTimer]):
+class GroupKind(Kind[GroupShard, GroupTimer, GroupRequest, GroupResponse]):
     """The group coordinator, for all shards of a node."""
 
     name = NAME
     topic = TOPIC
+    messages = MESSAGES
 
     def __init__(self, settings: GroupSettings, verify: VerifyTransaction) -> None:
         super().__init__()
@@ -105,15 +94,34 @@ class GroupKind(Kind[GroupShard, GroupTimer]):
         """See `Kind`."""
         state.topics_changed(names, moment.now_ms)
 
-    async def handle(self, shard: GroupCoordinator, request: memoryview) -> Buffer:
+    async def handle(self, shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:
         """See `Kind`."""
-        try:
-            decoded = _requests.decode(request)
-        except msgspec.DecodeError as error:
-            raise LogError(
-                INVALID_BODY, f"The coordinator's request is not valid: {error}"
-            ) from None
-        return _encode(await carry_out(shard, decoded, self._verify))
+        match request:
+            case DescribeGroupRequest() | ListGroupsRequest() | FetchOffsets():
+                return await shard.query(lambda state: state.read(request))
+            case ConsumerHeartbeatRequest(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
+                return await _held(shard, request)
+            case BeginRead(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
+                return await _begun(shard, request)
+            case CommitOffsets(producer=Producer() as producer):
+                return await self._commit_in_transaction(shard, request, producer)
+            case DeleteGroupRequest():
+                return await _delete(shard, request)
+            case _:
+                return await _execute(shard, request)
+
+    async def _commit_in_transaction(
+        self, shard: GroupCoordinator, request: CommitOffsets, producer: Producer
+    ) -> GroupResponse:
+        # Each commit asks, not only the first (docs/decisions/transactions.md).
+        verification = await self._verify(
+            shard.partition, request.transactional_id, producer, adds=request.adds
+        )
+        response = await shard.execute_in_transaction(
+            producer, verification, lambda state: _decide(shard, state, request)
+        )
+        assert not isinstance(response, Held), "commits are not held"
+        return response
 
     def expire(self, state: GroupShard, key: GroupTimer, moment: Moment) -> Decision[object]:
         """See `Kind`."""
@@ -135,33 +143,6 @@ class GroupKind(Kind[GroupShard, GroupTimer]):
     def replay_usual(self, state: GroupShard, records: Sequence[Record], start: int) -> int:
         """See `Kind`."""
         return state.offsets.replay_usual(records, start)
-
-
-async def carry_out(
-    shard: GroupCoordinator, request: GroupRequest, verify: VerifyTransaction
-) -> GroupResponse:
-    """The response to a request, once its records are committed. Raises LogError."""
-    match request:
-        case DescribeGroupRequest() | ListGroupsRequest() | FetchOffsets():
-            return await shard.query(lambda state: state.read(request))
-        case ConsumerHeartbeatRequest(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
-            return await _held(shard, request)
-        case BeginRead(max_wait_ms=max_wait_ms) if max_wait_ms > 0:
-            return await _begun(shard, request)
-        case CommitOffsets(producer=Producer() as producer):
-            # Each commit asks, not only the first (docs/decisions/transactions.md).
-            verification = await verify(
-                shard.partition, request.transactional_id, producer, adds=request.adds
-            )
-            response = await shard.execute_in_transaction(
-                producer, verification, lambda state: _decide(shard, state, request)
-            )
-            assert not isinstance(response, Held), "commits are not held"
-            return response
-        case DeleteGroupRequest():
-            return await _delete(shard, request)
-        case _:
-            return await _execute(shard, request)
 
 
 async def _execute(shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from raftlog.coordinator.shard.decision import Producer
 from raftlog.coordinator.shard.shard import Kind, Shard, StateMachine
@@ -80,7 +80,7 @@ async def load_shard(shard: Shard[S, K], monotonic: Callable[[], float]) -> None
     )
 
 
-async def replay(kind: Kind[S, K], state: S, data: Buffer) -> int:
+async def replay(kind: Kind[S, K, Any, Any], state: S, data: Buffer) -> int:
     """Replay whole batches in turns of the event loop; return the number of their records."""
     apply, decode_record, replay_usual = state.replay, kind.decode_record, kind.replay_usual
     count = slice_bytes = 0

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from raftlog.coordinator.shard.decision import Counts
 from raftlog.coordinator.shard.load import load_shard
+from raftlog.coordinator.shard.messages import Messages
 from raftlog.coordinator.shard.shard import Kind, Shard
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import TopicImage
@@ -36,6 +37,7 @@ from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.leader.role import LeaderRole
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
+from raftlog.routing.handle import CoordinatorCall
 from raftlog.routing.leader_gate import CoordinatorServer
 from raftlog.routing.router import PartitionRouter
 from raftlog.world import Backoff, Clock
@@ -53,8 +55,10 @@ RELOAD: Final = Backoff(0.05, 5.0)
 STABLE_S: Final = 30.0
 """A shard that has served for so long is loaded again after the shortest pause."""
 
-AnyKind: TypeAlias = Kind[Any, Any]
+AnyKind: TypeAlias = Kind[Any, Any, Any, Any]
 AnyShard: TypeAlias = Shard[Any, Any]
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 logger = logging.getLogger(__name__)
 
@@ -126,24 +130,25 @@ class Coordinators(CoordinatorServer):
 
     async def call(
         self,
-        kind: str,
+        messages: Messages[Q, A],
         key: str,
-        request: Buffer,
+        request: Q,
         *,
         timeout_s: float,
         may_change: bool = True,
         may_repeat: bool = False,
         is_held: bool = False,
-    ) -> Buffer:
+    ) -> A:
         """Carry out a request at the coordinator of a group or transactional id.
 
         Retried while the coordinator moves or loads; after an unknown outcome only if it
         `may_repeat`. `may_change`: without, a lost answer is no unknown outcome. `is_held`: the
         coordinator may hold the request open. Raises LogError.
         """
-        topic = await self._topic(self._kinds[kind])
+        topic = await self._topic(self._kinds[messages.kind])
         number = partition_of(key, len(topic.partitions))
         return await self.call_partition(
+            messages,
             topic,
             number,
             request,
@@ -155,28 +160,20 @@ class Coordinators(CoordinatorServer):
 
     async def call_partition(
         self,
+        messages: Messages[Q, A],
         topic: TopicImage,
         number: int,
-        request: Buffer,
+        request: Q,
         *,
         timeout_s: float,
         may_change: bool = True,
         may_repeat: bool = False,
         is_held: bool = False,
-    ) -> Buffer:
+    ) -> A:
         """Like `call`, at the coordinator that leads a partition of the internal topic."""
-
-        async def local(found: Partition, remaining_s: float) -> Buffer:
-            try:
-                return await self.serve(found, memoryview(request), remaining_s)
-            except LogError as error:
-                if error.entry is RETRIABLE and not may_change:
-                    raise LogError(NOT_READY, error.message) from None
-                raise
-
+        checked = messages.checked(request)
         return await self._router.find(topic.name, number).coordinate(
-            request,
-            local=local,
+            _Call(self, messages, checked, may_change=may_change),
             timeout_s=timeout_s,
             may_change=may_change,
             may_repeat=may_repeat,
@@ -192,16 +189,26 @@ class Coordinators(CoordinatorServer):
         return topic.partitions[partition_of(key, len(topic.partitions))].leader
 
     async def serve(self, found: Partition, request: memoryview, timeout_s: float) -> Buffer:
-        """Carry out a request at a partition led here. Raises LogError."""
-        shard = self.shard_of(found)
-        if shard is None:
-            raise LogError(NOT_COORDINATOR, f"{found.name} has no coordinator.")
+        """Carry out another node's request at a partition led here. Raises LogError."""
+        messages = self._serving(found).kind.messages
+        response = await self.handle(found, messages.decode_request(request), timeout_s)
+        return messages.encode_response(response)
+
+    async def handle(self, found: Partition, request: object, timeout_s: float) -> Any:
+        """Carry out a checked request at a partition led here. Raises LogError."""
+        shard = self._serving(found)
         try:
             async with asyncio.timeout(timeout_s):
                 return await shard.kind.handle(shard, request)
         except TimeoutError:
             late = LogError(RETRIABLE, f"{found.name}: not committed in time.")
             raise outcome_unknown_error(late, MAYBE_CHANGED) from None
+
+    def _serving(self, found: Partition) -> AnyShard:
+        shard = self.shard_of(found)
+        if shard is None:
+            raise LogError(NOT_COORDINATOR, f"{found.name} has no coordinator.")
+        return shard
 
     # Internal topics
 
@@ -309,3 +316,31 @@ class Coordinators(CoordinatorServer):
             logger.warning(
                 "%s: coordinator ended, loading again: %s", partition.name, shard.ended.message
             )
+
+
+class _Call(CoordinatorCall[A]):
+    """A checked request to the coordinator that leads a partition."""
+
+    __slots__ = ("_coordinators", "_may_change", "_messages", "_request")
+
+    def __init__(
+        self, coordinators: Coordinators, messages: Messages[Q, A], request: Q, *, may_change: bool
+    ) -> None:
+        self._coordinators = coordinators
+        self._messages = messages
+        self._request = request
+        self._may_change = may_change
+
+    async def local(self, found: Partition, timeout_s: float) -> A:
+        try:
+            return cast(A, await self._coordinators.handle(found, self._request, timeout_s))
+        except LogError as error:
+            if error.entry is RETRIABLE and not self._may_change:
+                raise LogError(NOT_READY, error.message) from None
+            raise
+
+    def encoded(self) -> Sequence[Buffer]:
+        return (self._messages.encode_request(self._request),)
+
+    def decoded(self, body: memoryview) -> A:
+        return self._messages.decode_response(body)

@@ -40,6 +40,7 @@ from raftlog.coordinator.shard.decision import (
     Timers,
     weakly,
 )
+from raftlog.coordinator.shard.messages import Messages
 from raftlog.metadata.image import MetadataImage
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.batch import RecordBatch
@@ -59,7 +60,6 @@ from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
-    Buffer,
     Offset,
     ProducerEpoch,
     ProducerId,
@@ -100,6 +100,8 @@ WriteMarker: TypeAlias = Callable[[Callable[[], None]], Awaitable[object]]
 """Writes a marker with a guard, called right before; returns once committed. Raises LogError."""
 
 R = TypeVar("R")
+Q = TypeVar("Q")
+A = TypeVar("A")
 K = TypeVar("K", bound=Hashable)
 
 logger = logging.getLogger(__name__)
@@ -140,13 +142,15 @@ class StateMachine(Protocol):
 S = TypeVar("S", bound=StateMachine)
 
 
-class Kind(ABC, Generic[S, K]):
+class Kind(ABC, Generic[S, K, Q, A]):
     """One kind of coordinator: its topic, its state machine, its codecs. Shared by all shards."""
 
     name: ClassVar[str]
     """`group` or `transaction`, for calls and log lines."""
     topic: ClassVar[str]
     """The internal topic with its records."""
+    messages: ClassVar[Messages[Any, Any]]
+    """The requests and responses."""
 
     def __init__(self) -> None:
         self.counts: Final[Counts] = Counter()
@@ -177,8 +181,8 @@ class Kind(ABC, Generic[S, K]):
     # Decisions
 
     @abstractmethod
-    async def handle(self, shard: Shard[S, K], request: memoryview) -> Buffer:
-        """Carry out an encoded request by `execute`, `query` and `wait_until`. Raises LogError."""
+    async def handle(self, shard: Shard[S, K], request: Q) -> A:
+        """Carry out a checked request by `execute`, `query` and `wait_until`. Raises LogError."""
 
     @abstractmethod
     def expire(self, state: S, key: K, moment: Moment) -> Decision[object]:
@@ -235,7 +239,7 @@ class Shard(Generic[S, K]):
 
     def __init__(
         self,
-        kind: Kind[S, K],
+        kind: Kind[S, K, Any, Any],
         partition: Partition,
         role: LeaderRole,
         *,

@@ -1,7 +1,7 @@
 """The transaction coordinator as a kind of shard: topic, record codec, requests.
 
 A refusal with records (an `init` that must abort first) is a `Failure` in the state machine's
-response: `decode_response` raises the error, once the records are committed.
+response: `successful` raises the error, once the records are committed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from typing import Any, Final, TypeAlias
 
-import msgspec
-
 from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Event, Timers
+from raftlog.coordinator.shard.messages import Messages
 from raftlog.coordinator.shard.record_codec import (
     decode_transaction_record,
     encode_record,
@@ -39,11 +38,10 @@ from raftlog.coordinator.transactions.transaction import (
 from raftlog.record.coordinators import TRANSACTIONS_TOPIC
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
-    INVALID_BODY,
     PRODUCER_FENCED,
     LogError,
 )
-from raftlog.record.types import Buffer, ProducerEpoch, ProducerId
+from raftlog.record.types import ProducerEpoch, ProducerId
 
 NAME: Final = "transaction"
 TOPIC: Final = TRANSACTIONS_TOPIC
@@ -57,29 +55,15 @@ TransactionCoordinator: TypeAlias = Shard[TransactionShard, TimerKey]
 AllocateProducerId: TypeAlias = Callable[[], Awaitable[tuple[ProducerId, ProducerEpoch]]]
 """Allocates an unused producer id. Raises LogError."""
 
-_encode = msgspec.msgpack.Encoder().encode
-_requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
-_responses: Final[msgspec.msgpack.Decoder[Response]] = msgspec.msgpack.Decoder(Response)
+MESSAGES: Final[Messages[Request, Response]] = Messages.of(NAME, Request, Response)
 
 
-def encode_request(request: Request) -> bytes:
-    """The request as bytes, for `Coordinators.call`."""
-    return _encode(request)
-
-
-def decode_response(data: Buffer) -> Response:
-    """The coordinator's response. Raises the LogError of a `Failure`."""
-    response = _responses.decode(data)
-    if isinstance(response, Failure):
-        raise response.error()
-    return response
-
-
-class TransactionKind(Kind[TransactionShard, TimerKey]):
+class TransactionKind(Kind[TransactionShard, TimerKey, Request, Response]):
     """The transaction coordinator, for all shards of a node."""
 
     name = NAME
     topic = TOPIC
+    messages = MESSAGES
 
     def __init__(
         self,
@@ -109,15 +93,37 @@ class TransactionKind(Kind[TransactionShard, TimerKey]):
         """See `Kind`."""
         state.follow_settings(settings)
 
-    async def handle(self, shard: TransactionCoordinator, request: memoryview) -> Buffer:
+    async def handle(self, shard: TransactionCoordinator, request: Request) -> Response:
         """See `Kind`."""
+        if isinstance(request, ListTransactions | DescribeTransaction | DescribeSink):
+            return await shard.query(lambda state: _decide(shard, state, request, None).response)
+        if isinstance(request, VerifyOrAdd):
+            await _until_one_may_begin(shard, request)
+        if not isinstance(request, InitProducer | AddPartitions | EndTransaction):
+            return await self._execute(shard, request)
         try:
-            decoded = _requests.decode(request)
-        except msgspec.DecodeError as error:
-            raise LogError(
-                INVALID_BODY, f"The coordinator's request is not valid: {error}"
-            ) from None
-        return _encode(await carry_out(shard, decoded, self._allocate_producer_id))
+            response = await self._execute(shard, request)
+            if not isinstance(response, Failure):
+                return response
+            refusal = response.error()
+        except LogError as error:
+            refusal = error
+        transactional_id = request.transactional_id
+        if refusal.entry is not CONCURRENT_TRANSACTIONS or not await shard.wait_until(
+            (transactional_id,), lambda state: not state.is_ending(transactional_id), HELD_S
+        ):
+            raise refusal
+        return await self._execute(shard, request)
+
+    async def _execute(self, shard: TransactionCoordinator, request: Request) -> Response:
+        producer_id: ProducerId | None = None
+        while True:
+            try:
+                return await shard.execute(
+                    lambda state, unused=producer_id: _decide(shard, state, request, unused)  # type: ignore[misc]
+                )
+            except ProducerIdRequiredError:
+                producer_id, _ = await self._allocate_producer_id()
 
     def expire(self, state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[object]:
         """See `Kind`."""
@@ -141,31 +147,6 @@ class TransactionKind(Kind[TransactionShard, TimerKey]):
         return known_record(TOPIC, decode_transaction_record, key, value)
 
 
-async def carry_out(
-    shard: TransactionCoordinator, request: Request, allocate_producer_id: AllocateProducerId
-) -> Response:
-    """The response to a request, once its records are committed. Raises LogError."""
-    if isinstance(request, ListTransactions | DescribeTransaction | DescribeSink):
-        return await shard.query(lambda state: _decide(shard, state, request, None).response)
-    if isinstance(request, VerifyOrAdd):
-        await _until_one_may_begin(shard, request)
-    if not isinstance(request, InitProducer | AddPartitions | EndTransaction):
-        return await _execute(shard, request, allocate_producer_id)
-    try:
-        response = await _execute(shard, request, allocate_producer_id)
-        if not isinstance(response, Failure):
-            return response
-        refusal = response.error()
-    except LogError as error:
-        refusal = error
-    transactional_id = request.transactional_id
-    if refusal.entry is not CONCURRENT_TRANSACTIONS or not await shard.wait_until(
-        (transactional_id,), lambda state: not state.is_ending(transactional_id), HELD_S
-    ):
-        raise refusal
-    return await _execute(shard, request, allocate_producer_id)
-
-
 async def _until_one_may_begin(shard: TransactionCoordinator, request: VerifyOrAdd) -> None:
     """Hold questions that would all be answered CONCURRENT_TRANSACTIONS, until one would not.
 
@@ -177,19 +158,6 @@ async def _until_one_may_begin(shard: TransactionCoordinator, request: VerifyOrA
         await shard.wait_until(
             ids, lambda state: not all(map(state.is_ending, ids)), VERIFICATION_HELD_S
         )
-
-
-async def _execute(
-    shard: TransactionCoordinator, request: Request, allocate_producer_id: AllocateProducerId
-) -> Response:
-    producer_id: ProducerId | None = None
-    while True:
-        try:
-            return await shard.execute(
-                lambda state, unused=producer_id: _decide(shard, state, request, unused)  # type: ignore[misc]
-            )
-        except ProducerIdRequiredError:
-            producer_id, _ = await allocate_producer_id()
 
 
 def _decide(

@@ -1,7 +1,8 @@
 """Requests and responses of the transaction coordinator, free of any protocol.
 
-They are also its messages between nodes (msgpack arrays, fields in order, the tag first). Decoding
-checks the bounds of numbers and lengths; the shard checks the bounds that protect its state.
+They are also its messages between nodes (msgpack arrays, fields in order, the tag first).
+`Messages.checked` and decoding enforce the bounds of numbers and lengths. The shard checks the
+bounds that protect its state.
 """
 
 from __future__ import annotations
@@ -283,6 +284,13 @@ Response: TypeAlias = (
     | TransactionListing
     | TransactionDescription
 )
+
+
+def successful(response: Response) -> Response:
+    """Return the response, or raise the LogError of a `Failure`."""
+    if isinstance(response, Failure):
+        raise response.error()
+    return response
 
 
 class PendingMarkers(NamedTuple):

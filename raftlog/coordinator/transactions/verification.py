@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 from raftlog.coordinator.shard.decision import Producer
 from raftlog.coordinator.shard.service import Coordinators
 from raftlog.coordinator.shard.shard import COMMIT_S
-from raftlog.coordinator.transactions.kind import TOPIC, decode_response, encode_request
+from raftlog.coordinator.transactions.kind import MESSAGES, TOPIC
 from raftlog.coordinator.transactions.messages import (
     VERIFICATIONS_MAX,
     TopicPartition,
@@ -30,6 +30,7 @@ from raftlog.coordinator.transactions.messages import (
     Verified,
     VerifyOrAdd,
     shard_key,
+    successful,
 )
 from raftlog.metadata.image import TopicImage
 from raftlog.peer.tasks import TaskGroup
@@ -249,17 +250,18 @@ class VerifiedTransactions(LeaderTransactions):
             _not_verified("The node is stopping.") for _ in questions
         ]
         try:
-            data = await self._coordinators.call_partition(
+            response = await self._coordinators.call_partition(
+                MESSAGES,
                 topic,
                 number,
-                encode_request(request),
+                request,
                 timeout_s=ASK_S,
                 may_repeat=True,
                 is_held=True,
             )
-            response = decode_response(data)
-            assert isinstance(response, Verified)
-            outcomes = [None if one is None else one.error() for one in response.outcomes]
+            verified = successful(response)
+            assert isinstance(verified, Verified)
+            outcomes = [None if one is None else one.error() for one in verified.outcomes]
         except LogError as error:
             # With any outcome of the question: no batch was written.
             outcomes = [_not_verified(error.message) for _ in questions]

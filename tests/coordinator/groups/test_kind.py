@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from raftlog.coordinator.groups import kind as kinds
 from raftlog.coordinator.groups.kind import (
     TOPIC,
     GroupCoordinator,
     GroupKind,
-    decode_response,
-    encode_request,
 )
 from raftlog.coordinator.groups.messages import (
     ConsumerHeartbeatRequest,
@@ -24,8 +21,6 @@ from raftlog.coordinator.groups.messages import (
     DescribeGroupRequest,
     Done,
     FetchedOffsets,
-    GroupRequest,
-    GroupResponse,
     MemberReport,
 )
 from raftlog.coordinator.groups.offset_messages import CommitOffsets, FetchOffsets, OffsetToCommit
@@ -37,6 +32,7 @@ from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import FENCED_MEMBER_EPOCH, UNKNOWN_GROUP, UNSUPPORTED_FORMAT, LogError
 from tests.broker.data_fakes import DataNode
 from tests.controller.clock import SteppedClock, settle
+from tests.coordinator.calls import carry_out
 from tests.coordinator.group_harness import no_transactions
 from tests.coordinator.images import put_topic
 
@@ -83,15 +79,11 @@ async def harness() -> AsyncIterator[Harness]:
     assert not one.fatal
 
 
-async def carry_out(shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:
-    return await kinds.carry_out(shard, request, no_transactions)
-
-
 async def beat(
     shard: GroupCoordinator, member: str, epoch: int, **fields: Any
 ) -> ConsumerHeartbeatResponse:
     request = ConsumerHeartbeatRequest("g", member, epoch, **fields)
-    answer = decode_response(await KIND.handle(shard, memoryview(encode_request(request))))
+    answer = await carry_out(shard, request)
     assert isinstance(answer, ConsumerHeartbeatResponse)
     return answer
 

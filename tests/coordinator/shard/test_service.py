@@ -19,6 +19,7 @@ from raftlog.record.errors import (
     COORDINATOR_LOADING,
     DISK_FULL,
     ILLEGAL_STATE,
+    INVALID_BODY,
     NOT_COORDINATOR,
     RETRIABLE,
     LogError,
@@ -27,8 +28,16 @@ from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch
 from raftlog.replication.partition import Partition
 from tests.broker.data_fakes import DataNode, MemoryLog
 from tests.controller.clock import SteppedClock, settle
-from tests.coordinator import registers
-from tests.coordinator.registers import KIND, NAME, TOPIC, Get, Increment, Request, Response
+from tests.coordinator.registers import (
+    KIND,
+    MESSAGES,
+    REGISTER_CHARACTERS_MAX,
+    TOPIC,
+    Get,
+    Increment,
+    Request,
+    Response,
+)
 
 
 class ServiceHarness:
@@ -48,10 +57,9 @@ class ServiceHarness:
         self.coordinators.register(KIND)
 
     async def call(self, request: Request, **named: Any) -> Response:
-        encoded = await self.coordinators.call(
-            NAME, request.register, registers.encode(request), **{"timeout_s": 5.0, **named}
+        return await self.coordinators.call(
+            MESSAGES, request.register, request, **{"timeout_s": 5.0, **named}
         )
-        return registers.decode_response(encoded)
 
     async def increment(self, operation: str, **named: Any) -> int:
         return (await self.call(Increment("r", "c", operation), **named)).value
@@ -228,6 +236,36 @@ async def test_late_answer_has_an_unknown_outcome_if_it_changes(
     one.log.hold_flush = False
     one.log.flush_now()
     assert await writing == 2
+
+
+async def test_bounds_are_checked_wherever_the_coordinator_is(one: ServiceHarness) -> None:
+    await one.increment("a")
+    (shard,) = one.coordinators.shards()
+    request = Increment("r" * (REGISTER_CHARACTERS_MAX + 1), "c", "b")
+    found: list[LogError] = []
+    calls = (
+        lambda: one.coordinators.call_partition(
+            MESSAGES,
+            one.node.metadata.image.topic(TOPIC),
+            shard.partition.partition,
+            request,
+            timeout_s=5.0,
+        ),
+        lambda: one.coordinators.serve(
+            shard.partition, memoryview(MESSAGES.encode_request(request)), 5.0
+        ),
+    )
+    for call in calls:
+        with pytest.raises(LogError) as refused:
+            await call()
+        found.append(refused.value)
+    one.lead(2)
+    with pytest.raises(LogError) as refused:
+        await calls[0]()
+    found.append(refused.value)
+    assert {error.entry for error in found} == {INVALID_BODY}
+    assert len({error.message for error in found}) == 1
+    assert shard.state.values.keys() == {"r"}
 
 
 async def test_other_topics_have_no_coordinator(one: ServiceHarness) -> None:

@@ -387,7 +387,7 @@ async def test_end_of_the_lead_ends_the_shard_at_once(one: ShardHarness) -> None
     shard = await one.load()
     one.log.hold_flush = True
     writer, reader = one.increment(shard), one.request(shard, Get("r"))
-    held = one.request(shard, Await("r", 9, 60.0))
+    held = one.request(shard, Await("r", 9, 60_000))
     await settle()
     one.lead(2)
     assert shard.ended is not None
@@ -513,7 +513,7 @@ async def test_nothing_expires_while_the_partition_takes_no_writes(one: ShardHar
 
 async def test_a_held_request_returns_with_the_awaited_change(one: ShardHarness) -> None:
     shard = await one.load()
-    held = one.request(shard, Await("r", 2, 60.0))
+    held = one.request(shard, Await("r", 2, 60_000))
     await one.increment(shard)
     await settle()
     assert not held.done()
@@ -526,9 +526,9 @@ async def test_a_held_request_returns_with_the_awaited_change(one: ShardHarness)
 
 async def test_a_held_request_ends_with_its_timeout(one: ShardHarness) -> None:
     shard = await one.load()
-    held = one.request(shard, Await("r", 2, 0.01))
+    held = one.request(shard, Await("r", 2, 10))
     assert (await held).value == 0
-    cancelled = one.request(shard, Await("r", 2, 60.0))
+    cancelled = one.request(shard, Await("r", 2, 60_000))
     await settle()
     cancelled.cancel()
     await settle()
@@ -551,7 +551,7 @@ async def test_held_requests_of_one_length_end_in_one_turn(
     held = []
     for now in (160.0, 160.3, 160.9):
         monkeypatch.setattr(loop, "time", lambda now=now: now)
-        held.append(one.request(shard, Await("r", 2, 16.0)))
+        held.append(one.request(shard, Await("r", 2, 16_000)))
         await settle()
     assert deadlines == [176.0] * 3
     monkeypatch.undo()
@@ -565,8 +565,8 @@ async def test_held_requests_are_bounded(
 ) -> None:
     monkeypatch.setattr(shard_module, "WAITERS_MAX", 1)
     shard = await one.load()
-    held = one.request(shard, Await("r", 1, 60.0))
+    held = one.request(shard, Await("r", 1, 60_000))
     await settle()
-    assert await failure(one.request(shard, Await("r", 1, 60.0))) is OVERLOADED
+    assert await failure(one.request(shard, Await("r", 1, 60_000))) is OVERLOADED
     await one.increment(shard)
     await held

@@ -15,7 +15,8 @@ from raftlog.coordinator.transactions.transaction import DECIDED, OPEN
 from raftlog.http.metrics import TRANSACTION_STATES
 from raftlog.record.errors import PRODUCER_FENCED, LogError
 from tests.broker.data_fakes import DataNode, batch_of
-from tests.coordinator.groups.test_kind import KIND, SESSION_MS, Harness, carry_out, join
+from tests.coordinator.calls import carry_out
+from tests.coordinator.groups.test_kind import KIND, SESSION_MS, Harness, join
 from tests.coordinator.images import remove_topic
 from tests.coordinator.transaction_partition import A, TransactionPartition
 

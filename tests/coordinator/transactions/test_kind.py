@@ -25,7 +25,6 @@ from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
-    INVALID_BODY,
     UNKNOWN_TRANSACTION,
     UNSUPPORTED_FORMAT,
     LogError,
@@ -147,9 +146,6 @@ async def test_refusals_without_records_are_errors_too(one: TransactionPartition
     with pytest.raises(LogError) as unknown:
         await one.state(shard)
     assert unknown.value.entry is UNKNOWN_TRANSACTION
-    with pytest.raises(LogError) as malformed:
-        await one.kind.handle(shard, memoryview(b"\xc1"))
-    assert malformed.value.entry is INVALID_BODY
     with pytest.raises(LogError):
         await one.call(shard, InitProducer("t", 0), Initialized)
 

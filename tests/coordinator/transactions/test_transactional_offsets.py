@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.coordinator.groups.kind import GroupCoordinator, GroupKind, carry_out
+from raftlog.coordinator.groups.kind import GroupCoordinator, GroupKind
 from raftlog.coordinator.groups.messages import (
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
@@ -44,6 +44,7 @@ from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.world.time import SystemClock
 from tests.controller.clock import settle
+from tests.coordinator.calls import carry_out
 from tests.coordinator.scripted_coordinator import ScriptedCoordinator
 from tests.http.fakes import FakeMetadata
 from tests.replication.pair import HandFeed, Node, ack, catch_up, nodes, row, send
@@ -117,7 +118,7 @@ class GroupLeader:
         return await self.transactions.verify(found, transactional_id, one, adds=adds)
 
     async def request(self, request: Any) -> Any:
-        return await carry_out(self.shard, request, self.verify)
+        return await carry_out(self.shard, request)
 
     def commit(
         self,

@@ -19,7 +19,7 @@ from raftlog.coordinator.groups.classic.messages import (
     Synced,
     SyncGroup,
 )
-from raftlog.coordinator.groups.kind import decode_response, encode_request
+from raftlog.coordinator.groups.kind import MESSAGES
 from raftlog.coordinator.groups.messages import GroupRequest, GroupResponse
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.record.errors import FORBIDDEN, TRANSACTION_NOT_VERIFIED, LogError
@@ -110,9 +110,10 @@ async def test_a_classic_group_is_shown_and_takes_no_other_members_until_it_is_e
         )
 
         async def send(message: GroupRequest) -> GroupResponse:
-            data = encode_request(message)
-            answer = await coordinators.call("group", "a/b", data, timeout_s=5, is_held=True)
-            return decode_response(answer)
+            answer: GroupResponse = await coordinators.call(
+                MESSAGES, "a/b", message, timeout_s=5, is_held=True
+            )
+            return answer
 
         joined = await send(request)
         assert isinstance(joined, Joined)

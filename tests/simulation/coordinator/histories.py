@@ -34,7 +34,7 @@ from tests.coordinator import registers
 from tests.coordinator.registers import (
     KEPT,
     KIND,
-    NAME,
+    MESSAGES,
     SESSION_MS,
     TOPIC,
     Await,
@@ -160,7 +160,7 @@ class History:
                 await self._ask(chance, Get(register), attempts=1)
             else:
                 known = max((each.value for each in self.answers), default=0)
-                await self._ask(chance, Await(register, known + 1, 0.5), attempts=1)
+                await self._ask(chance, Await(register, known + 1, 500), attempts=1)
 
     async def _ask(
         self, chance: random.Random, request: Request, attempts: int = ATTEMPTS_MAX
@@ -253,15 +253,14 @@ class _WatchedKind(RegisterKind):
         super().__init__()
         self._history = history
 
-    async def handle(self, shard: RegisterShard, request: memoryview) -> bytes:
-        encoded = await super().handle(shard, request)
-        decoded = registers.decode_request(request)
-        position = registers.decode_response(encoded).position
-        if isinstance(decoded, Increment):
-            position = max(position, shard.state.placed[decoded.operation])
+    async def handle(self, shard: RegisterShard, request: Request) -> Response:
+        response = await super().handle(shard, request)
+        position = response.position
+        if isinstance(request, Increment):
+            position = max(position, shard.state.placed[request.operation])
         if shard.partition.high_watermark <= position:
-            self._history.violations.append(f"{decoded} was answered before its commit")
-        return encoded
+            self._history.violations.append(f"{request} was answered before its commit")
+        return response
 
     def create(self, changed: Callable[[Hashable], None]) -> Registers:
         self._history.loads += 1
@@ -276,16 +275,15 @@ class _Call:
 
     async def __call__(self, core: NodeCore) -> Response:
         is_change = isinstance(self.request, Increment)
-        encoded = await core.coordinators.call(
-            NAME,
+        return await core.coordinators.call(
+            MESSAGES,
             self.request.register,
-            registers.encode(self.request),
+            self.request,
             timeout_s=CALL_S,
             may_change=is_change,
             may_repeat=True,
             is_held=isinstance(self.request, Await),
         )
-        return registers.decode_response(encoded)
 
 
 def replay(seed: int) -> Report:
