@@ -1,9 +1,9 @@
-"""The active controller: receives heartbeats, decides, proposes one command after the other.
+"""The active controller receives heartbeats, decides, and proposes one command after the other.
 
 A *controller term* is the time in which this node is the active controller, within one Raft term.
 State about brokers is kept per controller term, and each proposal first checks for the term's end.
-A controller without knowledge of its own replacement cannot commit, and its commands name epochs:
-at worst its proposals are in vain.
+A replaced controller that does not know of its replacement cannot commit. As its commands name
+epochs, at worst its proposals are in vain.
 
 Each step examines the whole table of sessions and the present image. Interrupted work (the end of a
 term, an unknown outcome) is not remembered but found again in the image.
@@ -57,12 +57,13 @@ from raftlog.world import Backoff, Clock, Randomness, Wakeup
 BACKOFF: Final = Backoff(0.05, 1.0)
 """Pauses after failed proposals, of which chance takes up to half away."""
 PLAN_ROUNDS_MAX: Final = 10
-"""Plans for one purpose in a row: stale changes are planned again, but other work must get a
+"""Most successive plans for one purpose. Stale changes are planned again, but other work needs a
 turn."""
 CATCH_UP_S: Final = 0.01
-"""Between two checks whether a new controller term has applied the log before its start."""
+"""Seconds between two checks whether a new term has applied the log before its start."""
 CONFIRMATION_S: Final = 0.02
-"""Between two reads of the voters' confirmations: with many brokers, heartbeats come more often."""
+"""Seconds between two reads of the voters' confirmations. With many brokers, heartbeats come more
+often."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +80,15 @@ class _BrokerPlan(Protocol):
 
 
 class _TermEndedError(Exception):
-    """The controller term has ended, or another has begun; never leaves this module."""
+    """The controller term has ended, or another has begun. Never leaves this module."""
 
 
 class _NotProposedError(Exception):
-    """A proposal failed, or may have; never leaves this module."""
+    """A proposal failed, or may have. Never leaves this module."""
 
 
 class _MoreUrgentError(Exception):
-    """A broker must be fenced, and the present work can wait; never leaves this module."""
+    """A broker must be fenced, and the present work can wait. Never leaves this module."""
 
 
 class _ControllerTerm:
@@ -103,10 +104,10 @@ class _ControllerTerm:
         self.sessions = sessions
         self.work = work
         self.log_ends: LogEndQuery | None = None
-        """For unclean elections: the question to the brokers, under way."""
+        """The query to the brokers under way, for unclean elections."""
         self.retry_at = -math.inf
         self.failures = 0
-        """Failed steps since the last complete one."""
+        """Failed steps since the last complete step."""
 
 
 class ActiveController:
@@ -132,7 +133,7 @@ class ActiveController:
         self._controller_term: _ControllerTerm | None = None
         self._wakeup = Wakeup(clock)
         self._confirmed_at = -math.inf
-        """Until when, at least, a majority of the voters knew of no later controller."""
+        """Time until when, at least, a majority of the voters knew of no later controller."""
         self._confirmed_until = -math.inf
 
     def role_changed(self) -> None:
@@ -150,7 +151,7 @@ class ActiveController:
             self._wakeup.set()
 
     def connection_changed(self, node_id: int, event: ConnectionEvent) -> None:
-        """A connection changed. Call it on every node, active or not: see `DeadBrokers`."""
+        """Note a changed connection. Call it on every node, active or not (`DeadBrokers`)."""
         broker_id = BrokerId(node_id)
         broker = self._image.brokers.get(broker_id)
         broker_epoch = None if broker is None else broker.broker_epoch
@@ -250,7 +251,7 @@ class ActiveController:
         return self._state_machine.image
 
     def _current_term(self) -> _ControllerTerm | None:
-        """The controller term as of now; begins a new one or ends the old one."""
+        """The current controller term. Starts a new term or ends the old term."""
         if not self._quorum.is_active:
             if self._controller_term is not None:
                 logger.info("node %d is no longer the active controller", self._broker_id)
@@ -276,7 +277,7 @@ class ActiveController:
         return self._quorum.applied_index < term.sessions.first_index
 
     def _confirmed_age_s(self) -> float:
-        """Upper bound on how long another controller may have existed; inf when unknown."""
+        """Upper bound on how long another controller may have existed. Infinite when unknown."""
         now = self._clock.monotonic()
         if now >= self._confirmed_until:
             self._confirmed_until = now + CONFIRMATION_S
@@ -312,7 +313,7 @@ class ActiveController:
         """Carry out all due work."""
         decisions = term.sessions.due(self._image, self._clock.monotonic())
         fences = [each for each in decisions if each.action is Action.FENCE]
-        # Fence all first: otherwise one dead broker would take over from another.
+        # Fence all first, otherwise one dead broker would take over from another.
         for decision in fences:
             await self._fence(term, decision)
         for decision in fences:
@@ -332,10 +333,8 @@ class ActiveController:
         await self._elect_longest_logs(term)
 
     async def _elect_longest_logs(self, term: _ControllerTerm) -> None:
-        """Hold the unclean elections due: ask the brokers now, elect in a later step.
-
-        Never waits for an answer, because fencings go on meanwhile.
-        """
+        """Start the unclean elections due. Query the brokers now, elect in a later step. Never
+        waits for a response, because fencings must continue."""
         query = term.log_ends
         if query is not None and query.is_over(self._clock.monotonic()):
             term.log_ends = None
@@ -391,18 +390,18 @@ class ActiveController:
         term.sessions.drained(decision)
 
     def _broker(self, decision: Decision) -> BrokerImage | None:
-        """The decision's broker; None after a restart or an unregistration."""
+        """The decision's broker. None after a restart or an unregistration."""
         broker = self._image.brokers.get(decision.broker_id)
         if broker is None or broker.broker_epoch != decision.broker_epoch:
             return None
         return broker
 
     def _planned(self, term: _ControllerTerm, decision: Decision, plan: _BrokerPlan) -> _Plan:
-        """The plan for the decision's broker; empty after a restart of the broker."""
+        """The plan for the decision's broker. Empty after a restart of the broker."""
 
         def planned(image: MetadataImage) -> Iterator[Command]:
-            # Plans name brokers: without this check a new incarnation would get the old one's
-            # change.
+            # Plans name brokers. Without this check a new incarnation would get the change of the
+            # old incarnation.
             if self._broker(decision) is None:
                 return iter(())
             return plan(image, decision.broker_id, unwritable=term.sessions.unwritable)
@@ -410,10 +409,8 @@ class ActiveController:
         return planned
 
     async def _execute(self, term: _ControllerTerm, plan: _Plan, *, can_wait: bool = True) -> None:
-        """Propose the commands of `plan`; plan again after stale changes.
-
-        Raises _MoreUrgentError, between two commands, if the plan `can_wait` and a fencing cannot.
-        """
+        """Propose the commands of `plan`. Plan again after stale changes. Raises _MoreUrgentError,
+        between two commands, if the plan `can_wait` and a fencing cannot."""
         for _ in range(PLAN_ROUNDS_MAX):
             stale = False
             for command in plan(self._image):
@@ -423,17 +420,15 @@ class ActiveController:
                 if can_wait and term.sessions.is_fencing_due(self._image, now):
                     raise _MoreUrgentError
                 if result.refusal is not None:
-                    # Later commands of a plan depend on earlier ones.
+                    # Later commands of a plan depend on earlier commands.
                     break
             if not stale:
                 return
         raise _NotProposedError("others changed the same partitions again and again")
 
     async def _propose(self, term: _ControllerTerm, command: Command) -> ApplyResult:
-        """Put a command through the quorum, if the controller term has not ended.
-
-        Raises _TermEndedError or _NotProposedError.
-        """
+        """Put a command through the quorum, if the controller term has not ended. Raises
+        _TermEndedError or _NotProposedError."""
         if self._current_term() is not term:
             raise _TermEndedError
         outcome = await self._quorum.propose(encode_command(command))

@@ -1,8 +1,8 @@
-"""The disk watch observes the disk of one node, for heartbeats and for the permit to lead.
+"""The disk watch observes the node's disk, for heartbeats and the permit to lead.
 
 A disk that is full or hangs takes no writes. Heartbeats report the trouble, and the controller
 moves leaderships to other brokers. A node kept by its disk from applying the metadata must also
-stop leading by itself, because it cannot learn of the next leader.
+stop leading by itself, because it cannot find the next leader in the metadata.
 """
 
 from __future__ import annotations
@@ -59,10 +59,8 @@ class DiskWatch:
         return self._registration_error is None and self._health.can_write
 
     def observe(self) -> bool:
-        """Observe the disk; return whether the permit's `stall` has changed.
-
-        The next heartbeat reports the state.
-        """
+        """Observe the disk. Returns whether the permit's `stall` has changed. The next heartbeat
+        reports the state."""
         health, logs, permit = self._health, self._logs, self._permit
         before, could_write = health.trouble, health.can_write
         health.observe(

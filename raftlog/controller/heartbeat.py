@@ -1,9 +1,9 @@
-"""Every node's side of its session: heartbeats to the active controller, and the lease they earn.
+"""Every node sends heartbeats to the active controller, and earns a lease by them.
 
 A heartbeat goes to the leader known to the quorum member, over the quorum's connection, or by a
-call if this node leads. A node sends one every HEARTBEAT_S, at once after a change of leader,
-connection or registration, and every RETRY_S while no controller accepts. A stopping node sends one
-every 10 ms until its leaderships are handed over.
+call if this node leads. A node sends a heartbeat every HEARTBEAT_S, at once after a change of
+leader, connection or registration, and every RETRY_S while no controller accepts. A stopping node
+sends a heartbeat every 10 ms until its leaderships are handed over.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from raftlog.world import Clock, Randomness, Wakeup
 
 LISTENERS_MAX: Final = 64
 RETRY_S: Final = 0.05
-"""Until the next heartbeat, if there was no active controller to take the last one."""
+"""Seconds until the next heartbeat if no active controller took the last heartbeat."""
 STOPPING_S: Final = 0.01
-"""Between two heartbeats of a stopping node, until its leaderships are handed over."""
+"""Seconds between two heartbeats of a stopping node, until its leaderships are handed over."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ class Heartbeats:
         can_write: Callable[[], bool],
         on_cluster_time: Callable[[int, int], None],
     ) -> None:
-        """`deliver` has this node's own controller take a heartbeat; answers feed the `permit`.
+        """`deliver` has this node's own controller take a heartbeat. Responses feed the `permit`.
 
-        `can_write` tells whether this node's disk takes writes; `on_cluster_time` takes the lower
-        and the upper cluster time of each answer.
+        `can_write` returns whether this node's disk takes writes. `on_cluster_time` takes the lower
+        and the upper cluster time of each response.
         """
         self._quorum = quorum
         self._clock = clock
@@ -88,7 +88,7 @@ class Heartbeats:
         self._wakeup.set()
 
     def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
-        """Call `callback` after the lease has begun or ended; the permit may lack the lease
+        """Call `callback` after the lease has begun or ended. The permit may lack the lease
         earlier."""
         assert len(self._on_lease_changed) < LISTENERS_MAX
         self._on_lease_changed.append(callback)
@@ -124,10 +124,8 @@ class Heartbeats:
         self._notify_lease()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Hand over the led partitions; return whether the handover is complete and applied here.
-
-        False after `timeout_s`.
-        """
+        """Hand over the led partitions. Returns whether the handover is complete and applied here.
+        False after `timeout_s`."""
         self._stopping = True
         self.send_soon()
         deadline = self._clock.monotonic() + timeout_s
@@ -181,7 +179,7 @@ class Heartbeats:
             self._retry_soon()
 
     def _retry_soon(self) -> None:
-        # All brokers are rejected at about the same time: spread their retries.
+        # All brokers are rejected at about the same time, so spread their retries.
         delay_s = RETRY_S * self._randomness.uniform(0.5, 1.0)
         self._send_at = min(self._send_at, self._clock.monotonic() + delay_s)
         self._wakeup.set()
@@ -195,7 +193,7 @@ class Heartbeats:
             callback(reason, explanation)
 
     def _is_drained(self) -> bool:
-        # This node must have applied the handover, or would go on as the leader.
+        # Before this node has applied the handover, it would continue as the leader.
         index = self._drained_index
         return index is not None and self._quorum.applied_index >= index
 

@@ -1,4 +1,4 @@
-"""The permit says whether this node may act as the leader of its led partitions at this moment.
+"""The permit decides whether this node may act as the leader of its partitions now.
 
 A node may act as a leader while all four conditions hold. Each has one source of its facts.
 
@@ -56,7 +56,7 @@ class LeadPermit:
         return may_act
 
     def has_lease(self, now: float) -> bool:
-        """Whether the lease allows this node to act as a leader at the given monotonic time."""
+        """Whether the lease allows this node to lead at the given monotonic time."""
         if self._broker_epoch is None:
             return False
         return self._lease.is_valid(now) or self._decides_alone()
@@ -77,7 +77,7 @@ class LeadPermit:
 
     @property
     def broker_epoch(self) -> BrokerEpoch | None:
-        """The registered incarnation of this node; None before the registration."""
+        """The registered incarnation of this node. None before the registration."""
         return self._broker_epoch
 
     @property
@@ -92,8 +92,7 @@ class LeadPermit:
 
     @property
     def known_index(self) -> int:
-        """The newest index that a controller had applied when answering; -1 before the first
-        answer."""
+        """The newest index that a responding controller had applied, -1 before any response."""
         return self._known_index
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
@@ -119,7 +118,7 @@ class LeadPermit:
         return self._stall
 
     def disk_observed(self, trouble: DiskTrouble | None, stall: DiskTrouble | None) -> None:
-        """Note the disk trouble at an observation, and the one that keeps the metadata back."""
+        """Note the observed disk trouble, and the trouble that keeps the metadata back."""
         self._disk_trouble = trouble
         self._stall = stall
 

@@ -1,11 +1,11 @@
-"""Questions for the ends of replicas' logs, and their answers: before unclean elections.
+"""Log end queries fetch the ends of replicas' logs before unclean elections.
 
-The active controller asks before it elects, an operator's node before it proposes an unclean
-election, and a broker before it gives up the last replica with all records. Each asks the living
-brokers of some partitions, takes the answers that come within ANSWER_S, and goes on with those: a
-broker of an older release does not answer.
+The active controller sends a query before it elects, an operator's node before it proposes an
+unclean election, and a broker before it gives up the last replica with all records. Each queries
+the living brokers of some partitions, and uses the responses that come within ANSWER_S. A broker of
+an older release does not respond.
 
-Messages go by the quorum's connections. Two nodes without a vote have none between them: their
+Messages use the quorum's connections. Two nodes without a vote have none between them. Their
 messages take one step by way of the quorum's leader, which keeps nothing of them.
 """
 
@@ -39,13 +39,13 @@ from raftlog.world import Clock, Wakeup
 ANSWER_S: Final = 1.0
 """How long brokers may take to answer. They have the ends in memory."""
 QUERIES_MAX: Final = 256
-"""Queries under way on one node: one of the controller, the others of operators and repairs."""
+"""Queries under way on one node, from the controller, operators and repairs."""
 
 logger = logging.getLogger(__name__)
 
 
 class LogEndQuery:
-    """One query: the partitions, and the answers so far."""
+    """The partitions of one query, and the responses so far."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LogEndQuery:
         return not self.waiting or now >= self.deadline
 
     def by_broker(self) -> dict[BrokerId, list[PartitionKey]]:
-        """The partitions to ask each broker for."""
+        """The partitions to query each broker for."""
         wanted: dict[BrokerId, list[PartitionKey]] = {}
         for broker_id, key in sorted(self.waiting):
             wanted.setdefault(broker_id, []).append(key)
@@ -100,7 +100,7 @@ class LogEndQueries:
         broker_id: BrokerId,
         log_end: Callable[[PartitionKey], LogEnd],
     ) -> None:
-        """`log_end` returns the end of this node's own log; NO_LOG_END without a usable one."""
+        """`log_end` returns the end of this node's own log, NO_LOG_END without a usable log."""
         self._quorum = quorum
         self._state_machine = state_machine
         self._clock = clock
@@ -109,10 +109,8 @@ class LogEndQueries:
         self._open: list[LogEndQuery] = []
 
     def begin(self, keys: Collection[PartitionKey], on_complete: Callable[[], None]) -> LogEndQuery:
-        """Ask the living brokers with replicas of these partitions; never waits.
-
-        A broker that cannot be reached counts as one that does not answer.
-        """
+        """Query the living brokers with replicas of these partitions. Never waits. A broker that
+        cannot be reached counts as a broker that does not respond."""
         now = self._clock.monotonic()
         self._open = [query for query in self._open if not query.is_over(now)]
         query = LogEndQuery(self._state_machine.image, keys, now + ANSWER_S, on_complete)
@@ -131,9 +129,7 @@ class LogEndQueries:
 
     async def collect(self, keys: Collection[PartitionKey]) -> Mapping[PartitionKey, LogEnds]:
         """The ends of the living replicas' logs, as far as their brokers answer within ANSWER_S.
-
-        Raises LogError OVERLOADED with too many queries under way.
-        """
+        Raises LogError OVERLOADED with too many queries under way."""
         if len(self._open) >= QUERIES_MAX:
             now = self._clock.monotonic()
             if sum(not query.is_over(now) for query in self._open) >= QUERIES_MAX:
@@ -167,7 +163,7 @@ class LogEndQueries:
             return
         leader_id = self._quorum.leader_id
         if leader_id in {None, self._broker_id} or not self._quorum.send(leader_id, encoded):
-            logger.info("no connection to broker %d to ask for the ends of its logs", broker_id)
+            logger.info("no connection to broker %d to query the ends of its logs", broker_id)
 
     def _answer(self, request: LogEndsRequest) -> LogEndsAnswer:
         return LogEndsAnswer(

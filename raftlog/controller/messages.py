@@ -1,10 +1,10 @@
 """Messages between brokers and the active controller, and their bytes. Pure.
 
-Heartbeats and their answers; and, before an unclean election, a question for the ends of the logs
-of partitions, which a broker without a connection to another sends by way of the controller.
+Heartbeats and their responses. Before an unclean election also a query for the ends of the logs of
+partitions, which a broker without a connection to another sends by way of the controller.
 
 Each message is one JSON object, named by its `type`, sent as a control message of the quorum.
-Unknown fields are ignored, for newer senders; fields missing from older senders have defaults. No
+Unknown fields are ignored, for newer senders. Fields missing from older senders have defaults. No
 content of a message is a type, a path or code to be looked up.
 """
 
@@ -20,12 +20,12 @@ from raftlog.metadata.configs.broker import SESSION_TIMEOUT_S_DEFAULT
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
 
 HEARTBEAT_S: Final = 0.3
-"""Between two heartbeats of a broker. Losing one must not cost a lease."""
+"""Seconds between two heartbeats of a broker. A lost heartbeat must not cost a lease."""
 MESSAGE_BYTES_MAX: Final = 4096
-"""Of a whole message; the largest are a refusal and the ends of logs."""
+"""Bytes of a whole message. The largest are a refusal and the ends of logs."""
 EXPLANATION_CHARACTERS_MAX: Final = 512
 UNWRITABLE_MAX: Final = 100
-"""Unwritable brokers in an answer; of more, those of the lowest ids."""
+"""Most unwritable brokers in a response, those of the lowest ids."""
 LOG_ENDS_MAX: Final = 40
 """Logs in one question, or answer."""
 
@@ -38,18 +38,18 @@ class RefusalReason(StrEnum):
     """Why a heartbeat does not count."""
 
     NOT_ACTIVE = "not_active"
-    """This node is not the active controller, or not up to date yet: ask again soon."""
+    """This node is not the active controller, or not up to date yet. Retry soon."""
     STALE_EPOCH = "stale_epoch"
-    """The broker has been restarted since: the process with the older epoch must end."""
+    """The broker has been restarted since. The process with the older epoch must end."""
     UNKNOWN_BROKER = "unknown_broker"
-    """The broker was unregistered: register again before taking part."""
+    """The broker was unregistered. Register again before taking part."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     sequence: _Number
-    """The sender numbers its heartbeats; an answer repeats the number."""
+    """Number of the sender's heartbeat. A response repeats the number."""
     broker_epoch: _BrokerEpoch
-    """The broker's incarnation; an answer repeats the epoch."""
+    """The broker's incarnation. A response repeats the epoch."""
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
@@ -59,9 +59,9 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     broker_id: _BrokerId
     applied_index: _Number
     stopping: bool
-    """The broker is about to stop: hand over its leaderships."""
+    """Whether the broker is about to stop, and must hand over its leaderships."""
     can_write: bool = True
-    """Whether the broker's disk takes writes; if not, other brokers should lead its partitions."""
+    """Whether the broker's disk takes writes. If not, other brokers should lead its partitions."""
     time_ms: _Number | UnsetType = UNSET
     """The broker's wall clock."""
 
@@ -70,24 +70,24 @@ class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
     """The active controller's answer to a heartbeat."""
 
     term: _Number
-    """Of the controller, in Raft's sense: an answer of an older one than known is out of date."""
+    """Raft term of the controller. A response of an older term than known is out of date."""
     applied_index: _Number
     """The controller's applied index at the time of the answer."""
     fenced: bool
     """Whether the broker is fenced, or about to be."""
     drained: bool
-    """For a stopping broker: all leaderships with an eligible successor are handed over."""
+    """Whether a stopping broker has handed over all leaderships with an eligible successor."""
     confirmed_age_s: Annotated[float, Meta(ge=0.0, le=3600.0)]
-    """Age in seconds of the newest appends answered by a majority of the voters: upper bound on how
-    long a newer controller may have existed."""
+    """Age in seconds of the newest appends acknowledged by a majority of the voters. The upper
+    bound on how long a newer controller may have existed."""
     unwritable: Annotated[tuple[_BrokerId, ...], Meta(max_length=UNWRITABLE_MAX)] = ()
     """Brokers without a writable disk, as far as the controller knows."""
     session_timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | UnsetType = UNSET
-    """The session timeout granted by this answer; unset: the default."""
+    """The session timeout granted by this response. The default if unset."""
     cluster_time_ms: _Number | UnsetType = UNSET
-    """The lower median of the brokers' wall clocks; unset while too few are known."""
+    """The lower median of the brokers' wall clocks. Unset while too few are known."""
     cluster_latest_ms: _Number | UnsetType = UNSET
-    """The upper median; unset by a controller that knows only the lower one."""
+    """The upper median. Unset by a controller that knows only the lower median."""
 
 
 def answered_timeout_s(answer: HeartbeatAnswer) -> float:
@@ -128,13 +128,13 @@ class LogEndsRequest(_LogEndsMessage, frozen=True, tag="log_ends_request"):
 
 
 class LogEndsAnswer(_LogEndsMessage, frozen=True, tag="log_ends_answer"):
-    """The answer: the log of each partition."""
+    """The response with the log of each partition."""
 
     ends: Annotated[
         tuple[tuple[_TopicId, _PartitionId, _LeaderEpoch, _EndOffset], ...],
         Meta(max_length=LOG_ENDS_MAX),
     ]
-    """With the leader epoch of its last record, and its end offset; -1 for no usable log."""
+    """Leader epoch of the last record and end offset of each partition. -1 without a usable log."""
 
 
 HeartbeatReply: TypeAlias = HeartbeatAnswer | HeartbeatRefusal
@@ -146,7 +146,7 @@ _DECODER: msgspec.json.Decoder[ControllerMessage] = msgspec.json.Decoder(Control
 
 
 class ControllerMessageError(Exception):
-    """Bytes of no known message: the peer is broken or newer."""
+    """Bytes of no known message. The peer is broken or newer."""
 
 
 def encode_message(message: ControllerMessage) -> bytes:

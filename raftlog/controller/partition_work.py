@@ -1,7 +1,7 @@
-"""Work on partitions that is due in one controller term: elections and moves. Pure.
+"""Elections and moves of partitions that are due in one controller term. Pure.
 
-Deltas mark work as due. A plan examines the partitions named by deltas, or all of them: at the
-start of a term, after the return of a broker, and after a failure of unknown extent. So nothing
+Deltas mark work as due. A plan examines the partitions named by deltas. It examines all of them at
+the start of a term, after the return of a broker, and after a failure of unknown extent. So nothing
 must be remembered exactly, and the next controller finds all of it again.
 """
 
@@ -33,15 +33,15 @@ from raftlog.record.types import BrokerId
 
 PREFERRED_CHECK_S_MAX: Final = 10.0
 PREFERRED_CHECK_S_MIN: Final = 0.5
-"""Between two checks for preferred leaders: the rebalance delay, within these bounds."""
+"""Bounds of the seconds between two checks for preferred leaders, the rebalance delay."""
 KEYS_MAX: Final = 10_000
-"""Most partitions remembered for one kind of work; beyond, all are examined."""
+"""Most partitions remembered for one kind of work. Beyond, all are examined."""
 
 PartitionPlan: TypeAlias = Callable[[MetadataImage], Iterator[ChangePartitions]]
 
 
 class _Due:
-    """Partitions due for one kind of work: some, or all."""
+    """Some or all partitions, due for one kind of work."""
 
     def __init__(self) -> None:
         self._all = True
@@ -67,7 +67,7 @@ class _Due:
         return self._all or bool(self._keys)
 
     def take(self) -> Collection[PartitionKey] | None:
-        """Take the due partitions, which are due no more; None for all."""
+        """Take the due partitions, which are due no more. None for all."""
         keys = None if self._all else tuple(self._keys)
         self._all = False
         self._keys = {}
@@ -86,8 +86,7 @@ class PartitionWork:
         self._evacuation = True
         self._decommissioning = False
         self._relieved: frozenset[BrokerId] = frozenset()
-        """Brokers to be relieved of leaderships where possible: in maintenance, or
-        `_unwritable`."""
+        """Brokers to be relieved of leaderships where possible, in maintenance or `_unwritable`."""
         self._unwritable: frozenset[BrokerId] = frozenset()
         self._back_since: dict[BrokerId, float] = {}
         """Available brokers, and since when, as far as this controller term knows."""
@@ -95,17 +94,18 @@ class PartitionWork:
         self._observe_brokers(image, image.brokers, now)
 
     def mark_all_due(self) -> None:
-        """Mark all partitions as due: the progress of earlier work is unknown."""
+        """Mark all partitions as due, because the progress of earlier work is unknown."""
         self._elections.add_all()
         self._relief.add_all()
         self._completions.add_all()
         self._evacuation = True
 
     def applied(self, delta: MetadataDelta, image: MetadataImage, now: float) -> bool:
-        """The metadata has changed; return whether something is due."""
+        """Note changed metadata. Returns whether something is due."""
         if delta.brokers or delta.brokers_gone:
             self._observe_brokers(image, (*delta.brokers, *delta.brokers_gone), now)
-            # A broker that is back may lead leaderless partitions, or take over from a leaving one.
+            # A broker that is back may lead leaderless partitions, or take over from a leaving
+            # broker.
             self.mark_all_due()
         if REBALANCE_DELAY in delta.cluster_settings:
             self._preferred_at = min(self._preferred_at, now + _preferred_check_s(image))
@@ -123,16 +123,14 @@ class PartitionWork:
     def note_unwritable(
         self, unwritable: frozenset[BrokerId], image: MetadataImage, now: float
     ) -> bool:
-        """Replace the set of unwritable brokers; return whether it changed.
-
-        A broker with a writable disk again counts as back from now on.
-        """
+        """Replace the set of unwritable brokers. Returns whether it changed. A broker with a
+        writable disk again counts as back from now on."""
         if unwritable == self._unwritable:
             return False
         changed = unwritable ^ self._unwritable
         self._unwritable = unwritable
         self._observe_brokers(image, changed, now)
-        # Also after a recovery: the broker may take over from one still unwritable.
+        # Also after a recovery, when the broker may take over from a broker still unwritable.
         self._relief.add_all()
         return True
 
@@ -141,10 +139,8 @@ class PartitionWork:
         return self._preferred_at
 
     def due(self, image: MetadataImage, now: float) -> Iterator[PartitionPlan]:
-        """Plans for due work, the most urgent first.
-
-        Carry out each plan before taking the next, or call `mark_all_due`.
-        """
+        """Plans for due work, the most urgent first. Carry out each plan before taking the next, or
+        call `mark_all_due`."""
         if self._elections:
             keys = self._elections.take()
             yield partial(plan_elections, keys=keys, unwritable=self._unwritable)
@@ -171,8 +167,8 @@ class PartitionWork:
             self._preferred_at = now + _preferred_check_s(image)
 
     def undecided(self, image: MetadataImage) -> Collection[PartitionKey]:
-        """Take the partitions whose next leader depends on the ends of logs, as many as one command
-        may change; others stay due."""
+        """Take the partitions whose next leader depends on the ends of logs. As many as one command
+        may change. Others stay due."""
         if not self._undecided:
             return ()
         keys = self._undecided.take()
@@ -215,7 +211,7 @@ class PartitionWork:
                 and number < known
                 and change.before.partitions[number].removing
             ):
-                # One move less is under way: another can begin.
+                # A move has finished, so another can start.
                 self._evacuation = True
 
 

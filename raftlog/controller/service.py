@@ -1,8 +1,8 @@
-"""A node's controller service: its heartbeats, and its part as the active controller.
+"""A node's controller service sends its heartbeats, and acts as the active controller.
 
 Start the service once the quorum member is open, call `registered` after the registration, and read
-the lease. To stop: `shut_down`, close the listeners of users, resign the quorum's leadership, then
-`close`, then close the quorum.
+the lease. To stop, call `shut_down`, close the listeners of users, resign the quorum's leadership,
+then `close`, then close the quorum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Clock, Randomness
 
 UNREADABLE_PEERS_MAX: Final = 1_000
-"""Peers with reported unreadable messages; of more, none is reported."""
+"""Most peers with reported unreadable messages. Beyond, none is reported."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class ControllerService:
         """Heartbeats feed the `permit`. `on_fatal` receives the reason if the node must end.
 
         `log_end` returns the end of this node's log of a partition, NO_LOG_END without a usable
-        one. `can_write` says whether this node's disk takes writes: if not, other brokers should
+        log. `can_write` returns whether this node's disk takes writes. If not, other brokers should
         lead. `on_cluster_time` takes the lower and the upper cluster time, in milliseconds, of each
-        answer of the controller.
+        response of the controller.
         """
         self._quorum = quorum
         self._state_machine = state_machine
@@ -125,11 +125,11 @@ class ControllerService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """This node has been registered: send heartbeats for this incarnation from now on."""
+        """Send heartbeats for this registered incarnation from now on."""
         self._heartbeats.registered(broker_epoch)
 
     def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
-        """Call `callback` after the lease has begun (True) or ended; check the permit before
+        """Call `callback` after the lease has begun (True) or ended. Check the permit before
         acting."""
         self._heartbeats.on_lease_changed(callback)
 
@@ -142,16 +142,16 @@ class ControllerService:
         self._heartbeats.on_refused(callback)
 
     async def log_ends(self, keys: Collection[PartitionKey]) -> Mapping[PartitionKey, LogEnds]:
-        """As `LogEndQueries.collect`."""
+        """Collect log ends as `LogEndQueries.collect`."""
         return await self._log_ends.collect(keys)
 
     async def shut_down(self, timeout_s: float) -> bool:
         """Hand over the led partitions before this node stops.
 
         True once each partition with an eligible successor is handed over and this node has applied
-        the changes. False after `timeout_s`: the controller then fences the stopped node after the
-        session timeout. Must not be cancelled and repeated for another outcome: the cluster counts
-        on the stop from now on.
+        the changes. False after `timeout_s`, when the controller fences the stopped node after the
+        session timeout. Must not be cancelled and repeated for another outcome, because the cluster
+        counts on the stop from now on.
         """
         alone = len(self._state_machine.image.brokers) <= 1
         if alone or self._permit.broker_epoch is None:
@@ -197,7 +197,7 @@ class ControllerService:
         elif not isinstance(message, Heartbeat):
             self._heartbeats.received(sender, message)
         elif message.broker_id == sender:
-            # Lost with its connection, like any message: the broker asks again.
+            # Lost with its connection, like any message. The broker queries again.
             self._quorum.send(sender, encode_message(self._active.handle_heartbeat(message)))
         else:
             self._ignore(sender, f"it speaks for broker {message.broker_id}")

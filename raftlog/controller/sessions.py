@@ -1,38 +1,39 @@
-"""Sessions and leases: the table of the active controller, dead brokers, a node's lease. Pure.
+"""Sessions and leases of the active controller, dead brokers, and a node's lease. Pure.
 
 **Sessions.** A table is made at the start of a controller term and dropped at its end, so that no
 entry rests on heartbeats of an earlier term. Times are monotonic seconds and never fall. Time in
-which the controller itself was stopped does not count against the brokers: an observation that
-comes much too late moves all sessions on by the gap.
+which the controller itself was stopped does not count against the brokers. An observation that
+comes much too late moves the ends of all sessions by the gap.
 
-**Session timeouts that change.** The metadata holds two numbers: the timeout set by the operator,
-and the *lease bound*, changed by the active controller only. A heartbeat is granted the smaller of
-both, and the answer states the granted timeout, so a node need not have applied the change.
-Promise 7 (a leader without the quorum stops before another one leads) then holds in both
-directions, because no lease outlasts the patience of a controller:
+**Session timeouts that change.** The metadata holds the timeout set by the operator, and the *lease
+bound*, which only the active controller changes. A heartbeat is granted the smaller of both, and
+the response states the granted timeout, so a node need not have applied the change. Promise 7 (a
+leader without the quorum stops before another node leads) then holds in both directions, because no
+lease outlasts the patience of a controller:
 
 - *This controller* fences a silent broker at the latest end of all timeouts granted to the broker
-  (`expires_at`), never by the newest timeout alone.
+(`expires_at`), never by only the newest timeout.
 - *A longer timeout* is granted only after the longer bound is applied. So each granted lease rests
-  on a committed bound, which is in the log of every later controller.
+on a committed bound, which is in the log of every later controller.
 - *The next controller* fences no silent broker within the bound after its term began. Leases of its
-  predecessors were granted, less their unconfirmed age, before that term.
+predecessors were granted, less their unconfirmed age, before that term.
 - *A shorter timeout* is granted at once, but the bound falls only after the old bound has passed
-  since the last longer grant and since the term began. The operator may raise the timeout between
-  the decision and its application: while a lower bound may be in the log, no longer timeout is
-  granted (`_cap_s`). Proposals of one term are ordered: a later applied one settles all earlier
-  ones of unknown outcome; those of an earlier term are below `first_index`.
+since the last longer grant and since the term began. The operator may raise the timeout between
+the decision and its application. While a lower bound may be in the log, no longer timeout is
+granted (`_cap_s`). Proposals of one term are ordered. A later applied proposal settles all
+earlier proposals of unknown outcome. Those of an earlier term are below `first_index`.
 
 **Dead brokers** are proven dead by a refused connection to their address. Every node keeps the
-table, active controller or not: the peers of a dying controller find the death before one of them
-becomes its successor. A connection is known by node only, and a process may have been restarted at
-the same address since the connection ended. So the proof counts for the incarnation in the metadata
-at the end of the connection, and only while the metadata names the same incarnation and no message
-has come from the node.
+table, active controller or not, because the peers of a dying controller find the death before one
+of them becomes its successor. A connection is known by node only, and a process may have been
+restarted at the same address since the connection ended. So the proof counts for the incarnation in
+the metadata at the end of the connection, and only while the metadata names the same incarnation
+and no message has come from the node.
 
 **A lease** begins when the heartbeat was *sent*, less the time for which the controller cannot
-prove to be the only one, and is shorter than a session. docs/decisions/sessions-and-leases.md has
-the argument why a lease ends before any controller may fence its holder for silence.
+prove to be the only controller, and is shorter than a session.
+docs/decisions/sessions-and-leases.md
+has the argument why a lease ends before any controller may fence its holder for silence.
 """
 
 from __future__ import annotations
@@ -48,22 +49,22 @@ from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId
 
 STALL_S: Final = 2 * HEARTBEAT_S
-"""After a longer silence of its own the controller was stopped, and could receive no heartbeat."""
+"""Silence after which the controller was itself stopped, and could receive no heartbeat."""
 CLUSTER_TIME_S: Final = 1.0
-"""Between two computations of the cluster time."""
+"""Seconds between two computations of the cluster time."""
 DEAD_BROKERS_MAX: Final = 1_000
-"""Brokers of which the end of the connection is remembered; the oldest are forgotten first."""
+"""Most brokers with a remembered end of the connection. The oldest are forgotten first."""
 
 
 class Action(Enum):
-    """A reaction to the state of a broker; a list of decisions is in this order."""
+    """A reaction to the state of a broker. Decisions are listed in this order."""
 
     FENCE = auto()
     """Fence the broker unless it is fenced, and move its leaderships."""
     DRAIN = auto()
-    """The broker is about to stop: move its leaderships."""
+    """The broker is about to stop, so move its leaderships."""
     UNFENCE = auto()
-    """The broker is back: unfence."""
+    """The broker is back, so unfence it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,12 @@ class Decision:
 class _Session:
     broker_epoch: BrokerEpoch
     expires_at: float
-    """When silence becomes a reason to fence: no granted lease ends later."""
+    """Time when silence becomes a reason to fence. No granted lease ends later."""
     required_index: int
-    """The index to be applied by the broker before its unfencing: its registration, and each change
-    that took leaderships from it."""
+    """The index to be applied by the broker before its unfencing. Covers its registration, and each
+    change that took leaderships from it."""
     applied_index: int = -1
-    """The broker's applied index, by its heartbeats; -1 before the first."""
+    """The broker's applied index, by its heartbeats. -1 before the first."""
     stopping: bool = False
     can_write: bool = True
     """Whether the broker's disk takes writes, by its heartbeats."""
@@ -94,12 +95,12 @@ class _Session:
     dead: bool = False
     """Proven dead, without waiting for the timeout."""
     fencing: bool = False
-    """The fencing is decided, and not known to be carried out. The decision stands whatever
-    heartbeat comes: the command may be in the log already."""
+    """Whether the fencing is decided, and not known to be executed. The decision stands whatever
+    heartbeat comes, because the command may be in the log already."""
     silent: bool = False
     """No heartbeat has come since the newest decision to fence."""
     done: bool = False
-    """Carried out, and nothing was heard since: there is nothing to do until something is."""
+    """Executed, and nothing was heard since. There is nothing to do until something is."""
 
 
 class Sessions:
@@ -107,22 +108,19 @@ class Sessions:
 
     def __init__(self, image: MetadataImage, now: float, *, first_index: int) -> None:
         """`first_index`: the last index of proposals from before this controller term, applied or
-        not.
-
-        Before that index is applied, no heartbeat counts, and nothing is due.
-        """
+        not. Before that index is applied, no heartbeat counts, and nothing is due."""
         self._sessions: dict[BrokerId, _Session] = {}
         self._observed_at = now
         self._bound_s = lease_bound_s(image.cluster_settings)
         """The lease bound in the image, as of the last look."""
         self._cap_s = math.inf
-        """No longer timeout is granted: a lowering of the bound may be in the log."""
+        """Longest timeout to grant, while a lowering of the bound may be in the log."""
         self.timeout_s = 0.0
         """The session timeout granted to heartbeats now."""
         self._timeout_since = now
         self._grace_end = now + self._bound_s
         self.first_index = first_index
-        """Before this index is applied, the table knows nothing."""
+        """Index that must be applied before the table knows anything."""
         self._followed_index = -1
         self._clusters_ahead_ms: tuple[int, int] | None = None
         self._cluster_time_due = -math.inf
@@ -159,12 +157,12 @@ class Sessions:
         session.done = False
 
     def cluster_times_ms(self, image: MetadataImage, now: float) -> tuple[int, int] | None:
-        """Both medians of the unfenced brokers' wall clocks; None while too few are known.
+        """Both medians of the unfenced brokers' wall clocks. None while too few are known.
 
-        Retention deletes by the lower one, so no minority of clocks may run it ahead, nor a single
-        one in a cluster of several brokers; and believes records up to the upper one, which for the
-        same reason no such clock holds back. Computed at most every CLUSTER_TIME_S, as all brokers
-        ask.
+        Retention deletes by the lower median, so no minority of clocks may run it ahead, nor a
+        single clock in a cluster of several brokers. It believes records up to the upper median,
+        which for the same reason no such clock holds back. Computed at most every CLUSTER_TIME_S,
+        because all brokers request it.
         """
         if now >= self._cluster_time_due:
             self._cluster_time_due = now + CLUSTER_TIME_S
@@ -193,11 +191,8 @@ class Sessions:
             session.dead = True
 
     def due(self, image: MetadataImage, now: float) -> list[Decision]:
-        """The due decisions, by action, then by id.
-
-        FENCE is due until `fenced` is called, DRAIN until `drained`, UNFENCE until the image shows
-        the broker unfenced.
-        """
+        """The due decisions, by action, then by id. FENCE is due until `fenced` is called, DRAIN
+        until `drained`, UNFENCE until the image shows the broker unfenced."""
         self._observe(image, now)
         decisions = []
         for broker_id, session in self._sessions.items():
@@ -219,7 +214,7 @@ class Sessions:
         )
 
     def due_lease_bound(self, image: MetadataImage, now: float) -> float | None:
-        """The lease bound, in seconds, to propose now; None if the present one is right.
+        """The lease bound, in seconds, to propose now. None if the present bound is right.
 
         Call `lease_bound_applied` once the proposal is applied. Until then, and so also after an
         unknown outcome, no session timeout above a lowered bound is granted.
@@ -242,7 +237,7 @@ class Sessions:
         self._follow_timeout(image, now)
 
     def next_deadline(self) -> float:
-        """When to ask `due` again at the latest, if nothing is heard or lost before."""
+        """Latest time of the next `due` call, if nothing is heard or lost before."""
         # Often enough, even without work, for a late observation to prove a stall.
         return min(
             self._observed_at + HEARTBEAT_S,
@@ -257,7 +252,7 @@ class Sessions:
         )
 
     def fenced(self, decision: Decision, applied_index: int) -> None:
-        """A FENCE was carried out; `applied_index` is after its last change."""
+        """A FENCE was executed. `applied_index` is after its last change."""
         session = self._of(decision)
         if session is not None:
             session.fencing = False
@@ -294,7 +289,7 @@ class Sessions:
     def _follow_timeout(self, image: MetadataImage, now: float) -> None:
         bound_s = lease_bound_s(image.cluster_settings)
         if bound_s > self._bound_s and self._followed_index < self.first_index:
-            # An earlier controller's bound: its leases may last for so long.
+            # The bound is an earlier controller's, and its leases may last for so long.
             self._grace_end += bound_s - self._bound_s
         self._bound_s = bound_s
         timeout_s = min(session_timeout_s(image.cluster_settings), bound_s, self._cap_s)
@@ -342,7 +337,7 @@ class Sessions:
         return max(session.expires_at, self._grace_end)
 
     def _of(self, decision: Decision) -> _Session | None:
-        """The decision's session; None after a restart of the broker."""
+        """The decision's session. None after a restart of the broker."""
         session = self._sessions.get(decision.broker_id)
         if session is None or session.broker_epoch != decision.broker_epoch:
             return None
@@ -363,12 +358,12 @@ class DeadBrokers:
         self._dead.pop(broker_id, None)
 
     def ended(self, broker_id: BrokerId, broker_epoch: BrokerEpoch | None) -> None:
-        """The connection has ended; `broker_epoch` is by the metadata, None for no broker."""
+        """The connection has ended. `broker_epoch` is by the metadata, None for no broker."""
         if broker_epoch is not None:
             _put(self._ended, broker_id, broker_epoch)
 
     def refused(self, broker_id: BrokerId, broker_epoch: BrokerEpoch | None) -> BrokerEpoch | None:
-        """The broker's address refused a connection; return the epoch proven dead, if any.
+        """The broker's address refused a connection. Returns the epoch proven dead, if any.
 
         `broker_epoch` is by the present metadata. Without an earlier end of the connection, the
         connection counts as ended now.
@@ -397,7 +392,7 @@ LEASE_SHARE: Final = 0.9
 """Length of a lease, as a share of the session timeout. The rest is a margin for clocks
 (docs/decisions/sessions-and-leases.md)."""
 HEARTBEATS_IN_FLIGHT_MAX: Final = 64
-"""Heartbeats without an answer yet; beyond, the oldest are forgotten first."""
+"""Most heartbeats without a response. Beyond, the oldest are forgotten first."""
 
 
 class Lease:
@@ -408,7 +403,7 @@ class Lease:
         self._term = 0
         self._sequence = 0
         self._sent: dict[int, tuple[int, float]] = {}
-        """By sequence number: the receiver of the heartbeat, and the time of sending."""
+        """The receiver and the sending time of each heartbeat, by sequence number."""
 
     @property
     def until(self) -> float:
@@ -420,7 +415,7 @@ class Lease:
         return now < self._until
 
     def sent(self, node_id: int, now: float) -> int:
-        """A heartbeat is about to be sent; return its number. The time must not be later."""
+        """Note a heartbeat to be sent. Returns its number. `now` must not be after the send."""
         self._sequence += 1
         self._sent[self._sequence] = (node_id, now)
         if len(self._sent) > HEARTBEATS_IN_FLIGHT_MAX:
@@ -428,11 +423,11 @@ class Lease:
         return self._sequence
 
     def refused(self, sender: int, sequence: int) -> bool:
-        """Record a rejection; return whether a heartbeat waited for it."""
+        """Record a rejection. Returns whether a heartbeat waited for it."""
         return self._take(sender, sequence) is not None
 
     def answered(self, sender: int, answer: HeartbeatAnswer) -> bool:
-        """Record an answer; return whether it counts."""
+        """Record a response. Returns whether it counts."""
         sent_at = self._take(sender, answer.sequence)
         if sent_at is None or answer.term < self._term:
             return False

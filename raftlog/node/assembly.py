@@ -1,4 +1,4 @@
-"""A node without its sockets: metadata, controller, logs and partitions over a world.
+"""The node's core has metadata, controller, logs and partitions over a world, without sockets.
 
 Start: claim the data directory → recover the metadata → take part in the quorum → register this
 start (a new broker epoch, and with it a new leader epoch for every partition it leads) → recover
@@ -208,7 +208,8 @@ class NodeCore:
 
         `state` is the result of `load_state`, and `start` that of `decide_start`. `on_fatal`
         receives the reason if the node must end. `take_place` is for a start in a lost node's
-        place. Raises LogError, DiskError, IdentityError or StartError; ValueError of `take_place`.
+        place. Raises LogError, DiskError, IdentityError, StartError, or the ValueError of
+        `take_place`.
         """
         node_id = BrokerId(settings.node_id)
         identity = await disk.run(lambda: claim(disk, settings, state, randomness))
@@ -270,9 +271,9 @@ class NodeCore:
 
         `address` (`host:port`) is for HTTP clients and other nodes, `kafka` for Kafka clients.
 
-        In this order: the metadata must know which records a replica here may have lost before
-        the replica can be elected. Waits while there is no majority of the voters. Raises LogError
-        if the cluster rejects this node.
+        The order matters, because the metadata must know which records a replica here may have lost
+        before the replica can be elected. Waits while there is no majority of the voters. Raises
+        LogError if the cluster rejects this node.
         """
         self.quorum.on_role_changed(self._role_changed)
         self.writes.on_changed(self.data.replicas.refuse_writes)
@@ -298,7 +299,7 @@ class NodeCore:
         except LogError as error:
             if error.entry is not DISK_FULL:
                 raise
-            # The old leader epochs must not take new records; reading does not need a new one.
+            # The old leader epochs must not take new records. Reading does not need a new epoch.
             logger.error("the disk is full: serving reads only until there is room again")
             self._disk_watch.registration_failed(error)
         self.writes.update()
@@ -337,7 +338,7 @@ class NodeCore:
         await self.quorum.resign_leadership()
 
     async def close(self) -> None:
-        """Stop cleanly: acknowledged records are durable, and the next start need not scan."""
+        """Stop cleanly, with acknowledged records durable and no scan at the next start."""
         self.not_ready = "The node is stopping."
         await self._tasks.close()
         await self.coordinators.close()

@@ -1,9 +1,9 @@
-"""The data directory's own record: its owner, its first start, and the node's address.
+"""The data directory records its owner, its first start, and the node's address.
 
 `directory.json` is written once, before any other file, and names the owner of the directory. The
-file also keeps the request of the first start: if that ended before there was a metadata journal,
+file also keeps the request of the first start. If that ended before there was a metadata journal,
 the next start must not take the empty directory for a cluster of one. `node.json` keeps the address
-and rack of the last successful start, as a convenience; `cluster.json` the cluster's id.
+and rack of the last successful start, as a convenience. `cluster.json` keeps the cluster's id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 class IdentityError(Exception):
-    """The data directory is another node's, damaged, or not whole. `str()` says how to go on."""
+    """The data directory is another node's, damaged, or not whole. `str()` names the next step."""
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -63,10 +63,10 @@ class FirstStart(Remembered, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The owner of a data directory, so that no other node id ever serves the directory."""
+    """The owner of a data directory, so that no other node id serves it."""
 
     directory_id: str
-    """Drawn once. A wiped disk gets another one, and so is recognised."""
+    """Identifier drawn once. A wiped disk gets another identifier, and so is recognised."""
     node_id: int
     first_start: FirstStart = FirstStart()
 
@@ -78,14 +78,12 @@ class DirectoryState:
     identity: Identity | None = None
     """None: the directory is new."""
     has_journal: bool = False
-    """Whether there is metadata to go on with: the directory's node has been in a cluster."""
+    """Whether there is metadata, so the directory's node has been in a cluster."""
 
 
 def load_state(disk: Disk) -> DirectoryState:
-    """Read the state of a data directory. Blocks: call it inside `Disk.run`.
-
-    Raises IdentityError if the files cannot be a node's whole directory, and DiskError.
-    """
+    """Read the state of a data directory. Blocks, so call it inside `Disk.run`. Raises
+    IdentityError if the files cannot be a node's whole directory, and DiskError."""
     has_metadata = disk.exists(METADATA_DIRECTORY)
     content = read_small_file(disk, IDENTITY_FILE, FILE_BYTES_MAX)
     if content is None:
@@ -95,7 +93,8 @@ def load_state(disk: Disk) -> DirectoryState:
     identity = _decode(content, Identity, IDENTITY_FILE)
     names = disk.list_directory(METADATA_DIRECTORY)
     has_journal = JOURNAL_NAME in names
-    # A voter without its votes could vote twice: only a directory that never served may lack them.
+    # A voter without its votes could vote twice, so only a directory that never served may lack
+    # them.
     has_served = disk.exists(REMEMBERED_FILE) or SNAPSHOT_NAME in names
     if not has_journal and (has_served or disk.list_directory(REPLICAS)):
         raise IdentityError(
@@ -106,7 +105,7 @@ def load_state(disk: Disk) -> DirectoryState:
 
 
 def requested_settings(settings: NodeSettings, state: DirectoryState) -> NodeSettings:
-    """The settings of a first start, completed by those of an earlier unfinished one."""
+    """The settings of a first start, completed by those of an earlier unfinished start."""
     known = state.identity
     if known is None or settings.voters is not None or settings.join is not None:
         return settings
@@ -124,7 +123,8 @@ def claim(
 ) -> Identity:
     """Make the directory this node's, durably, before any other write. Blocks.
 
-    Before there is a journal, another request for the first start replaces the earlier one. Raises
+    Before there is a journal, another request for the first start replaces the earlier request.
+    Raises
     IdentityError if the directory is another node's, and DiskError.
     """
     known = state.identity
@@ -154,12 +154,12 @@ def claim(
 
 
 def remember(disk: Disk, settings: NodeSettings) -> None:
-    """Keep addresses and rack for later starts without them. Blocks; raises DiskError.
+    """Keep addresses and rack for later starts without them. Blocks. Raises DiskError.
 
-    A full disk does not prevent the start: addresses and rack are then not kept, and a log line
-    says so.
+    A full disk does not prevent the start. Addresses and rack are then not kept, which is logged.
 
-    Call this once the node has started with them, and has its journal: a mistyped address is not
+    Call this once the node has started with them, and has its journal. A mistyped address is then
+    not
     remembered, and from now on a missing journal is a loss.
     """
     content = msgspec.json.encode(
@@ -180,10 +180,8 @@ def remember(disk: Disk, settings: NodeSettings) -> None:
 
 
 def last_address(disk: Disk, identity: Identity) -> str:
-    """Where other nodes reached the directory's node last, `host:port`. Blocks.
-
-    Raises IdentityError, DiskError.
-    """
+    """Where other nodes reached the directory's node last, `host:port`. Blocks. Raises
+    IdentityError, DiskError."""
     content = read_small_file(disk, REMEMBERED_FILE, FILE_BYTES_MAX)
     found: Remembered = identity.first_start
     if content is not None:
@@ -195,10 +193,11 @@ def last_address(disk: Disk, identity: Identity) -> str:
 
 
 def load_cluster_id(disk: Disk) -> str | None:
-    """The cluster of the directory's node; None before the node knew. Blocks.
+    """The cluster of the directory's node. None before the node knew. Blocks.
 
-    The metadata names the cluster, too; but a restarted voter learns only from other nodes how much
-    of its log is committed, and must know beforehand whether they are of its cluster. Raises
+    The metadata also names the cluster. A restarted voter finds out only from other nodes how much
+    of
+    its log is committed, and must know beforehand whether they are of its cluster. Raises
     IdentityError, DiskError.
     """
     content = read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX)
@@ -206,10 +205,8 @@ def load_cluster_id(disk: Disk) -> str | None:
 
 
 def note_cluster_id(disk: Disk, cluster_id: str) -> None:
-    """Keep the cluster's id from the metadata. Blocks. Raises DiskError.
-
-    A full disk does not stop the node: the next start tries again.
-    """
+    """Keep the cluster's id from the metadata. Blocks. Raises DiskError. A full disk does not stop
+    the node, and the next start tries again."""
     content = msgspec.json.encode(_Cluster(cluster_id))
     if read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX) == content:
         return
@@ -222,8 +219,9 @@ def note_cluster_id(disk: Disk, cluster_id: str) -> None:
 def warn_if_shared(root: Path) -> None:
     """Warn if other users of the machine can enter the data directory. Raises OSError.
 
-    New directories are made for their owner alone. The mode of an existing one is left as it is: it
-    may be an operator's decision, such as a group for backups.
+    New directories are made only for their owner. The mode of an existing directory stays, as it
+    may be
+    an operator's decision, such as a group for backups.
     """
     mode = stat.S_IMODE(root.stat().st_mode)
     if mode & 0o077:
@@ -239,11 +237,14 @@ def warn_if_shared(root: Path) -> None:
 def remembered_settings(
     data_dir: Path, *, listen: str | None = None, kafka_listen: str | None = None
 ) -> dict[str, Any]:
-    """The settings remembered by a data directory, by name; none if new or missing.
+    """The settings remembered by a data directory, by name. None if new or missing.
 
-    They go before the defaults, and after all other sources. `listen` and `kafka_listen` are the
-    given addresses, if any: a changed one makes the remembered advertised address useless. Read by
-    path, because the settings are needed before the node locks its directory. Raises IdentityError
+    They override the defaults, and every other source overrides them. `listen` and `kafka_listen`
+    are
+    the given addresses, if any. A changed address makes the remembered advertised address useless.
+    Read
+    by path, because the settings are needed before the node locks its directory. Raises
+    IdentityError
     and OSError.
     """
     content = _read_path(data_dir / IDENTITY_FILE)

@@ -1,4 +1,4 @@
-"""Which writes this node rejects, by its disk and its lease; the storage limits in force."""
+"""The disk policy rejects writes by the node's disk and lease, and sets storage limits."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class WritePolicy:
         self._listeners.append(listener)
 
     def observe_disk(self) -> None:
-        """Look at the disk, and reject or accept writes accordingly.
+        """Inspect the disk, and reject or accept writes accordingly.
 
         A moment in which this node might not act passes without another event. The listeners are
-        called again after it: a commit withheld in that moment would wait for the next append.
+        called again after it, as a commit withheld in that moment would wait for the next append.
         """
         permit = self._permit
         has_changed = self._disk.observe()

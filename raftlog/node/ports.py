@@ -1,4 +1,4 @@
-"""The ports of a node, taken before its directory is: a port in use must not leave a trace."""
+"""A node takes its ports before its directory, so a port conflict leaves no trace."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class NodePorts:
 
     http: Ports
     kafka: socket.socket | None = None
-    """Bound for the Kafka listener, which owns it from its start on; None without one."""
+    """Socket for the Kafka listener, which owns it from its start on. None without a listener."""
 
     @property
     def kafka_port(self) -> int:
-        """The number of the Kafka listener's port; 0 without one."""
+        """The number of the Kafka listener's port. 0 without a listener."""
         return 0 if self.kafka is None else int(self.kafka.getsockname()[1])
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class NodePorts:
 
 
 async def take_ports(settings: NodeSettings) -> NodePorts:
-    """Bind the node's ports. Raises StartError that says what has the port, and what to do."""
+    """Bind the node's ports. Raises StartError that names the port's holder and the next step."""
     try:
         ports = await Ports.bind(server_settings(settings))
     except PortError as error:
@@ -76,7 +76,7 @@ async def take_ports(settings: NodeSettings) -> NodePorts:
 
 
 async def _bind(host: str, port: int) -> socket.socket:
-    """A socket at the first address of `host`, an IPv4 one if there is any. Raises PortError."""
+    """A socket at the first address of `host`, an IPv4 address if any. Raises PortError."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -86,7 +86,7 @@ async def _bind(host: str, port: int) -> socket.socket:
             bound.setblocking(False)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # As for HTTP: `::` does not take the port of IPv4, too.
+                # As for HTTP, `::` does not also take the port of IPv4.
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind(address)
         except OSError:
@@ -118,7 +118,7 @@ async def _explained(error: PortError, flag: str, advertise_flag: str) -> str:
 
 
 async def _server_at(address: str) -> str | None:
-    """The name that the HTTP server at `address` gives itself; None without one."""
+    """The name that the HTTP server at `address` gives itself. None without a server."""
     host, port = split_address(address)
     if host in WILDCARD_HOSTS:
         host = "localhost"

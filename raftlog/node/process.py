@@ -1,8 +1,8 @@
-"""A node as one process: the core, the HTTP server in front of it, and a Kafka listener if wanted.
+"""A node process has the core, the HTTP server, and an optional Kafka listener.
 
-The server listens before the node is registered, because the other nodes connect there; users get
+The server listens before the node is registered, because the other nodes connect there. Users get
 "starting" until the node serves. After a failure of the metadata quorum, or a broken invariant, a
-node ends at once, uncleanly: its further work could not be trusted.
+node ends at once, uncleanly, as its further work could not be trusted.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ __all__ = ["IdentityError", "Node", "NodeCore", "NodeSettings", "run_node"]
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLDS = (4_000, 10, 500)
-"""New objects until the collector examines these, and such looks until it examines all since the
-last: at most 40,000 objects, some 20 ms. With 400,000 the collector held the event loop for 200 ms
-while partitions were opened. A full collection stays as rare as 20,000,000 new objects."""
+"""New objects per first-generation pass, and passes per pass of the next generation. A pass of the
+second generation examines at most 40,000 objects, in some 20 ms. With 400,000 the collector held
+the event loop for 200 ms while partitions were opened. A full collection stays as rare as
+20,000,000 new objects."""
 SWITCH_INTERVAL_S = 0.0005
 PRIVATE_UMASK = 0o077
 EXIT_OK = 0
@@ -68,7 +69,7 @@ EXIT_FAILED = 1
 
 
 class Node:
-    """One running node: the core and the listeners in front of it."""
+    """A running node has the core and the listeners in front of it."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Node:
 
     @property
     def kafka_address(self) -> str | None:
-        """The address of the Kafka listener, as `host:port`; None without one."""
+        """The address of the Kafka listener, as `host:port`. None without a listener."""
         listen = self.settings.kafka_listen_address()
         return None if listen is None else join_address(listen[0], self._kafka_port)
 
@@ -113,8 +114,8 @@ class Node:
     ) -> Node:
         """Recover, listen, register, serve. `take_place` is for a start in a lost node's place.
 
-        Waits for a majority of the voters without a limit. Raises LogError, DiskError, OSError,
-        IdentityError or ValueError: the node has not started.
+        Waits for a majority of the voters without a limit. The node has not started if this raises
+        LogError, DiskError, OSError, IdentityError or ValueError.
         """
         address = join_address(*settings.advertised_address(ports.http.main.number))
         kafka_port = ports.kafka_port
@@ -141,7 +142,7 @@ class Node:
             take_place=take_place,
         )
         await disk.run(lambda: keep_secrets(data_dir, secrets))
-        # One broker for every listener: limits, batches and metrics are common to all.
+        # Every listener uses the same broker, so limits, batches and metrics are common to all.
         http_settings = server_settings(settings)
         broker = Broker(core.services, http_settings.for_broker())
         server = await Server.start(
@@ -158,16 +159,16 @@ class Node:
         if ports.kafka is not None:
             kafka = await _start_kafka(broker, settings, ports.kafka, on_fatal)
             server.add_metrics(kafka.metric_families)
-        # The node listens there, so other nodes will find it there after a crash, too.
+        # The node listens there, so other nodes will also find it there after a crash.
         await disk.run(lambda: remember(disk, settings))
         tasks = TaskGroup(on_fatal)
-        # Before the node takes part: a wrong secret can be mended while it waits for the others.
+        # Before the node takes part, so a wrong secret can be mended while it waits for the others.
         tasks.spawn(follow_secret(secret_file, network, disk, clock), "cluster-secret")
         await core.serve(address, settings.rack, settings.kafka_advertised(kafka_port))
         return cls(settings, core, server, tasks, kafka=kafka, kafka_port=kafka_port)
 
     async def stop(self) -> None:
-        """Stop cleanly: hand over, stop serving, then checkpoint and close."""
+        """Hand over, stop serving, then checkpoint and close."""
         await self._tasks.close()
         await self.core.leave()
         if self.kafka is not None:
@@ -202,8 +203,8 @@ async def _start_kafka(
 
 def _warn_of_open_access(host: str, port: int) -> None:
     logger.warning(
-        "listening on %s without authentication: every client that reaches this address "
-        "can read, write and delete everything; restrict access by the network",
+        "listening on %s without authentication. Every client that reaches this address can"
+        " read, write and delete everything. Restrict access by the network",
         join_address(host, port),
     )
 
@@ -232,10 +233,8 @@ def _with_keys(secrets: Secrets) -> tuple[Secrets, tuple[bytes, ...]]:
 
 
 def run_node(settings: NodeSettings, take_place: TakePlace) -> int:
-    """Run a node until SIGTERM or SIGINT; return the process's exit code.
-
-    `take_place` is for a start in a lost node's place.
-    """
+    """Run a node until SIGTERM or SIGINT. Returns the process's exit code. `take_place` is for a
+    start in a lost node's place."""
     # The imported modules live as long as the node. Without the freeze the collector would scan
     # them with every request of a few hundred records.
     gc.collect()
@@ -259,7 +258,7 @@ async def _run(settings: NodeSettings, take_place: TakePlace) -> int:
     stop: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, signal.Signals(number).name)
-    # First of all: a second start by mistake must not touch the directory.
+    # First of all, because a second start by mistake must not touch the directory.
     ports = await take_ports(settings)
     disk = FileSystemDisk(settings.data_dir)
     warn_if_shared(disk.root)

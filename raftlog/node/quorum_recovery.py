@@ -1,13 +1,13 @@
-"""Recovery of a quorum that lost its majority for good: one survivor becomes the only voter.
+"""Quorum recovery makes one survivor of a lost majority the only voter.
 
 For the data directory of a stopped node. Without a majority no change is committed, not even the
-removal of a dead voter. So this writes a voter set of the survivor alone into its journal, in a new
+removal of a dead voter. So this writes a voter set of only the survivor into its journal, in a new
 term. At its next start the node leads, and commits every entry that it has.
 
 Entries that the lost majority committed without this node are gone. So the survivor with the newest
-log is to be taken: the greatest term of the last entry, then the greatest index (Raft, section
-5.4.1). The lost voters must never start again from their old directories: together they would be a
-second cluster of the same id.
+log is to be taken. It has the greatest term of the last entry, then the greatest index (Raft,
+section 5.4.1). The lost voters must never start again from their old directories, because together
+they would be a second cluster of the same id.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Survivor:
 
     node_id: int
     voters: VoterSet
-    """In force by the journal."""
+    """Voter set in force by the journal."""
     last_term: int
     """Term of the last entry."""
     last_index: int
@@ -38,20 +38,16 @@ class Survivor:
 
 
 def describe_survivor(disk: Disk) -> Survivor:
-    """Read a stopped node's journal; changes nothing that counts. Blocks.
-
-    Raises IdentityError, LogError, DiskError.
-    """
+    """Read a stopped node's journal without changes that count. Blocks. Raises IdentityError,
+    LogError, DiskError."""
     survivor, store, _ = _open(disk)
     store.close()
     return survivor
 
 
 def make_sole_voter(disk: Disk) -> Survivor:
-    """Make the node the only voter, durably. Blocks. Raises as `describe_survivor` does.
-
-    Harmless to repeat.
-    """
+    """Make the node the only voter, durably. Blocks. Raises as `describe_survivor` does. Harmless
+    to repeat."""
     survivor, store, term = _open(disk)
     try:
         if survivor.voters != VoterSet((survivor.sole_voter,)):

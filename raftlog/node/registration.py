@@ -1,4 +1,4 @@
-"""The entry of a node into its cluster: find, register this start, end on a rejection.
+"""A node enters its cluster by registering its start, and ends on a rejection.
 
 A registration begins a new incarnation of the broker (a new broker epoch). The node repeats it
 while the quorum has no leader, postpones it while the disk is full, and ends when the cluster
@@ -89,9 +89,9 @@ class Registration:
         self._controller.on_refused(self._rejected)
 
     async def register(self, command: RegisterBroker) -> BrokerEpoch:
-        """Register this start; retry while no leader answers.
+        """Register this start. Retry while no leader responds.
 
-        Raises LogError: DISK_FULL without room for the entry; ILLEGAL_STATE when the cluster
+        Raises LogError DISK_FULL without room for the entry, or ILLEGAL_STATE when the cluster
         rejects this node, or each reached node rejects the connection.
         """
         return await _first_of(self._register(command), self._rejected_for_good())
@@ -112,9 +112,7 @@ class Registration:
 
     async def add_kafka_address(self, command: RegisterBroker) -> None:
         """Add the Kafka address to this start's registration, if an older release kept it out.
-
-        Waits until all registered brokers know such addresses. Fatal when rejected.
-        """
+        Waits until all registered brokers know such addresses. Fatal when rejected."""
         is_logged = False
         while True:
             own = self._own_broker()
@@ -140,10 +138,8 @@ class Registration:
             await self._clock.sleep(KAFKA_ADDRESS_RETRY_S)
 
     async def wait_unfenced(self) -> None:
-        """Wait until the controller has unfenced this node, and its lease is valid.
-
-        Gives up after SERVING_TIMEOUT_S.
-        """
+        """Wait until the controller has unfenced this node, and its lease is valid. Gives up after
+        SERVING_TIMEOUT_S."""
         deadline = self._clock.monotonic() + SERVING_TIMEOUT_S
         while self._clock.monotonic() < deadline:
             broker = self._own_broker()
@@ -153,10 +149,8 @@ class Registration:
         logger.warning("serving, although the controller still has this node fenced")
 
     async def wait_known(self) -> None:
-        """Wait until the applied metadata names this node.
-
-        Before, an unknown topic may merely not have been applied yet, and no broker is known.
-        """
+        """Wait until the applied metadata names this node. Before, an unknown topic may merely not
+        have been applied yet, and no broker is known."""
         while self._own_broker() is None:
             await self._clock.sleep(REGISTRATION_RETRY_S / 10)
 
@@ -281,7 +275,7 @@ async def find_cluster(
 
 
 async def _first_of(*works: Coroutine[Any, Any, T]) -> T:
-    """Run several, until the first has ended; return its result or raise its error."""
+    """Run works until the first has ended. Return its result or raise its error."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
-"""A node in the place of a lost one: its vote, kept in mind from the removal to the return.
+"""A replacement remembers the vote of a lost node from its removal to its return.
 
 `serve --replace` takes the lost node's vote away before the new directory may join, and the node
-gets a vote again once it has caught up. In between the node may die; the file `replacement.json`
-says that a vote is due, from before the removal until it is given.
+gets a vote again once it has caught up. In between the node may die. The file `replacement.json`
+records that a vote is due, from before the removal until it is given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPORT_S: Final = 10.0
 
 NoteVote: TypeAlias = Callable[[], Awaitable[None]]
 TakePlace: TypeAlias = Callable[[Sequence[str], int, str, NoteVote], Awaitable[None]]
-"""Gets a lost node's place from its cluster: live nodes' addresses, node id, new directory's id.
+"""Gets a lost node's place, by live nodes' addresses, node id and new directory's id.
 
 The last argument is awaited before the lost node's vote is removed. Harmless to repeat. Raises
 ValueError with a message for the operator."""
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replacement:
-    """The vote that a node in the place of a lost one gets back. Lives in the event loop."""
+    """The vote that a node in a lost node's place gets back. Lives in the event loop."""
 
     def __init__(self, disk: Disk, *, is_due: bool) -> None:
         self._disk = disk
@@ -53,13 +53,13 @@ class Replacement:
     async def regain_vote(
         self, quorum: RaftMember[ApplyResult], node_id: int, clock: Clock
     ) -> None:
-        """Ask for the vote until it is given. Raises DiskError."""
+        """Request the vote until it is given. Raises DiskError."""
         reported, report_at = "", 0.0
         while node_id not in quorum.voters.ids:
             try:
                 await quorum.add_voter(node_id)
             except LogError as error:
-                # Not caught up yet, another change under way, or no leader: all of these pass.
+                # Not caught up yet, another change under way, or no leader. All of these pass.
                 now = clock.monotonic()
                 if error.message != reported or now >= report_at:
                     logger.info("the lost node's vote is not given yet: %s", error.message)

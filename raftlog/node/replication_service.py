@@ -1,8 +1,8 @@
-"""The replication of one node, assembled: replicas, streams, ISR, repair, forwarding.
+"""The replication of a node has replicas, streams, ISR, repair and forwarding.
 
-Start: `open` the replicas → `join` (report possible losses, then begin replication). The node must
-not be electable before `join` has returned: until then ISR and ELR may count on records that were
-lost in a power cut. Stop: `close`, then close the logs.
+To start, `open` the replicas, then `join` (report possible losses, then begin replication). The
+node must not be electable before `join` has returned. Until then ISR and ELR may count on records
+that were lost in a power cut. To stop, `close`, then close the logs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReplicationService:
         on_fatal: Callable[[str], None],
     ) -> None:
         """The node's coordinators register with the `gate`. `unwritable` returns the brokers with
-        unwritable disks, as known here. `log_ends` asks the brokers, before unclean elections.
+        unwritable disks, as known here. `log_ends` queries the brokers, before unclean elections.
         `on_fatal` gets the reason when the node must end."""
         self._state_machine = state_machine
         self._broker_id = broker_id
@@ -165,7 +165,7 @@ class ReplicationService:
     async def open(self) -> None:
         """Open all replicas, and apply metadata changes from now on."""
         await self.replicas.start()
-        # After the replicas: this callback needs their new roles.
+        # After the replicas, because this callback needs their new roles.
         self._state_machine.subscribe(self._applied)
 
     async def join(self) -> None:
@@ -202,7 +202,7 @@ class ReplicationService:
             at_min_isr=led.at_min_isr,
             offline=replicas.offline_count,
             opening=replicas.opening_count,
-            distrusted=sum(one.loss_gate.may_have_lost_data for one in replicas.replicas()),
+            distrusted=sum(replica.loss_gate.may_have_lost_data for replica in replicas.replicas()),
             repairs=self.repairs.under_way,
             repairs_postponed=self.repairs.postponed,
             requests_forwarded=self._forwarder.requests,

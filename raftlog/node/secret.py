@@ -1,10 +1,11 @@
-"""The cluster's secret: given, remembered, or made; kept in the data directory for its owner alone.
+"""The cluster's secret is given, remembered, or made, and kept only for its owner.
 
-A file holds one secret, or, while the secret of a running cluster is changed, two, a line for each:
-the first is used to prove, both are accepted. A running node rereads the file.
+A file in the data directory holds a secret. While the secret of a running cluster is changed, it
+holds two, a line for each. The first is used to prove, both are accepted. A running node rereads
+the file.
 
-Written straight to the file system and not through `Disk`: only a real machine has other users, and
-`Disk` knows no permissions. Errors never hold any part of a secret.
+Written straight to the file system and not through `Disk`, because only a real machine has other
+users, and `Disk` knows no permissions. Errors never hold any part of a secret.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4 * 1024
 SECRET_BYTES_MADE: Final = 32
 STRENGTH_BITS_MIN: Final = 56
-"""By `strength_bits`. 16 random hexadecimal digits pass, the weakest that may be meant seriously:
-with the cost of a guess (auth.derive_key) that is out of reach."""
+"""Least `strength_bits`. 16 random hexadecimal digits pass, the weakest secret that may be meant
+seriously, which the cost of a guess (auth.derive_key) puts out of reach."""
 REREAD_S: Final = 5.0
 """How often a running node looks at the file of its secret."""
 _OWNER_ONLY: Final = 0o600
 
 Secrets: TypeAlias = tuple[bytes, ...]
-"""One or two: the first to prove with, all to accept."""
+"""One or two secrets, the first to prove with, all to accept."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,11 @@ logger = logging.getLogger(__name__)
 def obtain_secrets(
     settings: NodeSettings, start: Start, data_dir: Path, randomness: Randomness
 ) -> Secrets:
-    """The cluster's secrets, durably in the data directory on return of a first start. Blocks.
+    """The cluster's secrets, durable in the data directory on return of a first start. Blocks.
 
-    Given ones go before the remembered ones. With neither, a node that begins a cluster alone makes
-    one. A restart may still be refused, so its secrets are kept by `keep_secrets`. Raises
+    Given secrets override the remembered secrets. With neither, a node that begins a cluster alone
+    makes a secret. A restart may still be refused, so its secrets are kept by `keep_secrets`.
+    Raises
     StartError, OSError.
     """
     path = data_dir / SECRET_FILE
@@ -67,17 +69,15 @@ def obtain_secrets(
 
 
 def keep_secrets(data_dir: Path, secrets: Secrets) -> None:
-    """Keep the secrets in the data directory, durably, for later starts. Blocks.
-
-    Raises OSError, StartError.
-    """
+    """Keep the secrets in the data directory, durably, for later starts. Blocks. Raises OSError,
+    StartError."""
     path = data_dir / SECRET_FILE
     if not path.exists() or _read(path) != secrets:
         _write(path, b"".join(secret + b"\n" for secret in secrets))
 
 
 class SecretFile:
-    """The file with the secrets of a running node, read again when an operator has changed it."""
+    """The secrets file of a running node, read again when an operator has changed it."""
 
     def __init__(self, settings: NodeSettings, data_dir: Path, secrets: Secrets) -> None:
         """`secrets` are those in use."""
@@ -90,10 +90,8 @@ class SecretFile:
         self._reported = ""
 
     def reread(self) -> Secrets | None:
-        """The secrets to use from now on; None for those in use. Blocks.
-
-        An unusable file changes nothing; the log tells each reason once.
-        """
+        """The secrets to use from now on. None if they are unchanged. Blocks. An unusable file
+        changes nothing. Each reason is logged once."""
         if self.is_fixed:
             return None
         try:
@@ -168,9 +166,11 @@ def _read(path: Path) -> Secrets:
 
 
 def _check_mode(path: Path, status: os.stat_result) -> None:
-    """As PostgreSQL does for private keys: a group may read the file if root owns it.
+    """Check the mode as PostgreSQL does for private keys.
 
-    So systems that mount secrets for a group (Kubernetes: `defaultMode: 0440` and `fsGroup`) work.
+    A group may read the file if root owns it. So systems that mount secrets for a group
+    (Kubernetes:
+    `defaultMode: 0440` and `fsGroup`) work.
     """
     mode = stat.S_IMODE(status.st_mode)
     is_roots = status.st_uid == 0
@@ -201,7 +201,7 @@ def _parsed(content: bytes, what: str) -> Secrets:
 
 
 def _check_strength(given: Secrets, known: Secrets | None) -> None:
-    """Refuse new secrets that are weak; warn of known ones. Raises StartError."""
+    """Refuse new secrets that are weak. Warn of known weak secrets. Raises StartError."""
     if any(_is_weak(secret) for secret in given if secret not in (known or ())):
         raise StartError(f"the cluster secret is too easy to guess: {_HOW_TO_MAKE}")
     _warn_if_weak(given)
@@ -224,7 +224,7 @@ def _warn_if_weak(secrets: Secrets) -> None:
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
-    # Created with these permissions: at no moment can another user open the file.
+    # Created with these permissions, so at no moment can another user open the file.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
     try:
         with os.fdopen(descriptor, "wb") as file:

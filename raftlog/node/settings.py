@@ -26,61 +26,62 @@ GATEWAY_PREFIX: Final = "gateway="
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """The address that Kafka clients learn for a node."""
+    """The address that Kafka clients use for a node."""
 
     host: str
     port: int
     is_gateway: bool = False
-    """Whether clients learn this one address for every leader and coordinator of the cluster."""
+    """Whether clients get this one address for every leader and coordinator of the cluster."""
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one start, from flags, environment and file."""
 
     data_dir: str
-    """The node's own directory; created if missing."""
+    """The node's own directory. Created if missing."""
     node_id: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
-    """Number of this node, unique in its cluster; remembered in the data directory."""
+    """Number of this node, unique in its cluster. Remembered in the data directory."""
     listen: str = "127.0.0.1:8082"
-    """`host:port` to serve on; port 0 takes a free one; remembered in the data directory."""
+    """`host:port` to serve on. Port 0 takes a free port. Remembered in the data directory."""
     advertised: str | None = None
-    """`host:port` announced to clients and other nodes; remembered in the data directory. By
+    """`host:port` announced to clients and other nodes. Remembered in the data directory. By
     default this node's address in --voters, else the address listened on."""
     kafka_listen: str | None = None
-    """`host:port` of a second listener, for Kafka clients, whose usual port is 9092; port 0 takes a
-    free one; remembered in the data directory. `none`: no such listener, the default."""
+    """`host:port` of a second listener for Kafka clients, usually port 9092. Port 0 takes a free
+    port. Remembered in the data directory. `none` disables the listener, which is the default."""
     kafka_advertise: str | None = None
-    """`host:port` announced to Kafka clients; remembered in the data directory. By default the
-    address of --kafka-listen. `gateway=host:port`, the address of a load balancer before
-    nodes that all have this setting, is announced as the one broker, and each node forwards."""
+    """`host:port` announced to Kafka clients. Remembered in the data directory. By default the
+    address of --kafka-listen. `gateway=host:port`, the address of a load balancer before nodes that
+    all have this setting, is announced as the one broker, and each node forwards."""
     voters: str | None = None
-    """The voters of a new cluster, the same list on each of them: `1@host:port,2@host:port,
-    3@host:port`. Counts at the first start only; later a list that contradicts the data directory
-    is refused. Without --voters and --join a node begins a cluster of itself alone."""
+    """The voters of a new cluster, as the same list on each of them, `1@host:port,2@host:port,
+    3@host:port`. Counts only at the first start. Later a list that contradicts the data directory
+    is refused. Without --voters and --join a node begins a cluster of only itself."""
     join: str | None = None
-    """`host:port[,host:port]` of any live nodes of the cluster to join. Counts at the first start
-    only; later it is refused where the data directory is a cluster of its own."""
+    """`host:port[,host:port]` of any live nodes of the cluster to join. Counts only at the first
+    start. Later it is refused where the data directory is a separate cluster."""
     replace: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """The number of a node whose disk is lost: this one takes its number, vote and replicas, on an
+    """The number of a node whose disk is lost. This node takes its number, vote and replicas, on an
     empty data directory. Needs --join. Ignored once the directory is that node's."""
     cluster_secret: str | None = None
-    """The secret by which the nodes of a cluster know each other; remembered in the data directory.
-    Other users of the machine can read command lines: better by the environment or a file."""
+    """The secret by which the nodes of a cluster know each other. Remembered in the data directory.
+    Other users of the machine can read command lines, so prefer the environment or a file."""
     cluster_secret_file: str | None = None
-    """File with the cluster's secret as its only content, readable by its owner alone (mode 600;
-    640 if root owns it). Reread every 5 s. Two lines are two secrets, for a change while all nodes
-    run: the first is used to prove, both are accepted."""
+    """File with only the cluster's secret, readable only by its owner. Mode 600, or 640 if root
+    owns it. Reread every 5 s. Two lines are two secrets, for a change while all nodes run. The
+    first is used to prove, both are accepted."""
     health_port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
-    """Separate port for /healthy, /ready and /metrics; -1: none."""
+    """Separate port for /healthy, /ready and /metrics. -1 for none."""
     allowed_origins: str | None = None
-    """Origins of pages that may use this node from a browser, separated by commas:
+    """Origins of pages that may use this node from a browser, separated by commas,
     `https://example.com,http://host:port`. Pages of all other origins are refused (40302)."""
     allowed_hosts: str | None = None
-    """Host names by which clients reach this node, separated by commas, besides IP addresses,
-    `localhost`, and the names that the cluster's nodes listen on or advertise: the name of a load
-    balancer, or another DNS name. Others are refused (42101), as foreign pages use them."""
+    """Host names by which clients reach this node, separated by commas. The name of a load
+    balancer, or another DNS name. IP addresses, `localhost`, and the names that the cluster's nodes
+    listen on or advertise are always allowed. Others are refused (42101), as foreign pages use
+    them."""
     rack: str | None = None
-    """Where the node stands; replicas are spread over racks; remembered in the data directory."""
+    """Where the node stands. Replicas are spread over racks. Remembered in the data directory."""
     flush: Literal["sync", "async"] = "sync"
     """Flush mode of acks=all, unless set by the topic (promises 1 and 2)."""
     partitions_default: Annotated[int, Meta(ge=1, le=10_000)] = 1
@@ -135,27 +136,26 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return split_address(self.listen)
 
     def advertised_address(self, port: int) -> tuple[str, int]:
-        """Host and port to announce; `port` is the port listened on. Raises ValueError."""
+        """Host and port to announce. `port` is the port listened on. Raises ValueError."""
         if self.advertised is not None:
             return split_address(self.advertised)
         own = self.own_voter()
         if own is not None:
             return own.host, own.port
         host = self.listen_address()[0]
-        # No client can connect to "all addresses of this machine"; its name is the best known one.
+        # No client can connect to "all addresses of this machine". Its name is the best known
+        # address.
         return (socket.gethostname() if host in WILDCARD_HOSTS else host), port
 
     def kafka_listen_address(self) -> tuple[str, int] | None:
-        """Host and port of the Kafka listener; None without one. Raises ValueError."""
+        """Host and port of the Kafka listener. None without a listener. Raises ValueError."""
         if self.kafka_listen is None or self.kafka_listen == NO_LISTENER:
             return None
         return _address_of("--kafka-listen", self.kafka_listen)
 
     def kafka_advertised(self, port: int) -> KafkaAddress | None:
-        """The address for Kafka clients; None without a listener. `port` is the port listened on.
-
-        Raises ValueError.
-        """
+        """The address for Kafka clients. None without a listener. `port` is the port listened on.
+        Raises ValueError."""
         listen = self.kafka_listen_address()
         if listen is None:
             return None
@@ -221,7 +221,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` as a pair; `[v6]:port` too. Raises ValueError."""
+    """`host:port` or `[v6]:port` as a pair. Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError(f"{address!r} is not an address of the form host:port")
@@ -241,7 +241,7 @@ def is_secret(name: str) -> bool:
 
 
 def shown(settings: msgspec.Struct) -> dict[str, Any]:
-    """The settings by name, for display: secrets only as given or not."""
+    """The settings by name, for display. Secrets only as given or not."""
     values = msgspec.structs.asdict(settings)
     return {
         name: NOT_SHOWN if is_secret(name) and value is not None else value

@@ -1,22 +1,22 @@
-"""The kind of a start: begin a cluster, join one, or restart. Pure.
+"""A start begins a cluster, joins a cluster, or restarts. Pure.
 
 | the directory | --voters | --join | the start |
 |---|---|---|---|
-| has a journal | checked | checked | Restart: the journal knows the voters (`check_restart`) |
+| has a journal | checked | checked | Restart, the journal knows the voters (`check_restart`) |
 | none | given | | Begin with these voters |
 | none | | given | Join; with --replace after taking the lost node's place |
 | none, but an unfinished first start | | | as the unfinished start requested |
 | none | | | Begin a cluster of this node alone |
 
-A restart with the options of the first start goes on, whatever happened to the voters since. Other
-options are compared with the voters in the journal, by node id, as addresses may change:
+A restart with the options of the first start continues, whatever happened to the voters since.
+Other options are compared with the voters in the journal, by node id, as addresses may change:
 
 | the voters in the journal | --voters names | --join names |
 |---|---|---|
-| any | the voters of the first start, or those in the journal: go on | |
+| any | the voters of the first start, or those in the journal: continue | |
 | this node alone | other voters: refuse, the list is another cluster's | another node: refuse |
-| others, not this node | this node, too: refuse, it has no vote | any: go on |
-| several | no other voter in common: refuse | a voter's address: go on |
+| others, not this node | also this node: refuse, it has no vote | any: continue |
+| several | no other voter in common: refuse | a voter's address: continue |
 | several | anything else: warn, the journal counts | another address: warn |
 
 The only voter of a cluster knows its voters for certain, as no other node can have changed them.
@@ -39,10 +39,8 @@ class StartError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin a cluster with these voters, this node among them.
-
-    None: this node alone, at its advertised address.
-    """
+    """Begin a cluster with these voters, this node among them. None: this node alone, at its
+    advertised address."""
 
     voters: VoterSet | None
 
@@ -61,14 +59,14 @@ class Restart:
     """Resume from the data directory."""
 
     began_alone: bool
-    """Whether the directory's node began its cluster alone, so that it may have made the secret."""
+    """Whether the directory's node began its cluster alone, and may have made the secret."""
 
 
 Start: TypeAlias = Begin | Join | Restart
 
 
 def decide_start(settings: NodeSettings, state: DirectoryState) -> Start:
-    """The kind of this start. Raises StartError; changes nothing."""
+    """The kind of this start. Raises StartError. Changes nothing."""
     try:
         settings.check()
         if state.identity is not None and state.has_journal:
@@ -83,10 +81,8 @@ def decide_start(settings: NodeSettings, state: DirectoryState) -> Start:
 def check_restart(
     settings: NodeSettings, identity: Identity, voters: VoterSet, cluster_id: str | None
 ) -> str | None:
-    """Compare the options of a restart with the voters in the journal.
-
-    Returns a warning about ignored ones, if any. Raises StartError for a contradiction.
-    """
+    """Compare the options of a restart with the voters in the journal. Returns a warning about
+    ignored options, if any. Raises StartError for a contradiction."""
     first = identity.first_start
     if settings.voters is not None:
         return _check_voters(settings, first.voters, voters, cluster_id)
@@ -96,8 +92,7 @@ def check_restart(
 
 
 def needs_secret(start: Start) -> bool:
-    """Whether the cluster has, or may have, other nodes, so that this one must be given their
-    secret."""
+    """Whether the cluster has, or may have, other nodes, whose secret this node needs."""
     match start:
         case Begin(voters=voters):
             return voters is not None and len(voters.voters) > 1
@@ -193,7 +188,7 @@ def _first_start(settings: NodeSettings) -> Begin | Join:
 
 
 def _check_own_address(settings: NodeSettings, own: Voter) -> None:
-    """The other voters connect to the address in the list, so the node must listen there."""
+    """Refuse an own address in --voters that the other voters could not reach."""
     said = own.address
     if settings.advertised is not None:
         if settings.advertised_address(port=0) != (own.host, own.port):
@@ -210,7 +205,7 @@ def _check_own_address(settings: NodeSettings, own: Voter) -> None:
 
 
 def _check_reachable(settings: NodeSettings, *, from_elsewhere: bool) -> None:
-    """The default address serves this machine alone: right for a trial, a trap for a cluster."""
+    """Refuse a loopback address if the cluster has nodes on other machines."""
     host, port = settings.listen_address()
     if not from_elsewhere or settings.advertised is not None or not _is_loopback(host):
         return

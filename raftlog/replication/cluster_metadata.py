@@ -1,10 +1,10 @@
-"""Metadata changes: plan, propose, wait until the change has taken effect on this node.
+"""Metadata changes are planned, proposed, and awaited until they take effect on this node.
 
 Each call plans a command by the pure decisions of `metadata/decisions/admin_plans.py`, proposes it
 to the quorum, and returns when this node acts by the result.
 
 `Operations` holds the operators' requests about leaders, replicas and brokers. Longer work (copying
-records to other brokers, moving leaders away) has begun on return, and the active controller
+records to other brokers, moving leaders away) has started on return, and the active controller
 continues it.
 """
 
@@ -51,12 +51,12 @@ T = TypeVar("T")
 CollectLogEnds: TypeAlias = Callable[
     [Collection[PartitionKey]], Awaitable[Mapping[PartitionKey, LogEnds]]
 ]
-"""Asks the living brokers for the ends of their logs of these partitions."""
+"""Queries the living brokers for the ends of their logs of these partitions."""
 
 TOPIC_ID_BYTES = 16
 SETTLE_S: Final = 1.0
 """Longest wait for this node's disk after a committed change of topics. The files of thousands of
-partitions take longer: a client that waits for its answer would take the request for lost."""
+partitions take longer, and a waiting client would take its request for lost."""
 PLAN_ROUNDS_MAX: Final = 20
 """Most plans for one request, while other changes to the same partitions make them stale."""
 
@@ -86,14 +86,12 @@ class ClusterMetadata:
         self._producer_ids: range = range(0)
         self._log_ends = log_ends
         self._unwritable = unwritable
-        self.operations: Final = Operations(
-            lambda: self.image, self._carry_out, log_ends, unwritable
-        )
+        self.operations: Final = Operations(lambda: self.image, self._execute, log_ends, unwritable)
         """The operators' requests about brokers and replicas."""
 
     @property
     def image(self) -> MetadataImage:
-        """The applied metadata. Read it each time: a snapshot replaces it as a whole."""
+        """The applied metadata. Read it each time, because a snapshot replaces it as a whole."""
         return self._state_machine.image
 
     @property
@@ -115,10 +113,8 @@ class ClusterMetadata:
         configs: Mapping[str, str] | None = None,
         assignments: Assignments | None = None,
     ) -> TopicImage:
-        """Create a topic. Committed on return; partitions not open yet refuse appends (NOT_READY).
-
-        Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG.
-        """
+        """Create a topic. Committed on return. Partitions not open yet refuse appends (NOT_READY).
+        Raises LogError INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS or INVALID_CONFIG."""
         command = await in_steps(
             admin_plans.plan_topic(
                 self.image,
@@ -140,10 +136,8 @@ class ClusterMetadata:
     async def add_partitions(
         self, name: str, total: int, assignments: Assignments | None = None
     ) -> TopicImage:
-        """Grow a topic to `total` partitions; `assignments` are the brokers of each new one.
-
-        Raises LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
-        """
+        """Grow a topic to `total` partitions. `assignments` are the brokers of each new partition.
+        Raises LogError UNKNOWN_TOPIC, INVALID_PARTITIONS or NOT_ENOUGH_REPLICAS."""
         command = await in_steps(
             admin_plans.plan_partitions(
                 self.image,
@@ -165,21 +159,18 @@ class ClusterMetadata:
     async def alter_cluster_settings(
         self, values: Mapping[str, str], removals: Sequence[str] = ()
     ) -> tuple[int, Mapping[str, str]]:
-        """Set topic configs for all topics without their own values, and remove others.
-
-        Returns the index of the change, and all settings right after. Raises
-        LogError(INVALID_CONFIG).
-        """
+        """Set topic configs for all topics without their own values, and remove others. Returns the
+        index of the change, and all settings right after. Raises LogError(INVALID_CONFIG)."""
         command = admin_plans.plan_cluster_settings(self.image, values=values, removals=removals)
         result = await self._apply(command)
         assert isinstance(result.value, ClusterSettings)
         return result.index, result.value.values
 
     async def unregister_broker(self, broker_id: BrokerId) -> None:
-        """Unregister a broker that is gone for good: its id may then use another data directory.
+        """Unregister a broker that is gone for good. Its id may then use another data directory.
 
-        Raises LogError: NOT_FOUND; ILLEGAL_STATE while the broker is alive, has a vote, or holds
-        replicas; NO_CONTROLLER or RETRIABLE without a quorum.
+        Raises LogError NOT_FOUND, ILLEGAL_STATE while the broker is alive, has a vote, or holds
+        replicas, or NO_CONTROLLER or RETRIABLE without a quorum.
         """
         # Another node may have removed the vote just now, ahead of this one.
         await self._quorum.read_barrier()
@@ -191,8 +182,8 @@ class ClusterMetadata:
     async def replace_directory(self, broker_id: BrokerId, directory_id: str) -> None:
         """Give the place of a broker, whose data directory is lost, to an empty directory.
 
-        Harmless to repeat. Raises LogError: NOT_FOUND; ILLEGAL_STATE while the broker is alive or
-        has a vote; NO_CONTROLLER or RETRIABLE without a quorum.
+        Harmless to repeat. Raises LogError NOT_FOUND, ILLEGAL_STATE while the broker is alive or
+        has a vote, or NO_CONTROLLER or RETRIABLE without a quorum.
         """
         await self._quorum.read_barrier()
         command = liveness.plan_replacement(
@@ -205,10 +196,8 @@ class ClusterMetadata:
             await self._apply(command)
 
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
-        """A producer id never used before, with its first epoch.
-
-        Raises LogError: NOT_READY before this node is registered; others as in `propose`.
-        """
+        """A producer id never used before, with its first epoch. Raises LogError NOT_READY before
+        this node is registered, and the errors of `propose`."""
         while not self._producer_ids:
             broker = self.image.brokers.get(self._broker_id)
             if broker is None:
@@ -223,17 +212,17 @@ class ClusterMetadata:
         return ProducerId(producer_id), ProducerEpoch(0)
 
     async def fail_replicas(self, keys: Collection[PartitionKey], *, lost: bool) -> None:
-        """Take this node out of ISR and ELR of these partitions: its replicas have failed.
+        """Take this node out of ISR and ELR of these partitions, whose replicas have failed.
 
-        `lost`: see `plan_replica_failures`. On return this node has applied the change: only then
-        may the files be touched. Does not wait for this node's disk, so work on the disk may call
-        it. Raises LogError NO_CONTROLLER, RETRIABLE or OVERLOADED, or ILLEGAL_STATE unless
-        `lost` where no other living replica has all records: the files must not be touched then.
+        `plan_replica_failures` explains `lost`. On return this node has applied the change. Only
+        then may the files be touched. Does not wait for this node's disk, so work on the disk may
+        call it. Raises LogError NO_CONTROLLER, RETRIABLE or OVERLOADED, or ILLEGAL_STATE unless
+        `lost` where no other living replica has all records. The files must not be touched then.
         """
         left = keys
         for _ in range(PLAN_ROUNDS_MAX):
             stale: list[PartitionKey] = []
-            # Where records are lost, the active controller elects, by ends that it asks for.
+            # Where records are lost, the active controller elects by the log ends that it queries.
             ends = {} if lost else await self._ends_of_others(left)
             for command in plan_replica_failures(
                 self.image, self._broker_id, left, lost=lost, ends=ends
@@ -251,16 +240,14 @@ class ClusterMetadata:
     async def _ends_of_others(
         self, keys: Collection[PartitionKey]
     ) -> Mapping[PartitionKey, LogEnds]:
-        """For unclean elections without this broker: the ends of the logs, where these decide."""
+        """The log ends that decide unclean elections without this broker."""
         undecided = elections.undecided_elections(self.image, keys, excluding={self._broker_id})
         asked = list(undecided)
         return await self._log_ends(asked) if asked else {}
 
-    async def _carry_out(self, plan: Callable[[], Iterable[Command]]) -> None:
-        """Propose the commands of `plan`, and plan again while some were stale when applied.
-
-        Raises the errors of the plan and of `propose`, and LogError(RETRIABLE) after many rounds.
-        """
+    async def _execute(self, plan: Callable[[], Iterable[Command]]) -> None:
+        """Propose the commands of `plan`, and plan again while some were stale when applied. Raises
+        the errors of the plan and of `propose`, and LogError(RETRIABLE) after many rounds."""
         index = 0
         for _ in range(PLAN_ROUNDS_MAX):
             stale = False
@@ -284,7 +271,7 @@ class ClusterMetadata:
 
 
 def _check_worth_another(changed: PartitionsChanged) -> None:
-    """Raise LogError if a change was not merely stale: the next plan would be refused, too."""
+    """Raise LogError unless the change was merely stale and a new plan may succeed."""
     for each in changed.stale:
         if each.refusal.reason is Reason.INVALID:
             raise LogError(each.refusal.entry, each.refusal.message)
@@ -318,7 +305,7 @@ async def propose(quorum: RaftMember[ApplyResult], command: Command) -> ApplyRes
             raise LogError(RETRIABLE, message)
 
 
-CarryOut: TypeAlias = Callable[[Callable[[], Iterable[Command]]], Awaitable[None]]
+Execute: TypeAlias = Callable[[Callable[[], Iterable[Command]]], Awaitable[None]]
 """Proposes the commands of a plan, and plans again while some were stale."""
 
 
@@ -328,7 +315,7 @@ class Operations:
     def __init__(
         self,
         image: Callable[[], MetadataImage],
-        carry_out: CarryOut,
+        execute: Execute,
         log_ends: CollectLogEnds,
         unwritable: Callable[[], Set[BrokerId]] = frozenset,
     ) -> None:
@@ -336,15 +323,16 @@ class Operations:
         self._image = image
         self._log_ends = log_ends
         self._unwritable = unwritable
-        self._carry_out = carry_out
+        self._execute = execute
 
     async def transfer_leader(
         self, name: str, partition: int, broker_id: BrokerId | None, *, unclean: bool = False
     ) -> None:
-        """Move the lead to a broker, or to the best other one; `unclean`: records may be lost.
+        """Move the lead to a broker, or to the best other replica.
 
-        The best one of an unclean election has the longest log.
-        LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND, NO_LEADER, ILLEGAL_STATE.
+        `unclean` permits the loss of records. The best replica of an unclean election has the
+        longest log. Raises LogError UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND, NO_LEADER or
+        ILLEGAL_STATE.
         """
 
         ends: LogEnds | None = None
@@ -370,48 +358,40 @@ class Operations:
             )
             return () if command is None else (command,)
 
-        await self._carry_out(plan)
+        await self._execute(plan)
 
     async def elect_preferred(self, keys: Collection[PartitionKey]) -> None:
         """Return the lead of these partitions to their preferred replicas, where these may lead."""
-        await self._carry_out(
+        await self._execute(
             lambda: elections.plan_preferred_leaders(
                 self._image(), excluding=self._unwritable(), keys=keys
             )
         )
 
     async def reassign(self, moves: Sequence[reassignment.Move]) -> None:
-        """Begin to move partitions to other brokers; all moves are checked before the first.
-
-        LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_PARTITIONS.
-        """
-        await self._carry_out(lambda: reassignment.plan_reassignments(self._image(), moves))
+        """Start to move partitions to other brokers. All moves are checked before the first.
+        LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_PARTITIONS."""
+        await self._execute(lambda: reassignment.plan_reassignments(self._image(), moves))
 
     async def cancel_reassignment(self, name: str, partition: int) -> None:
-        """Return a partition to its replicas from before the reassignment.
-
-        LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, ILLEGAL_STATE.
-        """
-        await self._carry_out(
+        """Return a partition to its replicas from before the reassignment. LogError: UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION, ILLEGAL_STATE."""
+        await self._execute(
             lambda: (reassignment.plan_cancellation(self._image(), name=name, partition=partition),)
         )
 
     async def decommission(self, broker_id: BrokerId) -> None:
-        """Begin to move all replicas of a broker to others.
-
-        LogError: NOT_FOUND; ILLEGAL_STATE if too few other brokers would be left.
-        """
-        await self._carry_out(lambda: (decommission.plan_decommission(self._image(), broker_id),))
+        """Start to move all replicas of a broker to others. Raises LogError NOT_FOUND, or
+        ILLEGAL_STATE if too few other brokers would be left."""
+        await self._execute(lambda: (decommission.plan_decommission(self._image(), broker_id),))
 
     async def recommission(self, broker_id: BrokerId) -> None:
-        """Cancel a decommission; replicas already moved stay there. LogError: NOT_FOUND."""
-        await self._carry_out(lambda: decommission.plan_recommission(self._image(), broker_id))
+        """Cancel a decommission. Replicas already moved stay there. Raises LogError NOT_FOUND."""
+        await self._execute(lambda: decommission.plan_recommission(self._image(), broker_id))
 
     async def set_maintenance(self, broker_id: BrokerId, *, wanted: bool) -> None:
-        """Begin maintenance, in which other brokers lead if they can, or end it.
-
-        LogError: NOT_FOUND.
-        """
-        await self._carry_out(
+        """Begin maintenance, in which other brokers lead if they can, or end it. LogError:
+        NOT_FOUND."""
+        await self._execute(
             lambda: (decommission.plan_maintenance(self._image(), broker_id, wanted=wanted),)
         )

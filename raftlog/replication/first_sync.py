@@ -1,9 +1,9 @@
 """The replicas of a node that have not been in sync since its start.
 
-A rolling restart goes on to the next node when this one is ready. If its replicas still lag then,
-the next stop brings partitions below min.insync.replicas, and `acks=all` is refused. So readiness
-waits until each replica has been in its ISR once. A replica without a leader to follow cannot get
-there: it is logged, and not waited for.
+A rolling restart continues with the next node when this one is ready. If its replicas still lag
+then, the next stop brings partitions below min.insync.replicas, and `acks=all` is refused. So
+readiness waits until each replica has been in its ISR once. A replica without a leader to follow
+cannot join the ISR. It is logged, and not waited for.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class FirstSync:
         self._image = image
         self._broker_id = broker_id
         self._waiting: set[tuple[TopicId, PartitionId]] | None = None
-        """Replicas never in sync since the start; None before `begin`, empty once it is over."""
+        """Replicas never in sync since the start. None before `begin`, empty once the wait is over.
+        """
 
     def begin(self) -> None:
-        """The node serves now: wait for the replicas that are assigned to it and out of sync.
+        """Wait for the replicas that are assigned to this node and out of sync.
 
-        Replicas that a reassignment is adding are copied at its own, throttled rate, and no other
-        node's stop waits for them.
+        Called when the node serves. Replicas that a reassignment is adding are copied at a
+        separate, throttled rate, and no other node's stop waits for them.
         """
         self._waiting = {
             (topic.topic_id, row.partition)
@@ -57,7 +58,7 @@ class FirstSync:
             self._waiting -= {(topic.topic_id, row.partition) for row in topic.partitions}
 
     def waiting(self) -> list[str]:
-        """The partitions waited for, as `topic-partition`; empty from the first such answer on."""
+        """The partitions waited for, as `topic-partition`. Stays empty once it was empty."""
         if not self._waiting:
             return []
         topics = self._image().topics_by_id

@@ -1,8 +1,9 @@
-"""The replicas' files follow the applied metadata: opened, replaced and removed.
+"""The replicas' files follow the applied metadata. They are opened, replaced and removed.
 
-In the order of the metadata, and later than the apply: `settled` waits for the disk. A replica is
-deleted only by applied metadata: the deletion of its topic, or a row that names this node no more.
-Files that cannot be removed stay, and a replica that cannot be opened is offline alone.
+Work runs in the order of the metadata, and later than the apply. `settled` waits for the disk. A
+replica is deleted only by applied metadata, which is the deletion of its topic, or a row that names
+this node no more. Files that cannot be removed stay. A replica that cannot be opened is offline,
+and the others are not affected.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from raftlog.world import DiskError
 logger = logging.getLogger(__name__)
 
 OPENS_AT_ONCE_MAX: Final = 512
-"""Most replicas in opening at once: they share syncs, and one write of the checkpoint file."""
+"""Most replicas in opening at once. They share syncs, and one write of the checkpoint file."""
 SERVED_PER_TURN_MAX: Final = 64
-"""Most opened replicas that take their roles in one turn of the event loop: 0.1 ms each."""
+"""Most opened replicas that take roles in one event loop turn, 0.1 ms each."""
 PENDING_CHANGES_MAX: Final = 100_000
 """Most metadata changes that are applied and still wait for the disk."""
 
@@ -60,7 +61,7 @@ class ReplicaLifecycle:
         on_fatal: Callable[[str], None],
     ) -> None:
         """`image` gives the applied metadata, `replica` the served replica. `serve` takes an open
-        log; `on_open_failed` is called for a replica that could not be opened and is offline;
+        log. `on_open_failed` is called for a replica that could not be opened and is offline.
         `on_fatal` gets the reason when the metadata cannot be applied, and the node must end."""
         self._logs = logs
         self._broker_id = broker_id
@@ -89,7 +90,7 @@ class ReplicaLifecycle:
         return self._current_image()
 
     async def start(self) -> None:
-        """Open every assigned replica, then begin with the changes applied meanwhile."""
+        """Open every assigned replica, then start with the changes applied since."""
         self._find_lost()
         index = self._image.applied_index
         for topic in list(self._image.topics_by_id.values()):
@@ -98,7 +99,7 @@ class ReplicaLifecycle:
         self._settled_index = index
         await self._note_known()
         await self._remove_deleted_strays()
-        self._worker = asyncio.create_task(self._carry_out(), name="replica-manager")
+        self._worker = asyncio.create_task(self._execute(), name="replica-manager")
 
     async def close(self) -> None:
         """Stop. Changes that still wait for the disk take effect at the next start."""
@@ -120,9 +121,9 @@ class ReplicaLifecycle:
         for change in delta.changed:
             self._opening.update(dict.fromkeys(self._gained(change)))
         assert len(self._changes) < PENDING_CHANGES_MAX
-        # Looked up now: the image remembers only the newest deletions.
+        # Looked up now, because the image remembers only the newest deletions.
         known = self._image.deleted_topic_ids
-        forgotten = tuple(one.topic_id for one in delta.deleted if one.topic_id not in known)
+        forgotten = tuple(topic.topic_id for topic in delta.deleted if topic.topic_id not in known)
         self._changes.append(_Change(self._image.applied_index, delta, forgotten))
         if self._worker is not None:
             asyncio.get_running_loop().create_task(self._notify())
@@ -141,7 +142,7 @@ class ReplicaLifecycle:
             raise LogError(STORAGE_FAILED, f"Applying metadata on disk failed: {self._failure}")
 
     def offline(self, topic: str, partition: int) -> LogError | None:
-        """Why a replica could not be opened; None if it was opened, or never tried."""
+        """Why a replica could not be opened. None if it was opened, or never tried."""
         return self._offline.get((topic, partition))
 
     @property
@@ -174,10 +175,8 @@ class ReplicaLifecycle:
         number: PartitionId,
         replacement: Callable[[TopicId, PartitionId, LogConfig], Awaitable[Log]],
     ) -> None:
-        """Replace the log of a replica that is not served any more. Raises LogError.
-
-        `replacement` is `renew_replica` or `reopen_replica` of the logs.
-        """
+        """Replace the log of a replica that is not served any more. Raises LogError. `replacement`
+        is `renew_replica` or `reopen_replica` of the logs."""
         topic = self._assigned_topic(topic_id, number)
         if topic is None:
             return
@@ -190,7 +189,7 @@ class ReplicaLifecycle:
         await self._note_known()
 
     def _find_lost(self) -> None:
-        """Find the replicas of this node without their files: they stay offline until renewed."""
+        """Find the replicas of this node without their files. They stay offline until renewed."""
         for topic in self._image.topics_by_id.values():
             for row in topic.partitions:
                 if self._broker_id in row.replicas and self._logs.is_lost(
@@ -207,7 +206,7 @@ class ReplicaLifecycle:
                 logger.warning("the next start looks for lost replicas again: %s", error)
 
     def _is_any_unopened(self) -> bool:
-        """Whether a replica could not be opened at all; a damaged one is open, and known."""
+        """Whether a replica could not be opened at all. A damaged replica is open, and known."""
         topics = self._image.topics_by_name
         return any(
             name in topics and self._logs.find(topics[name].topic_id, PartitionId(number)) is None
@@ -233,7 +232,7 @@ class ReplicaLifecycle:
             await asyncio.gather(*(self._open(*key) for key in group))
 
     async def _open(self, topic_id: TopicId, number: PartitionId) -> None:
-        # A later change may have deleted the topic, or changed the row, meanwhile.
+        # A later change may have deleted the topic, or changed the row, during the work.
         topic = self._assigned_topic(topic_id, number)
         if topic is not None and self._replica(topic_id, number) is None:
             try:
@@ -272,11 +271,11 @@ class ReplicaLifecycle:
         await self._wait_turn()
         self._offline.pop(key, None)
         if self._logs.find(topic.topic_id, number) is log:
-            # Meanwhile, a later change may have removed the replica, or replaced it.
+            # A later change may have removed or replaced the replica during the work.
             self._serve_newest(topic.topic_id, number, log)
 
     async def _wait_turn(self) -> None:
-        """Return in a turn of the event loop in which few replicas have taken their roles."""
+        """Return in a turn of the event loop with room for another role."""
         while self._served_in_turn >= SERVED_PER_TURN_MAX:  # noqa: ASYNC110 - no event: a turn
             await asyncio.sleep(0)
         if not self._served_in_turn:
@@ -292,10 +291,8 @@ class ReplicaLifecycle:
             self._serve(newest, newest.partitions[number], log)
 
     async def _wait_retired(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Return when the last change of a retired replica's log is over.
-
-        A truncation still under way would remove records of the partition that serves the log next.
-        """
+        """Return when the last change of a retired replica's log is over. A truncation still under
+        way would remove records of the partition that serves the log next."""
         key = (topic_id, number)
         while (partition := self._retired.get(key)) is not None:
             await partition.follower_role.until_idle()
@@ -308,14 +305,14 @@ class ReplicaLifecycle:
         async with self._progress:
             self._progress.notify_all()
 
-    async def _carry_out(self) -> None:
+    async def _execute(self) -> None:
         try:
             while True:
                 async with self._progress:
                     await self._progress.wait_for(lambda: bool(self._changes))
                 while self._changes:
                     change = self._changes[0]
-                    await self._carry_out_one(change)
+                    await self._execute_one(change)
                     self._changes.popleft()
                     self._settled_index = change.index
                 await self._notify()
@@ -325,13 +322,13 @@ class ReplicaLifecycle:
             await self._notify()
             self._on_fatal(f"Applying metadata on disk failed: {error!r}")
 
-    async def _carry_out_one(self, change: _Change) -> None:
+    async def _execute_one(self, change: _Change) -> None:
         delta = change.delta
         for topic in delta.deleted:
             for row in topic.partitions:
                 await self._wait_retired(topic.topic_id, row.partition)
             if topic.topic_id in change.forgotten:
-                # After a snapshot: deleted too long ago for the image to remember, or never there.
+                # After a snapshot. Deleted too long ago for the image to remember, or never there.
                 logger.warning(
                     "topic %s (%s) is missing from the metadata without a known deletion: "
                     "its files are kept and not served",
@@ -348,10 +345,10 @@ class ReplicaLifecycle:
         for topic in delta.created:
             await self._open_all([(topic.topic_id, row.partition) for row in topic.partitions])
         for topic_change in delta.changed:
-            await self._carry_out_change(topic_change)
+            await self._execute_change(topic_change)
         await self._note_known()
 
-    async def _carry_out_change(self, change: TopicChange) -> None:
+    async def _execute_change(self, change: TopicChange) -> None:
         before = change.before.partitions
         for number in change.partitions:
             had = number < len(before) and self._broker_id in before[number].replicas
@@ -376,7 +373,7 @@ class ReplicaLifecycle:
         ]
 
     async def _log_failure(self, name: str, work: Awaitable[None]) -> None:
-        """Log a failed removal: the files stay, and later changes are not held up."""
+        """Log a failed removal. The files stay, and later changes are not held up."""
         try:
             await work
         except LogError as error:
@@ -384,17 +381,17 @@ class ReplicaLifecycle:
 
     def _holds(self, topic_id: TopicId, number: PartitionId) -> bool:
         """Whether the newest metadata assigns a replica of the partition to this node."""
-        # A topic deleted meanwhile is removed by the change that deletes it.
+        # The change that deletes a topic also removes its files.
         return (
             topic_id not in self._image.topics_by_id
             or self._assigned_topic(topic_id, number) is not None
         )
 
     async def _remove_deleted_strays(self) -> None:
-        """Remove stray replicas of topics known to be deleted; keep and report all others.
+        """Remove stray replicas of topics known to be deleted. Keep and report all others.
 
         A node that was down, or died, during a deletion finds the files at its next start, and
-        again at the one after if they cannot be removed now.
+        at the start after that if they cannot be removed now.
         """
         strays = self._logs.strays()
         deleted = {
@@ -403,7 +400,7 @@ class ReplicaLifecycle:
         for topic_id in sorted(deleted):
             logger.info("deleting stray replicas of deleted topic %s", topic_id)
             await self._log_failure(f"topic {topic_id}", self._logs.delete_topic(TopicId(topic_id)))
-        # Those assigned here could not be opened, and the log says so already.
+        # Replicas assigned here could not be opened, which the log reports already.
         assigned = {
             replica_name(topic.topic_id, row.partition)
             for topic in self._image.topics_by_id.values()

@@ -1,13 +1,13 @@
 """The replicas of this node, kept in step with the applied metadata.
 
-A metadata change takes effect here in three parts. At once, within the apply: new roles, epochs and
+A metadata change takes effect here in three parts. At once, within the apply, new roles, epochs and
 min.insync.replicas reach the partitions, and a deleted topic stops being served. In the next turns
-of the event loop, as there may be thousands of them: logs get new configs, and partitions of a
-deleted topic close. Later, in order, as the disk takes time: replicas are created, opened and
+of the event loop, as there may be thousands of partitions, logs get new configs, and partitions of
+a deleted topic close. Later, in order, as the disk takes time, replicas are created, opened and
 removed (lifecycle.py).
 
-A replica that cannot be opened, or fails, is offline alone: requests to its partition get the
-reason, and the repair begins (repair.py).
+A replica that cannot be opened, or fails, goes offline without affecting the others. Requests to
+its partition get the reason, and the repair starts (repair.py).
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogConfig, LogState
 
 PARTITIONS_PER_TURN_MAX: Final = 128
-"""Most partitions closed, configured or notified of the lease in one turn of the event loop:
-some milliseconds."""
+"""Most partitions closed, configured or notified of the lease in one turn of some milliseconds."""
 
 ReplicaListener: TypeAlias = Callable[[TopicId, PartitionId], None]
 """Takes the topic and number of a replica."""
@@ -115,7 +114,7 @@ class ReplicaManager:
         self._loss_listeners.append(listener)
 
     def refuse_writes(self, error: LogError | None) -> None:
-        """Refuse all appends with `error` while reads go on; None: accept appends again."""
+        """Refuse all appends with `error` but serve reads. None accepts appends again."""
         self._write_refusal = error
         served = list(self._by_id.values())
         for partition in served:
@@ -138,10 +137,8 @@ class ReplicaManager:
     # What is here
 
     def partition(self, topic: str, partition: int) -> Partition:
-        """The partition, if this node leads it or its replica here is closed.
-
-        Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER, STORAGE_FAILED, NOT_READY.
-        """
+        """The partition, if this node leads it or its replica here is closed. Raises LogError
+        UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER, STORAGE_FAILED or NOT_READY."""
         try:
             found = self._partitions[topic][partition]
         except KeyError:
@@ -151,7 +148,7 @@ class ReplicaManager:
         return found
 
     def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:
-        """The replica on this node, in either role; None if no replica is open."""
+        """The replica on this node, in either role. None if no replica is open."""
         return self._by_id.get((topic_id, partition))
 
     def replicas(self) -> Iterator[Partition]:
@@ -169,7 +166,7 @@ class ReplicaManager:
 
     @property
     def offline_count(self) -> int:
-        """Replicas that serve no requests: not opened, failed, or damaged."""
+        """Replicas that serve no requests because they are not opened, failed, or damaged."""
         closed = sum(partition.is_closed for partition in self._by_id.values())
         return self._lifecycle.offline_count + closed
 
@@ -186,7 +183,7 @@ class ReplicaManager:
         work: Callable[[Partition], None],
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `work` for each partition, the first ones at once, the others in later turns."""
+        """Call `work` for each partition, some at once, the others in later turns."""
         for partition in partitions[:PARTITIONS_PER_TURN_MAX]:
             work(partition)
         rest = partitions[PARTITIONS_PER_TURN_MAX:]
@@ -243,8 +240,8 @@ class ReplicaManager:
     def _set_minimum(self, partitions: Iterable[Partition], min_insync_replicas: int) -> None:
         """Set min.insync.replicas of partitions, within the apply.
 
-        The metadata counts on it: below the minimum a leader commits nothing, and members that
-        leave the ISR stay eligible (KIP-966).
+        The metadata counts on that, because below the minimum a leader commits nothing, and members
+        that leave the ISR stay eligible (KIP-966).
         """
         changed = [each for each in partitions if each.min_insync_replicas != min_insync_replicas]
         for partition in changed:
@@ -253,7 +250,7 @@ class ReplicaManager:
         self._in_turns(changed, Partition.maybe_commit)
 
     def _configure_soon(self, partitions: Sequence[Partition]) -> None:
-        """Give the logs of these partitions the configs in force; `settled` waits for that."""
+        """Give the logs of these partitions the configs in force. `settled` waits for that."""
         self._configuring_count += 1
         self._all_configured.clear()
         self._in_turns(partitions, self._configure, self._on_configured)
@@ -311,7 +308,7 @@ class ReplicaManager:
                 self._follow(partition)
 
     def refresh(self, partition: Partition) -> None:
-        """Let a replica take its role by the metadata, after the reason against it is gone."""
+        """Let a replica take its role once nothing prevents it any more."""
         topic = self.image.topics_by_id.get(partition.topic_id)
         if topic is not None and self.replica(partition.topic_id, partition.partition) is partition:
             row = topic.partitions[partition.partition]
@@ -335,10 +332,8 @@ class ReplicaManager:
     # Lifecycle
 
     async def open_again(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Try once more to open an offline replica. Raises LogError if it stays offline.
-
-        On return the replica is served, perhaps still damaged, or no longer assigned to this node.
-        """
+        """Try once more to open an offline replica. Raises LogError if it stays offline. On return
+        the replica is served, perhaps still damaged, or no longer assigned to this node."""
         await self._lifecycle.open_again(topic_id, number)
 
     @property
@@ -347,7 +342,7 @@ class ReplicaManager:
         return len(self._by_id)
 
     def lost(self) -> Collection[tuple[TopicId, PartitionId]]:
-        """Replicas assigned before this start without their files: not opened before renewed."""
+        """Replicas assigned before this start without their files, not opened before renewed."""
         return list(self._lifecycle.lost)
 
     def is_lost(self, topic_id: TopicId, number: PartitionId) -> bool:
@@ -359,10 +354,8 @@ class ReplicaManager:
         return self._lifecycle.lacks_room(topic_id, number)
 
     async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Replace an unusable replica by an empty one, and keep the old files in quarantine.
-
-        The caller has taken the replica out of ISR and ELR before. Raises LogError.
-        """
+        """Replace an unusable replica by an empty replica. Quarantines the old files. The caller
+        has taken the replica out of ISR and ELR before. Raises LogError."""
         await self._replace(topic_id, number, self._logs.renew_replica)
 
     async def reopen(self, topic_id: TopicId, number: PartitionId) -> None:
@@ -384,10 +377,11 @@ class ReplicaManager:
     async def read_copy(
         self, topic_id: TopicId, number: PartitionId, offset: Offset, max_bytes: int
     ) -> Buffer:
-        """Batches from the one that holds `offset`, for the repair of another replica.
+        """Batches from the batch that holds `offset`, for the repair of another replica.
 
-        Committed ones of the replica here, else intact ones of its damaged files, which may not be
-        committed; empty if there is none. Raises LogError if the replica here cannot be read.
+        Committed batches of the replica here, else intact batches of its damaged files, which may
+        not be committed. Empty without such a batch. Raises LogError if the replica here cannot be
+        read.
         """
         try:
             data = await self._read_committed(topic_id, number, offset, max_bytes)
@@ -463,7 +457,7 @@ class ReplicaManager:
             self._report_failed(*key)
 
     def _damage_found(self, partition: Partition) -> None:
-        """Report a damaged log for repair. The replica goes on serving intact records."""
+        """Report a damaged log for repair. The replica keeps serving intact records."""
         key = (partition.topic_id, partition.partition)
         if self._by_id.get(key) is partition and not self._closing:
             self._report_failed(*key)
@@ -483,7 +477,7 @@ class ReplicaManager:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """Replication of one node: counts since the start, and present states."""
+    """Replication of one node, as counts since the start and present states."""
 
     isr_shrinks: int = 0
     """Changes that removed members from the ISR of a partition led here."""
@@ -502,17 +496,18 @@ class ReplicationStatus:
     followers_connected: int = 0
     """Connections of followers."""
     lag_records: Mapping[BrokerId, int] = field(default_factory=dict)
-    """By follower: the largest durable lag over the partitions led here."""
+    """Largest durable lag over the partitions led here, per follower."""
     offline: int = 0
-    """Replicas of this node that serve no requests: failed, damaged, or not opened."""
+    """Replicas here that serve no requests because they failed, are damaged, or not opened.
+    """
     opening: int = 0
     """Replicas of this node that are being created or opened."""
     distrusted: int = 0
-    """Replicas behind a closed loss gate: acknowledged records may be missing."""
+    """Replicas behind a closed loss gate, which may miss acknowledged records."""
     repairs: int = 0
     """Replicas under repair, or queued for it."""
     repairs_postponed: int = 0
-    """Of these, replicas that were replaced too often within an hour, and wait."""
+    """Replicas of these that wait, as they were replaced too often within an hour."""
     requests_forwarded: int = 0
     """Requests forwarded to leaders on other nodes."""
     requests_taken: int = 0
@@ -520,7 +515,7 @@ class ReplicationStatus:
 
 
 class LedCounts(NamedTuple):
-    """Counts over the led partitions: see ReplicationStatus."""
+    """Counts over the led partitions, as in ReplicationStatus."""
 
     lag_records: dict[BrokerId, int]
     under_min_isr: int

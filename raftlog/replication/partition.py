@@ -1,27 +1,27 @@
-"""One replica on this node, in the role that the applied metadata gives it: leader or follower.
+"""One replica on this node leads or follows, as the applied metadata orders.
 
 =================  =====================================================================
-`log_end_offset`   moves when a batch is written; owned by the log
-`flushed_offset`   moves when a sync returns; owned by the log
-`high_watermark`   leader: the smallest durable end over the effective ISR; follower: the leader's
-                   mark, up to the follower's own log end; never falls within a leader epoch
+`log_end_offset`   moves when a batch is written, owned by the log
+`flushed_offset`   moves when a sync returns, owned by the log
+`high_watermark`   leader: the smallest durable end over the effective ISR. follower: the leader's
+                   mark, up to the follower's own log end. Never falls within a leader epoch
 =================  =====================================================================
 
 Roles, and the events that end them:
 
 =========  ================================================================================
-LEADER     the applied row names this node, in this epoch; ends with any other row's epoch
+LEADER     the applied row names this node, in this epoch. Ends with any other row's epoch
 FOLLOWER   the row names another broker, or none
 WAITING    the row names this node, but a truncation or a fetched append is not over yet
-CLOSED     the log failed, the topic is deleted, or the node stops; for good
+CLOSED     the log failed, the topic is deleted, or the node stops. For good
 =========  ================================================================================
 
-Invariants: `log_start_offset <= high_watermark <= log_end_offset`; an `acks=all` append is
-acknowledged only for offsets below the high watermark; a reader gets only offsets below the high
-watermark; a change of a follower's log names the leader epoch that sent it, and is refused in any
-other; no replica leads while such a change is under way.
+Invariants: `log_start_offset <= high_watermark <= log_end_offset`. An `acks=all` append is
+acknowledged only for offsets below the high watermark. A reader gets only offsets below the high
+watermark. A change of a follower's log names the leader epoch that sent it, and is refused in any
+other. No replica leads while such a change is under way.
 
-Durable means, by the log's flush mode: with `sync` synced to disk, with `async` handed to the
+Durable means, by the log's flush mode, `sync` synced to disk, `async` handed to the
 operating system (promises 1 and 2).
 """
 
@@ -89,7 +89,7 @@ logger = logging.getLogger(__name__)
 
 
 class Partition(Replica):
-    """One replica with its roles. Lives in the event loop; not for other threads."""
+    """One replica with its roles. Lives in the event loop, not for other threads."""
 
     def __init__(
         self,
@@ -102,11 +102,9 @@ class Partition(Replica):
         host: Host,
         on_loss_cleared: Callable[[Partition], None] = lambda _partition: None,
     ) -> None:
-        """Takes the role that `image` gives to the host's broker at once.
-
-        `on_loss_cleared` is called when a replica that may have lost data takes part again.
-        """
-        # First of all: taking a role may clear the loss.
+        """Takes the role that `image` gives to the host's broker at once. `on_loss_cleared` is
+        called when a replica that may have lost data takes part again."""
+        # Set first, because taking a role may clear the loss.
         self._loss_cleared = on_loss_cleared
         super().__init__(
             topic=topic,
@@ -117,23 +115,23 @@ class Partition(Replica):
             host=host,
         )
         self.write_refusal: LogError | None = None
-        """Why the node takes no appends; None while the node takes appends."""
+        """Why the node takes no appends. None while the node takes appends."""
         self.is_leaving = False
-        """Whether the replica is about to leave the ISR to be replaced, and must not follow."""
+        """Whether the replica is about to leave the ISR for replacement, and must not follow."""
         self.loss_gate = LossGate(
             self,
             may_have_lost_data=log.possible_loss is not None,
             on_cleared=self._on_loss_cleared,
         )
         self.leader_role: LeaderRole | None = None
-        """The leader epoch that this replica leads; None if the replica does not lead."""
+        """The leader epoch that this replica leads. None if the replica does not lead."""
         self.follower_role = FollowerRole(
             self,
             may_have_lost_data=lambda: self.loss_gate.may_have_lost_data,
             on_rearranged=self._take_role,
         )
-        """There for good: a change of the log may outlast the role that began it. Its calls raise
-        LogError NO_LEADER while this replica leads."""
+        """The follower role, kept for good. A log change may outlast the role that started it.
+        Its calls raise LogError NO_LEADER while this replica leads."""
         self._opened_in_epoch = image.leader_epoch
         log.listeners.flushed.append(self._on_flushed)
         log.listeners.log_start_durable.append(self._on_log_start_durable)
@@ -169,8 +167,8 @@ class Partition(Replica):
             self._stop_leading(self.not_led_here())
         if self.is_closed or self.follower_role.is_busy:
             return
-        # An epoch without records is no part of the log's history: the next leader's records may
-        # be of an older one.
+        # An epoch without records is no part of the log's history, as the next leader's records may
+        # be of an older epoch.
         self.log.leader_epochs.truncate_from_end(self.log.log_end_offset)
         if leads:
             self._begin_leading()
@@ -188,8 +186,8 @@ class Partition(Replica):
             and is_elected_since
             and row.unclean_epoch == row.leader_epoch
         ):
-            # An unclean election accepted the loss. An epoch from before the start did not: the
-            # records that this log may lack were perhaps acknowledged in that very epoch.
+            # An unclean election accepted the loss. An epoch from before the start did not, because
+            # the records that this log may lack were perhaps acknowledged in that very epoch.
             self.loss_gate.clear_loss()
         return not self.loss_gate.may_have_lost_data
 
@@ -217,7 +215,7 @@ class Partition(Replica):
             self.wake_all_readers()
 
     def close(self, error: LogError) -> None:
-        """Stop serving: every present and later request fails with `error`."""
+        """Stop serving. Every present and later request fails with `error`."""
         if self.close_error is None:
             self.close_error = error
         self._stop_leading(error)
@@ -226,7 +224,7 @@ class Partition(Replica):
         self.loss_gate.close()
 
     def require_leader(self) -> LeaderRole:
-        """The leader role. Raises LogError: NO_LEADER, NOT_READY, or why the replica is closed."""
+        """The leader role. Raises LogError NO_LEADER, NOT_READY, or why the replica is closed."""
         if self.leader_role is None:
             self.require_open()
             raise self.not_led_here()
@@ -239,8 +237,8 @@ class Partition(Replica):
             self.follower_role.on_durable()
 
     def _on_log_start_durable(self) -> None:
-        # By a deletion of this node's own retention too, and perhaps long after the last record:
-        # the leader takes a follower into the ISR only with its log start, and a follower with a
+        # Also after a deletion by this node's own retention, perhaps long after the last record.
+        # The leader takes a follower into the ISR only with its log start, and a follower with a
         # clock that is behind deletes by the leader's.
         self.wake_stable_readers()
         if self.leader_role is not None:
@@ -266,10 +264,11 @@ class Partition(Replica):
     # Writers and readers
 
     def refuse_writes(self, error: LogError | None) -> None:
-        """Refuse all appends with `error`, which is the node's, not the partition's; None: accept.
+        """Refuse all appends with `error`, an error of the node, not of the partition. None
+        accepts.
 
-        Waiting readers wake, and learn from their next read whether the node still serves records.
-        A leader that may act again commits at once.
+        Waiting readers wake, and their next read reports whether the node still serves records. A
+        leader that may act again commits at once.
         """
         self.write_refusal = error
         if error is not None:
@@ -278,7 +277,7 @@ class Partition(Replica):
             self.maybe_commit()
 
     def maybe_commit(self) -> None:
-        """As the leader, commit what the metadata and the lease allow by now."""
+        """Commit, as the leader, the records that the metadata and the lease allow."""
         if self.leader_role is not None:
             self.leader_role.advance()
 
@@ -305,11 +304,11 @@ class Partition(Replica):
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
-        A batch that opens a transaction here needs a `verification`: the guard from
+        A batch that opens a transaction here needs a `verification`, the guard from
         `begin_verification`, once the coordinator has confirmed the transaction. `guard` is called
-        right before each attempt to write, and may refuse with a LogError. Raises LogError:
+        right before each attempt to write, and may refuse with a LogError. Raises LogError.
         NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
-        UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED and the like mean that nothing was written;
+        UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED and the like mean that nothing was written.
         RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the outcome is
         unknown.
         """
@@ -325,7 +324,7 @@ class Partition(Replica):
     def begin_verification(
         self, producer_id: ProducerId, producer_epoch: ProducerEpoch
     ) -> VerificationGuard | None:
-        """See `LeaderRole.begin_verification`. Raises LogError: NO_LEADER, PRODUCER_FENCED."""
+        """See `LeaderRole.begin_verification`. Raises LogError NO_LEADER or PRODUCER_FENCED."""
         return self.require_leader().begin_verification(producer_id, producer_epoch)
 
     async def write_marker(
@@ -344,10 +343,10 @@ class Partition(Replica):
         )
 
     async def end_offset(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Offset:
-        """The offset behind the last record for readers of this isolation; it never moves back.
+        """The offset behind the last record for readers of this isolation. It never moves back.
 
-        Raises LogError: NO_LEADER; NOT_READY while a new leader does not know yet which records of
-        its predecessors were committed.
+        Raises LogError NO_LEADER, or NOT_READY while a new leader does not know yet which records
+        of its predecessors were committed.
         """
         await self.require_leader().confirmed_end_offset()
         return self.readable_end(isolation)
@@ -362,14 +361,13 @@ class Partition(Replica):
         waits_for_repair: bool = True,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
-        """Committed batches from the one that holds `offset`; at least one if there is any.
+        """Committed batches from the batch that holds `offset`, at least one if there is any.
 
-        Empty if no record at `offset` is known to be committed yet; with READ_COMMITTED, nor one
-        from the first open transaction on. With `end_offset`, no batch
-        that starts at or after it. With `any_replica`, a follower reads too, up to its own high
-        watermark. Damage is repaired from other replicas: the read waits for that, unless another
-        repair asks (`waits_for_repair`). Raises LogError: NO_LEADER, OFFSET_OUT_OF_RANGE,
-        STORAGE_FAILED.
+        Empty if no record at `offset` is known to be committed yet. READ_COMMITTED also excludes
+        records from the first open transaction on. With `end_offset`, no batch that starts at or
+        after it. With `any_replica`, a follower also reads, up to its own high watermark. Damage is
+        repaired from other replicas. The read waits for that, unless another repair reads
+        (`waits_for_repair`). Raises LogError NO_LEADER, OFFSET_OUT_OF_RANGE or STORAGE_FAILED.
         """
         if not any_replica:
             role = self.require_leader()
@@ -425,10 +423,10 @@ class Partition(Replica):
     async def offset_for_timestamp(
         self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[Offset, int] | None:
-        """Offset and timestamp of the first committed record at or after a time; None if none.
+        """Offset and timestamp of the first committed record at or after a time, else None.
 
-        None holds for all records committed before the call. Raises LogError as `end_offset`, but
-        for a record found: its answer needs no knowledge of the end.
+        None holds for all records committed before the call. Raises LogError as `end_offset`,
+        except for a record found, which needs no knowledge of the end.
         """
         found, end = await self.known_offset_for_timestamp(timestamp_ms, isolation)
         if found is None:
@@ -440,28 +438,21 @@ class Partition(Replica):
     async def known_offset_for_timestamp(
         self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[tuple[Offset, int] | None, Offset]:
-        """Like `offset_for_timestamp`, among the records known here to be committed.
-
-        Returns also the end of these. None says nothing about later ones. Raises LogError.
-        """
+        """Search like `offset_for_timestamp`, among the records known here to be committed. Also
+        returns the end of these records. None excludes no later records. Raises LogError."""
         self.require_leader()
         end = self.readable_end(isolation)
         return await self.log.reader.offset_for_timestamp(timestamp_ms, end=end), end
 
     async def newest_record(self, isolation: Isolation) -> tuple[Offset, int] | None:
-        """Offset and timestamp of the first readable record with the largest timestamp.
-
-        None without a record that has one. Raises LogError as `end_offset`.
-        """
+        """Offset and timestamp of the first readable record with the largest timestamp. None if no
+        record has a timestamp. Raises LogError as `end_offset`."""
         end = await self.end_offset(isolation)
         return await self.log.reader.offset_of_newest_timestamp(end=end)
 
     def epoch_end(self, epoch: LeaderEpoch) -> EpochEndOffset | None:
-        """End of the largest leader epoch not above `epoch`, in this leader's log (KIP-320).
-
-        None: the log has no epoch that old, or `epoch` is newer than all. Raises LogError
-        NO_LEADER.
-        """
+        """End of the largest leader epoch not above `epoch`, in this leader's log (KIP-320). None:
+        the log has no epoch that old, or `epoch` is newer than all. Raises LogError NO_LEADER."""
         self.require_leader()
         return self.log.leader_epochs.end_offset_for(epoch, self.log.log_end_offset)
 
@@ -492,12 +483,12 @@ async def wait_for_data(
     timeout_s: float,
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> None:
-    """Return when any partition has a record for these readers at its offset, or the time is up.
+    """Return when any partition has a readable record at its offset, or on timeout.
 
-    With `min_bytes` > 1, wait until about that many bytes have been committed meanwhile, in open
-    transactions or not, whenever the records were written; records readable before the call count
-    as enough. Also returns when a partition stops serving: the caller's next read raises the
-    reason.
+    With `min_bytes` > 1, wait until about that many bytes have been committed during the wait, in
+    open transactions or not, whenever the records were written. Records readable before the call
+    count as enough. Also returns when a partition stops serving, and the caller's next read raises
+    the reason.
     """
     if any(one.is_closed or one.readable_end(isolation) > offset for one, offset in wants):
         return
@@ -517,7 +508,7 @@ async def wait_for_data(
 async def _any_moves(
     wants: Sequence[tuple[Partition, Offset]], deadline: float, isolation: Isolation
 ) -> bool:
-    """Wait until a readable end passes its offset; False when the deadline came first."""
+    """Wait until a readable end passes its offset. False when the deadline came first."""
     loop = asyncio.get_running_loop()
     moved: asyncio.Future[bool] = loop.create_future()
 

@@ -1,26 +1,27 @@
-"""Repair of damaged, failed or lossy replicas: batch by batch, else left and replaced.
+"""Damaged, failed or lossy replicas are repaired batch by batch, or leave and are replaced.
 
 | finding | repair |
 |---|---|
-| damaged batches, in service | good copies from any replica, in place; the role stays |
-| the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR; follow |
-| the files are gone | leave, even as the last; renew once another leads, or elected uncleanly |
-| no good copy, or log offline | leave ISR and ELR; once another broker leads, replace, fetch all |
-| no disk space to open or replace the log | leave if others are in sync; try again |
-| no other replica has all committed records, log offline | good copies, offline; opened again |
-| the same, without good copies or in service | none: the files may be the only copy |
+| damaged batches, in service | good copies from any replica, in place, the role stays |
+| the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR, follow |
+| the files are gone | leave, even as the last, renew once another leads, or elected uncleanly |
+| no good copy, or log offline | leave ISR and ELR, once another broker leads, replace, fetch all |
+| no disk space to open or replace the log | leave if others are in sync, try again |
+| no other replica has all committed records, log offline | good copies, offline, opened again |
+| the same, without good copies or in service | none, the files may be the only copy |
 
-Replicas may be damaged in different batches, each good elsewhere: replacing whole replicas would
-set the good copies aside, one after the other. So a replica is replaced only if no replica has a
+Replicas may be damaged in different batches, each good elsewhere. Replacing whole replicas would
+quarantine the good copies, one after the other. So a replica is replaced only if no replica has a
 good copy of a damaged batch, and all have answered. A log found damaged at a start is offline, and
-replaced; its intact batches are read in quarantine, as it may have the only good copies of what
+replaced. Its intact batches are read in quarantine, as it may have the only good copies of what
 rots elsewhere. The last replica with all records cannot be replaced, and waits for good copies.
 
 Leaving is a committed change of the metadata, and no file is replaced before the change is applied
-here, but for proven copies of its batches: while ISR or ELR may still contain this replica, its
-files are the only proof of its records. The files are kept afterwards, too. The change is proposed
-also where the replica is in neither set: its leader may be about to add it to the ISR, by older
-acknowledgements. A replica that fails again and again is replaced at a bounded rate, for ever.
+here, except for proven copies of its batches. While ISR or ELR may still contain this replica, its
+files are the only proof of its records. The files are also kept afterwards. The change is
+proposed even if the replica is in neither set, because its leader may be about to add it to the
+ISR, by older acknowledgements. A replica that fails repeatedly is replaced for ever,
+at a bounded rate.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ from raftlog.storage.types import LogState
 from raftlog.world import Backoff, Clock
 
 RENEWALS_MAX: Final = 3
-"""Replacements of one replica within `RENEWALS_S`: a failing disk must not fill with copies."""
+"""Replacements of one replica within `RENEWALS_S`. A failing disk must not fill with copies."""
 RENEWALS_S: Final = 3600.0
 RETRY_S: Final = 0.5
-"""Between two attempts to repair a replica, and between two looks at the rows of lost ones."""
+"""Seconds between two repair attempts, and between two inspections of the rows of lost replicas."""
 ROWS_PER_TURN_MAX: Final = 256
-"""Most rows of lost replicas examined in one turn of the event loop, each of which may begin a
-repair."""
+"""Most rows of lost replicas examined in one turn of the event loop. Each may start a repair."""
 BATCH_RETRIES: Final = Backoff(RETRY_S, 8.0)
-"""Pauses of the same for batches, longer after each failure: each attempt copies a segment."""
+"""Pauses between batch repairs, longer after each failure, as each attempt copies a segment."""
 CLEAR_S_MAX: Final = 2.0
 """Longest wait of a start until reported losses are cleared on disk."""
 SEARCHES_MAX: Final = 5
-"""Searches for good copies, RETRY_S apart, before a replica is replaced: what is not committed yet,
-or under repair elsewhere, may be found by the next."""
+"""Searches for good copies, RETRY_S apart, before a replica is replaced. The next search may find
+records that are not committed yet, or under repair elsewhere."""
 SEARCH_S: Final = 2.0
-"""Between two searches for good copies for an offline replica: each makes other replicas read."""
+"""Seconds between two searches for good copies for an offline replica. Each makes other replicas
+read."""
 REPAIRS_MAX: Final = 4
 """Most replicas in replacement at once."""
 
@@ -76,7 +77,7 @@ logger = logging.getLogger(__name__)
 
 
 class FailReplicas(Protocol):
-    """Takes replicas of this node out of ISR and ELR: see `ClusterMetadata.fail_replicas`."""
+    """Takes replicas of this node out of ISR and ELR, as `ClusterMetadata.fail_replicas`."""
 
     async def __call__(self, keys: Collection[ReplicaKey], /, *, lost: bool) -> None:
         """Raises LogError."""
@@ -110,7 +111,7 @@ class Repairs:
         read_replica: ReadReplica,
         on_fatal: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`read_replica` reads committed batches of another broker's replica from an offset on;
+        """`read_replica` reads committed batches of another broker's replica from an offset on, and
         raises LogError. `on_fatal` gets the reason when an invariant is broken and the node must
         end."""
         self._replicas = replicas
@@ -121,7 +122,7 @@ class Repairs:
         self._on_fatal = on_fatal
         self._tasks: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._failed_again: set[ReplicaKey] = set()
-        """Reported again during their repair: examined once more after it."""
+        """Replicas reported again during their repair, examined once more after it."""
         self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._renewed: dict[ReplicaKey, deque[float]] = {}
         self._last_logged: dict[ReplicaKey, str] = {}
@@ -157,7 +158,9 @@ class Repairs:
         they are found.
         """
         self._has_begun_reporting = True
-        distrusted = [one for one in self._replicas.replicas() if one.loss_gate.may_have_lost_data]
+        distrusted = [
+            replica for replica in self._replicas.replicas() if replica.loss_gate.may_have_lost_data
+        ]
         lost = sorted(self._replicas.lost())
         if distrusted:
             logger.warning(
@@ -172,7 +175,7 @@ class Repairs:
     async def _report(
         self, distrusted: Collection[Partition], lost: Collection[ReplicaKey] = ()
     ) -> None:
-        keys = [*((one.topic_id, one.partition) for one in distrusted), *lost]
+        keys = [*((replica.topic_id, replica.partition) for replica in distrusted), *lost]
         while True:
             try:
                 await self._fail_replicas(keys, lost=True)
@@ -184,17 +187,17 @@ class Repairs:
                 await self._clock.sleep(RETRY_S)
         # On a full disk a clearing waits for space, and the other replicas do not wait for it.
         if distrusted:
-            clearings = [one.loss_gate.clear_loss() for one in distrusted]
+            clearings = [replica.loss_gate.clear_loss() for replica in distrusted]
             await asyncio.wait(clearings, timeout=CLEAR_S_MAX)
 
     def _on_possible_loss(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Report a replica opened after the start: a reassignment brought it back."""
+        """Report a replica that a reassignment brought back after the start."""
         replica = self._replicas.replica(topic_id, number)
         if replica is not None and self._has_begun_reporting:
             self._spawn(self._reports, (topic_id, number), self._report_late((topic_id, number)))
 
     async def _report_late(self, key: ReplicaKey) -> None:
-        # By its key: another partition may serve the same log before the report is committed.
+        # Compare keys, as another partition may serve the same log before the report is committed.
         while (
             (replica := self._replicas.replica(*key)) is not None
             and replica.loss_gate.may_have_lost_data
@@ -284,17 +287,15 @@ class Repairs:
             self._renewed.pop(key, None)
 
     def _waits_for_row(self, key: ReplicaKey, row: PartitionImage) -> bool:
-        """Whether only another row allows the replica's repair: it is lost, and none leads."""
+        """Whether the repair of a lost replica without a leader waits for another row."""
         if not self._replicas.is_lost(*key) or self._is_loss_accepted(key, row):
             return False
         is_led = row.leader not in (NO_LEADER_ID, self._broker_id)
         return not is_led or key not in self._lost_reported
 
     async def _row_changed(self, key: ReplicaKey, row: PartitionImage) -> None:
-        """Return once the metadata has another row, or the loss of the replica is reported.
-
-        After a disk was replaced thousands of replicas wait, so one task looks after all of them.
-        """
+        """Return once the metadata has another row, or the loss of the replica is reported. After a
+        disk was replaced thousands of replicas wait, so one task looks after all of them."""
         is_reported = key in self._lost_reported
         awaited = _AwaitedRow(row, is_reported, asyncio.get_running_loop().create_future())
         self._awaited_rows[key] = awaited
@@ -320,7 +321,7 @@ class Repairs:
         self._is_watching = False
 
     async def _repair_batches(self, key: ReplicaKey) -> bool:
-        """Repair a log in service from other replicas. False: no replica has a good copy."""
+        """Repair a log in service from other replicas. False if no replica has a good copy."""
         searches = 0
         failures = 0
         while (replica := self._damaged_in_service(key)) is not None:
@@ -352,7 +353,7 @@ class Repairs:
         """The batches from `offset` on, of one replica after the other. See `Copies`."""
         is_online = replica.log.state is LogState.ONLINE
         if is_online and offset >= replica.high_watermark:
-            # Not committed: another replica may have other records there. An offline log has no
+            # Not committed, so another replica may have other records there. An offline log has no
             # end before its repair, and accepts no other records.
             return
         row = replica.image
@@ -372,7 +373,7 @@ class Repairs:
             raise unanswered
 
     def _irreplaceable(self, key: ReplicaKey) -> Partition | None:
-        """The replica if its log is damaged and offline, and no other one can take its place."""
+        """The damaged, offline replica if no other replica can take its place."""
         replica = self._replicas.replica(*key)
         if replica is None or replica.log.state is not LogState.DAMAGED:
             return None
@@ -396,7 +397,7 @@ class Repairs:
         replica = self._replicas.replica(*key)
         is_in = self._broker_id in row.isr or self._broker_id in row.elr
         if left is not _NOT_LEFT and not is_in and replica in (left, None):
-            # Still true: a closed replica has acknowledged no records since.
+            # Still true, because a closed replica has acknowledged no records since.
             return left
         if self._replicas.is_lost(*key):
             # The start reports all of them at once. Without files it cannot enter again.
@@ -407,8 +408,8 @@ class Repairs:
         if replica is None or replica.is_closed:
             await self._fail_replicas([key], lost=False)
             return replica
-        # A replica that goes on following would enter the ISR again. It is closed only afterwards:
-        # if another damaged member leaves first, this one stays and goes on serving.
+        # A replica that continues to follow would enter the ISR again. It is closed only
+        # afterwards. If another damaged member leaves first, this replica stays and keeps serving.
         self._replicas.set_leaving(replica, leaving=True)
         try:
             await self._fail_replicas([key], lost=False)
@@ -433,8 +434,8 @@ class Repairs:
     def _is_loss_accepted(self, key: ReplicaKey, row: PartitionImage) -> bool:
         """Whether an operator has elected this replica uncleanly, knowing that its files are gone.
 
-        A registration begins a new leader epoch, so the election is from this run. The row of a
-        node that has not registered may be an older one.
+        A registration starts a new leader epoch, so the election is from this run. The row of a
+        node that has not registered may be outdated.
         """
         return (
             self._has_begun_reporting
@@ -470,7 +471,7 @@ class Repairs:
         return len(times) < RENEWALS_MAX
 
     def _log_once(self, key: ReplicaKey, reason: str) -> None:
-        """Log why a replica is not repaired yet, unless the last logged reason is the same."""
+        """Log why a replica is not repaired yet, unless the reason was just logged."""
         if self._last_logged.get(key) != reason:
             self._last_logged[key] = reason
             logger.error("%s-%d is not repaired yet: %s", *key, reason)

@@ -1,4 +1,4 @@
-"""One replica in either role: its log, its metadata, its high watermark; topic configs in force."""
+"""A replica in either role has a log, metadata, a high watermark and topic configs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raftlog.world import Clock
 
 PARTITIONS_DEFAULT = 1
 CONFIRM_S: Final = 1.0
-"""Longest wait for the quorum to confirm the lead, before the leader reports its end offset."""
+"""Longest wait for a quorum confirmation before the leader reports its end offset."""
 
 _NONE: Final[Mapping[str, str]] = {}
 
@@ -39,7 +39,7 @@ class Origin(IntEnum):
 
     CLIENT = 0
     COORDINATOR = 1
-    """A coordinator, on behalf of a producer: its batches have no sequence, and need no
+    """A coordinator, on behalf of a producer. Its batches have no sequence, and need no
     verification."""
 
 
@@ -49,12 +49,13 @@ class Isolation(IntEnum):
     READ_UNCOMMITTED = 0
     """All up to the high watermark."""
     READ_COMMITTED = 1
-    """Up to the last stable offset, with the aborted transactions, whose records to skip."""
+    """Records up to the last stable offset, with the aborted transactions, whose records to skip.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Committed record batches, whole; the first one holds the requested offset."""
+    """Committed record batches, whole. The first batch holds the requested offset."""
 
     data: bytes | memoryview
     next_offset: Offset
@@ -62,7 +63,7 @@ class Fetched:
     log_start_offset: Offset
     last_stable_offset: Offset
     aborted: tuple[AbortedTransaction, ...] = ()
-    """For READ_COMMITTED, the aborted transactions in the range of the data, by first offset."""
+    """The aborted transactions in the range of the data, by first offset, for READ_COMMITTED."""
 
 
 async def _no_barrier() -> None:
@@ -80,9 +81,9 @@ class Host:
     registration the applied metadata may lag behind what this node knew at its last end (a start
     with a full disk)."""
     brokers: Callable[[], Mapping[BrokerId, BrokerImage]]
-    """As of the applied metadata."""
+    """The brokers of the applied metadata."""
     on_isr_change_due: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
-    """Called when a partition led here may need another ISR: see `LeaderRole.desired_isr`."""
+    """Called when a partition led here may need another ISR (`LeaderRole.desired_isr`)."""
     lead_listeners: list[Callable[[TopicId, PartitionId], None]] = field(default_factory=list)
     """Called when a partition begins to be led here, before its next append. Must not raise."""
     confirm: Callable[[], Awaitable[object]] = _no_barrier
@@ -119,16 +120,16 @@ class Replica:
         self.high_watermark = min(log.high_watermark, log.log_end_offset)
         """First offset that is not known here to be committed."""
         self.readers = ReadWaiters(self.name)
-        """Long polls. They also wake when the replica closes or its role ends, and learn the reason
-        from their next read. Compare with `high_watermark` before adding a reader."""
+        """Long polls. They also wake when the replica closes or its role ends, and their next read
+        raises the reason. Compare with `high_watermark` before adding a reader."""
         self.stable_readers = ReadWaiters(self.name)
-        """Long polls of READ_COMMITTED: like `readers`, by the last stable offset."""
+        """Long polls of READ_COMMITTED, like `readers`, but by the last stable offset."""
         self.committed_bytes = CommittedBytes()
         if self.high_watermark < log.log_end_offset:
-            # Too many rather than too few: a long poll that waits for bytes then wakes early.
+            # Too many rather than too few, so a long poll that waits for bytes may wake early.
             self.committed_bytes.appended(log.log_end_offset, log.size_bytes)
         self.close_error: LogError | None = log.failure
-        """Why the replica is closed; None while it is open."""
+        """Why the replica is closed. None while it is open."""
 
     @property
     def is_closed(self) -> bool:
@@ -154,10 +155,8 @@ class Replica:
 
     @property
     def last_stable_offset(self) -> Offset:
-        """First offset that is not known here to be committed, and free of open transactions.
-
-        Within a leader epoch it never falls: see `storage.transactions`.
-        """
+        """First offset that is not known here to be committed, and free of open transactions. Never
+        falls within a leader epoch (`storage.transactions`)."""
         return self.log.last_stable_offset(self.high_watermark)
 
     def readable_end(self, isolation: Isolation) -> Offset:
@@ -176,7 +175,7 @@ class Replica:
             self.stable_readers.committed(self.last_stable_offset)
 
     def wake_all_readers(self) -> None:
-        """Wake all long polls: each learns the reason from its next read."""
+        """Wake all long polls. The next read of each raises the reason."""
         self.readers.wake_all()
         self.stable_readers.wake_all()
 
@@ -204,7 +203,7 @@ class Replica:
             async with asyncio.timeout(CONFIRM_S):
                 await self.host.confirm()
         except (LogError, TimeoutError) as error:
-            # Without the partition's name: one confirmation serves many partitions.
+            # Without the partition's name, because one confirmation serves many partitions.
             why = error.message if isinstance(error, LogError) else "The quorum does not answer."
             raise LogError(
                 NO_LEADER, f"Whether this node still leads is not known at the moment. {why}"
@@ -212,7 +211,7 @@ class Replica:
 
     @property
     def may_be_led_elsewhere(self) -> bool:
-        """Whether another node could be elected without this one's knowledge."""
+        """Whether another node could be elected without the knowledge of this node."""
         return len(self.image.replicas) > 1
 
     def not_led_here(self) -> LogError:
@@ -225,7 +224,7 @@ class Replica:
 def not_led_here(
     topic: str, row: PartitionImage, brokers: Mapping[BrokerId, BrokerImage]
 ) -> LogError:
-    """The error for a partition that another broker leads, or none; it names the next step."""
+    """The error for a partition led by another broker or by none. Names the next step."""
     partition, leader = row.partition, brokers.get(row.leader)
     if leader is None and not row.isr and not row.elr:
         where = (
@@ -241,7 +240,7 @@ def not_led_here(
 
 
 class TopicSettings:
-    """Topic configs in force on this node: the topic's own, then the cluster's, then the node's."""
+    """Topic configs in force here. The topic's override the cluster's, the cluster's the node's."""
 
     def __init__(
         self,
@@ -250,14 +249,14 @@ class TopicSettings:
         *,
         cluster: Callable[[], Mapping[str, str]] = lambda: _NONE,
     ) -> None:
-        """`defaults` are the node's topic configs; `cluster` returns the cluster's present ones.
+        """`defaults` are the node's topic configs. `cluster` returns the cluster's present configs.
         Raises LogError(INVALID_CONFIG)."""
         self.defaults: Mapping[str, str] = validate_defaults(defaults or {})
         self.partitions_default = partitions
         self._cluster = cluster
         self._last: tuple[Mapping[str, str], Mapping[str, str], int, TopicConfig] | None = None
-        """Configs of the topic and the cluster, replication factor, and the outcome of the last
-        call: a topic's partitions ask one after the other, by the thousand."""
+        """Configs of topic and cluster, replication factor, and the outcome of the last call. A
+        topic's partitions call one after the other, by the thousand."""
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """All configs in force for the topic. Raises LogError(INVALID_CONFIG)."""

@@ -1,4 +1,4 @@
-"""Waiters of one partition: appends for their commit, long polls for records.
+"""Waiters of one partition are appends for their commit, and long polls for records.
 
 Also the count of committed bytes, for long polls with `min_bytes`.
 """
@@ -15,11 +15,11 @@ from raftlog.record.errors import OVERLOADED, RETRIABLE, LogError, outcome_unkno
 from raftlog.record.types import Offset
 
 COMMIT_WAITERS_MAX: Final = 100_000
-"""Most appends of one partition that wait for their commit at once; more are refused."""
+"""Most appends of one partition that wait for their commit at once. More are refused."""
 READ_WAITERS_MAX: Final = 100_000
-"""Most readers of one partition that wait for records at once; more are refused."""
+"""Most readers of one partition that wait for records at once. More are refused."""
 FORGOTTEN_READERS_MAX: Final = 64
-"""Heap entries of removed readers, above the number of waiting ones, that start a sweep."""
+"""Heap entries of removed readers, above the number of waiting readers, that start a sweep."""
 
 
 class CommitWaiters:
@@ -55,7 +55,7 @@ class CommitWaiters:
             )
 
     def committed(self, high_watermark: Offset) -> None:
-        """Everything below is committed: wake the appends that waited for it."""
+        """Wake the appends below the high watermark, which are committed."""
         heap = self._heap
         while heap and heap[0][0] < high_watermark:
             future = heapq.heappop(heap)[2]
@@ -65,21 +65,19 @@ class CommitWaiters:
     def fail(self, error: LogError) -> None:
         """Fail all waiting appends, with an unknown outcome.
 
-        Each may yet be committed: after an error that means "not written" a client would reuse its
+        Each may yet be committed. After an error that means "not written" a client would reuse its
         sequence numbers for other records.
         """
         heap, self._heap = self._heap, []
-        # In order: a router repeats idempotent appends as they fail.
+        # In order, because a router repeats idempotent appends as they fail.
         for _, _, future in sorted(heap):
             if not future.done():
                 future.set_exception(outcome_unknown_error(error))
 
 
 class ReadWaiters:
-    """Readers, woken once, in the order of their offsets.
-
-    Most readers wait at the end: a move of the high watermark must not scan all of them.
-    """
+    """Readers, woken once, in the order of their offsets. Most readers wait at the end, so a move
+    of the high watermark must not scan all of them."""
 
     def __init__(self, name: str) -> None:
         """`name` is the partition's, for errors."""
@@ -95,9 +93,7 @@ class ReadWaiters:
 
     def add(self, offset: Offset, wake: Callable[[], None]) -> int:
         """Call `wake` once when the high watermark passes `offset`. Returns a handle for `remove`.
-
-        Never calls `wake` at once. Raises LogError(OVERLOADED).
-        """
+        Never calls `wake` at once. Raises LogError(OVERLOADED)."""
         if len(self._wakes) >= READ_WAITERS_MAX:
             raise LogError(OVERLOADED, f"{self._name}: too many readers wait.")
         self._count += 1
@@ -115,7 +111,7 @@ class ReadWaiters:
             heapq.heapify(self._heap)
 
     def committed(self, high_watermark: Offset) -> None:
-        """Everything below is committed: wake the readers that waited for it."""
+        """Wake the readers below the high watermark."""
         heap = self._heap
         due: list[int] = []
         while heap and heap[0][0] < high_watermark:
@@ -127,24 +123,24 @@ class ReadWaiters:
                 wake()
 
     def wake_all(self) -> None:
-        """Wake all readers; each learns the reason from its next read."""
+        """Wake all readers. The next read of each raises the reason."""
         wakes, self._wakes, self._heap = self._wakes, {}, []
         for wake in wakes.values():
             wake()
 
 
 UNCOMMITTED_MAX: Final = 1024
-"""Most uncommitted appends that are counted one by one; later ones count with the last."""
+"""Most uncommitted appends that are counted separately. Later appends count with the last."""
 
 
 class CommittedBytes:
-    """Committed bytes of one replica: appended bytes count once their end offset is committed."""
+    """Committed bytes of one replica. Appended bytes count once their end offset is committed."""
 
     __slots__ = ("_uncommitted", "total")
 
     def __init__(self) -> None:
         self.total = 0
-        """Committed since the replica was opened; never falls."""
+        """Bytes committed since the replica was opened. Never falls."""
         self._uncommitted: deque[tuple[Offset, int]] = deque()
 
     def appended(self, end_offset: Offset, size_bytes: int) -> None:

@@ -1,1 +1,1 @@
-"""The follower role of a partition: truncation, appends, divergence."""
+"""The follower role of a partition truncates, appends and compares logs."""

@@ -1,8 +1,8 @@
-"""Log divergence: the leader's answer to a fetch position, and the truncation point. Pure.
+"""Log divergence gives the leader's response to a fetch position, and the truncation point. Pure.
 
-A follower never truncates by a high watermark (KIP-101): records below its own may have been
-replaced elsewhere, records above may be committed. Leader and follower compare the leader epochs of
-their logs, round by round, until both agree on the last common epoch (KIP-279).
+A follower never truncates by a high watermark (KIP-101). Records below its own may have been
+replaced elsewhere, and records above may be committed. Leader and follower compare the leader
+epochs of their logs, round by round, until both agree on the last common epoch (KIP-279).
 
 Logs that agree may have been compacted apart. A follower below the leader's `DeletionHorizon` may
 hold a deleted record, without its tombstone, and starts again from the leader's log start.
@@ -29,7 +29,7 @@ class FetchPosition(NamedTuple):
     offset: Offset
     """The follower's log end."""
     last_epoch: LeaderEpoch
-    """The epoch of the follower's last record; NO_EPOCH without records."""
+    """Epoch of the follower's last record, NO_EPOCH without records."""
     durable_end: Offset
     """Everything below is durable at the follower, by the topic's flush mode."""
     log_start_offset: Offset
@@ -38,22 +38,22 @@ class FetchPosition(NamedTuple):
 
 
 class Diverging(NamedTuple):
-    """The leader has no such epoch and offset: its `epoch`, the largest not above the follower's
-    last one, ended at `end_offset` (KIP-101, KIP-279)."""
+    """The leader has no such epoch and offset. Its `epoch`, the largest not above the follower's
+    last epoch, ended at `end_offset` (KIP-101, KIP-279)."""
 
     epoch: LeaderEpoch
     end_offset: Offset
 
 
 class BelowStart(NamedTuple):
-    """The position is deleted at the leader: its log begins at `log_start_offset`."""
+    """The leader has deleted the position. Its log starts at `log_start_offset`."""
 
     log_start_offset: Offset
 
 
 class Outrun(NamedTuple):
-    """The leader has all records of the follower, or newer ones of their keys, but may lack
-    tombstones that the follower needs: it starts again at `log_start_offset`."""
+    """The follower may need tombstones that the leader lacks. The leader has all records of the
+    follower, or newer records of their keys. The follower starts again at `log_start_offset`."""
 
     log_start_offset: Offset
 
@@ -66,9 +66,11 @@ def compare(
     horizon: DeletionHorizon,
     position: FetchPosition,
 ) -> Diverging | BelowStart | Outrun | None:
-    """The leader's answer to a follower at `position`; None if its log is a prefix of the leader's.
+    """The leader's response to a follower at `position`, None if the follower continues.
 
-    Raises LogError(ILLEGAL_STATE) if the follower's log cannot be one of this partition.
+    None means that the follower's log is a prefix of the leader's. Raises LogError(ILLEGAL_STATE)
+    if
+    the follower's log cannot belong to this partition.
     """
     answer = _compare_epochs(history, log_start=log_start, log_end=log_end, position=position)
     if answer is None and is_outrun(position.offset, position.horizon, horizon):
@@ -80,10 +82,10 @@ def is_outrun(offset: Offset, follower: DeletionHorizon, leader: DeletionHorizon
     """Whether a follower that continues at `offset` could keep deleted records.
 
     Beyond both horizons the follower's log is complete, and the leader has all tombstones of the
-    rest. A copy under way, below them, goes on only where its leader's horizon is the one that the
-    copy began with: then none of the copied records has a tombstone below it. The follower's
-    horizon alone must not be beyond its end either: a leader with a lower one sends records that a
-    tombstone below it deletes.
+    rest. An unfinished copy, below the horizons, continues only if its leader's horizon equals the
+    horizon at the start of the copy. None of the copied records then has a tombstone below it. Only
+    the follower's horizon beyond `offset` is also too much, because a leader with a lower horizon
+    sends records that a tombstone below the follower's horizon deletes.
     """
     return offset < max(follower.offset, leader.offset) and follower != leader
 
@@ -91,10 +93,10 @@ def is_outrun(offset: Offset, follower: DeletionHorizon, leader: DeletionHorizon
 def _compare_epochs(
     history: LeaderEpochs, *, log_start: Offset, log_end: Offset, position: FetchPosition
 ) -> Diverging | BelowStart | None:
-    """Like `compare`, by the leader epochs alone.
+    """Compare like `compare`, but only by the leader epochs.
 
-    A follower without records agrees with any leader with a log that reaches its end: its deleted
-    records were committed, so the leader has them too, or has deleted them.
+    A follower without records agrees with any leader with a log that reaches its end. Its deleted
+    records were committed, so the leader has them also, or has deleted them.
     """
     if position.offset < log_start:
         return BelowStart(log_start)
@@ -114,8 +116,8 @@ def _compare_epochs(
         # The log begins in a gap of compaction.
         oldest = history.entries[0].epoch
     if log_start > 0 and position.last_epoch < oldest:
-        # The deletion also took the start of the oldest epoch left, and the ends of those before:
-        # the logs may have diverged below the leader's start. No record of the follower is worth
+        # The deletion also took the start of the oldest epoch left, and the ends of those before.
+        # The logs may have diverged below the leader's start. No record of the follower is worth
         # keeping.
         return BelowStart(log_start)
     if found.epoch != position.last_epoch or found.end_offset < position.offset:

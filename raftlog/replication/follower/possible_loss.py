@@ -1,8 +1,8 @@
-"""The gate of a replica that may lack acknowledged records: closed until the loss is cleared.
+"""The gate of a replica that may lack acknowledged records.
 
 Until the metadata has recorded the possible loss, the replica neither leads nor follows. The
-clearing must be durable on this disk before the gate opens: after a crash the loss would be
-reported again, and records acknowledged since then would count as lost.
+clearing must be durable on this disk before the gate opens. Otherwise the loss would be reported
+again after a crash, and records acknowledged since then would count as lost.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from raftlog.record.errors import LogError
 from raftlog.replication.replica import Replica
 
 RETRY_S: Final = 0.5
-"""Between two attempts to clear a possible loss on a full disk."""
+"""Seconds between two attempts to clear a possible loss on a full disk."""
 
 logger = logging.getLogger(__name__)
 
 
 class LossGate:
-    """Of one replica. Lives in the event loop."""
+    """The loss gate of one replica. Lives in the event loop."""
 
     def __init__(
         self, replica: Replica, *, may_have_lost_data: bool, on_cleared: Callable[[], None]
@@ -42,8 +42,8 @@ class LossGate:
     def clear_loss(self) -> asyncio.Task[None]:
         """Clear the loss on disk, with retries, and open the gate. Returns the task.
 
-        Call this once the metadata has recorded the loss: the replica is in neither ISR nor ELR, or
-        was elected uncleanly since.
+        Call this once the metadata has recorded the loss, when the replica is in neither ISR nor
+        ELR, or was elected uncleanly since.
         """
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._clear_loss())

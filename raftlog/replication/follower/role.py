@@ -1,7 +1,7 @@
-"""One replica as a follower: fetched appends, truncation, restart, the leader's watermarks.
+"""A follower appends fetched batches, truncates, restarts, and takes the leader's watermarks.
 
 Every change of a follower's log names the leader epoch that sent it, and is refused in any other.
-While a change waits for the disk no other one begins, and no leader uses this log.
+While a change waits for the disk no other change starts, and no leader uses this log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raftlog.storage.compaction.plan import DeletionHorizon
 from raftlog.storage.types import FlushMode
 
 TRIM_RETRY_S: Final = 0.5
-"""Between two attempts to move the log start on a full disk."""
+"""Seconds between two attempts to move the log start on a full disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,16 @@ class FollowerRole:
             self._trim.cancel()
 
     async def until_idle(self) -> None:
-        """Return when no change of the log is under way: only then may another replica use it."""
+        """Return when no change of the log is under way, so other replicas may use it."""
         for task in (self._work, self._trim):
             if task is not None:
                 await asyncio.wait([task])
 
     def position(self) -> FetchPosition:
-        """The position to subscribe from. Raises LogError: NO_LEADER; NOT_READY during a change."""
+        """The position to subscribe from.
+
+        Raises LogError NO_LEADER, or NOT_READY during a change.
+        """
         self._require_following(self._replica.image.leader_epoch)
         log = self._log
         return FetchPosition(
@@ -83,10 +86,8 @@ class FollowerRole:
         high_watermark: Offset,
         log_start_offset: Offset,
     ) -> bool:
-        """Append batches of that epoch's leader, if no wait is needed; else return False.
-
-        Raises LogError: NO_LEADER, CORRUPT_BATCH, MALFORMED_BATCH, DISK_FULL, STORAGE_FAILED.
-        """
+        """Append batches of that epoch's leader if no wait is needed, else return False. Raises
+        LogError NO_LEADER, CORRUPT_BATCH, MALFORMED_BATCH, DISK_FULL or STORAGE_FAILED."""
         self._require_following(leader_epoch)
         if not self._log.appender.append_fetched_now(data, leader_epoch):
             return False
@@ -101,7 +102,7 @@ class FollowerRole:
         high_watermark: Offset,
         log_start_offset: Offset,
     ) -> None:
-        """Like `append_fetched_now`, also where a new segment must be created first."""
+        """Append like `append_fetched_now`, also where a new segment must be created first."""
         self._require_following(leader_epoch)
         await self._rearrange(self._log.appender.append_fetched(data, leader_epoch))
         if self._replica.image.leader_epoch == leader_epoch and not self._replica.is_closed:
@@ -131,14 +132,15 @@ class FollowerRole:
             if self._trim is not None:
                 self._start_target = max(self._start_target, start)
             else:
-                # Not the larger of both: the earlier target may be another leader's log start.
+                # The earlier target may be another leader's log start, so the larger of both is
+                # wrong.
                 self._start_target = start
                 self._trim = asyncio.get_running_loop().create_task(self._trim_log())
 
     async def _trim_log(self) -> None:
         done = Offset(-1)
         try:
-            # A target that came meanwhile may be the leader's last message about it.
+            # A target set during the move may be the leader's last message about it.
             while self._start_target > done:
                 target = self._start_target
                 try:
@@ -155,10 +157,11 @@ class FollowerRole:
             self._trim = None
 
     async def truncate_for(self, diverging: Diverging, *, leader_epoch: LeaderEpoch) -> None:
-        """Truncate to the point where the log diverges from that epoch's leader, by its answer.
+        """Truncate to the point where the log diverges from that epoch's leader.
 
-        Subscribe again afterwards. Raises LogError: NO_LEADER; ILLEGAL_STATE if committed records
-        would be lost, or no record would be cut; STORAGE_FAILED.
+        `diverging` is the leader's response. Subscribe again afterwards. Raises LogError NO_LEADER,
+        STORAGE_FAILED, or ILLEGAL_STATE if committed records would be lost or no record would be
+        cut.
         """
         self._require_following(leader_epoch)
         log = self._log
@@ -187,7 +190,7 @@ class FollowerRole:
         await self._rearrange(log.operations.truncate_to(point))
 
     def _report_lost_epochs(self, diverging: Diverging) -> None:
-        """Have this replica fetched again if the leader's log is whole, and only its history short.
+        """Have this replica fetched again if the leader's log is whole, but its history short.
 
         Version 0.3 compacted whole leader epochs away. A leader with such a log takes its older
         epoch to reach beyond all that is known here to be committed, which it therefore has, and
@@ -213,8 +216,8 @@ class FollowerRole:
 
         `producers` are the leader's `producers_below`, `horizon` is its deletion horizon. The
         leader has deleted the records below, or, with `is_outrun`, compacted away tombstones that
-        this log lacks. Raises LogError: NO_LEADER, ILLEGAL_STATE if committed records would be
-        lost, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
+        this log lacks. Raises LogError NO_LEADER, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED, or
+        ILLEGAL_STATE if committed records would be lost.
         """
         self._require_following(leader_epoch)
         if is_outrun:
@@ -232,8 +235,8 @@ class FollowerRole:
     def _require_not_counted_on(self) -> None:
         """Raise LogError if this replica may be elected, and so must keep its records.
 
-        A leader deletes only tombstones that are committed, so no such replica lacks one. Its row
-        here may be older than the leader's, and is newer at the next attempt.
+        A leader deletes only tombstones that are committed, so no such replica lacks a tombstone.
+        Its row here may be older than the leader's, and is newer at the next attempt.
         """
         row, broker_id = self._replica.image, self._replica.host.broker_id
         if broker_id in row.isr or broker_id in row.elr:
@@ -246,8 +249,8 @@ class FollowerRole:
     def _require_expendable(self, point: Offset) -> None:
         """Raise LogError if records from `point` on are committed, and not lost by the metadata.
 
-        The metadata counts them as lost if this leader, or an earlier one with a log that this
-        replica has not followed, was elected uncleanly, as a topic or an operator allowed.
+        The metadata counts them as lost if an unclean election, as a topic or an operator allowed,
+        made this leader, or an earlier leader with a log that this replica has not followed.
         """
         if point >= self._replica.high_watermark:
             return
@@ -275,7 +278,8 @@ class FollowerRole:
 
     def _rearranged(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            # A waiting caller gets the error; without one it must not be lost silently.
+            # A waiting caller gets the error. Without a waiting caller it must not be lost
+            # silently.
             error = task.exception()
             if error is not None and not isinstance(error, LogError):
                 logger.critical("%s: changing the log failed", self._replica.name, exc_info=error)

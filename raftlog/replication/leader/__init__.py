@@ -1,1 +1,1 @@
-"""The leader role of a partition: appends, high watermark, in-sync replicas."""
+"""The leader role of a partition appends, and moves the high watermark and the ISR."""

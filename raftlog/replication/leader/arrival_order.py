@@ -1,7 +1,7 @@
-"""Arrival order: callers with a common key pass one after the other, first come, first served.
+"""Callers with a common key pass one after the other, first come, first served.
 
-Appends wait here for whatever must happen before their place in the log is sure: an issued producer
-id, a turn for long work, a leader. Without such a wait no append enters, and none pays.
+Appends wait here for whatever must happen before their place in the log is sure, such as an issued
+producer id, a turn for long work, or a leader. Without such a wait no append enters, and none pays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class ArrivalOrder(Generic[K]):
-    """The callers that have entered and not left, by key; bounded by the requests in flight."""
+    """The callers that have entered and not left, by key. The requests in flight bound it."""
 
     def __init__(self) -> None:
         self._queues: dict[K, deque[Place[K]]] = {}
@@ -29,10 +29,8 @@ class ArrivalOrder(Generic[K]):
         return any(key in self._queues for key in keys)
 
     def enter(self, keys: Collection[K]) -> Place[K]:
-        """Take the place behind all earlier callers with one of the keys; call `leave` once done.
-
-        All keys are entered at once, so no two callers can wait for each other.
-        """
+        """Take the place behind all earlier callers with a common key. Call `leave` once done. All
+        keys are entered at once, so no two callers can wait for each other."""
         place = Place(self, frozenset(keys))
         for key in place.keys:
             self._queues.setdefault(key, deque()).append(place)
@@ -65,13 +63,14 @@ class Place(Generic[K]):
         self._reached: asyncio.Future[None] | None = None
 
     async def reached(self) -> None:
-        """Return once all earlier callers have left; at once, without suspension, if none waits."""
+        """Return once all earlier callers have left, without suspension if none waits."""
         if not self._order.is_first(self):
             self._reached = asyncio.get_running_loop().create_future()
             await self._reached
 
     def wake_if_first(self) -> None:
-        """Wake the waiting caller, in a later step of the loop, if no earlier one is left."""
+        """Wake the first waiting caller, in a later step of the loop. Does nothing while an earlier
+        caller is left."""
         future = self._reached
         if future is not None and not future.done() and self._order.is_first(self):
             future.set_result(None)

@@ -1,20 +1,20 @@
-"""When a leader that cannot reach its followers hands its lead to another replica. Pure.
+"""A leader that cannot reach its followers hands its lead to another replica. Pure.
 
 A leader may reach the controller, and so keep its lease, while its links to the followers are cut.
 Its ISR then shrinks below the minimum, and it takes no `acks=all` writes, although the followers
-may be whole and reach each other. The leader is the one that knows: it sees which followers live by
-the metadata and have no stream. Only replicas of ISR and ELR are elected (KIP-966), so the election
-is clean: nothing is committed while the ISR is below the minimum.
+may be whole and reach each other. Only the leader sees which followers live by the metadata and
+have no stream. Only replicas of ISR and ELR are elected (KIP-966). The election is clean, because
+nothing is committed while the ISR is below the minimum.
 
 | the partition led here | the leader |
 |---|---|
-| has enough members in sync | leads on, and forgets earlier handovers after `MEMORY_S` |
-| is below the minimum, all living followers have streams | leads on: they catch up, or are slow |
-| is below, no replica of ISR and ELR could reach enough others | leads on: no other one is better |
-| is below, and one could, for longer than the patience | hands over to the next one in order |
+| has enough members in sync | keeps the lead, forgets earlier handovers after `MEMORY_S` |
+| is below the minimum, all living followers have streams | keeps it, they catch up or are slow |
+| is below, no replica of ISR and ELR could reach enough others | keeps it, no other is better |
+| is below, and such a replica exists for longer than the patience | hands over, in order |
 
-A link that this leader found broken counts as broken for the successor, too. Other links are
-unknown, so the successor may fare no better, and hands over in turn: to the next replica in the
+A link that this leader found broken also counts as broken for the successor. Other links are
+unknown, so the successor may fare no better, and hands over in turn to the next replica in the
 order of assignment, so that all are tried. Each node doubles its patience with each handover of the
 partition, so a partition without any good leader changes ever more seldom.
 """
@@ -41,10 +41,8 @@ def successor(
     brokers: Mapping[BrokerId, BrokerImage],
     attached: Collection[BrokerId],
 ) -> BrokerId | None:
-    """The replica to lead instead of the present leader; None to lead on.
-
-    `attached` are the followers with a stream of the present leader epoch.
-    """
+    """The replica to lead instead of the present leader, None to keep the lead. `attached` are the
+    followers with a stream of the present leader epoch."""
     needed = min(min_insync_replicas, len(row.replicas))
     if len(row.isr) >= needed:
         return None
@@ -66,7 +64,7 @@ def successor(
 class _Wait:
     leader_epoch: LeaderEpoch
     since_s: float
-    """Since when, without a break, another replica should lead."""
+    """Time since when, without a break, another replica should lead."""
 
 
 @dataclass(slots=True)
@@ -91,10 +89,8 @@ class Handovers:
         now: float,
         patience_s: float,
     ) -> bool:
-        """Whether to hand over to the candidate now; counts as a handover then.
-
-        Call it regularly for each led partition. `patience_s` is the first patience.
-        """
+        """Whether to hand over to the candidate now. True counts as a handover. Call it regularly
+        for each led partition. `patience_s` is the first patience."""
         if candidate is None:
             self._waits.pop(key, None)
             return False

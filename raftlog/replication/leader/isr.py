@@ -1,18 +1,18 @@
-"""ISR changes: each leader proposes the ISR of its partitions, and the quorum decides.
+"""Each leader proposes the ISR of its partitions, and the quorum decides.
 
 A check of all led partitions, several times within the allowed lag, finds followers that fall
-behind; an acknowledgement finds the ones that have caught up. A proposal counts with its new
-members as soon as it is in flight, and without its old ones only once applied (leader/state.py).
-One proposal per partition is in flight at a time.
+behind. An acknowledgement finds followers that have caught up. A proposal counts with its new
+members as soon as it is in flight, and without its old members only once applied (leader/state.py).
+Each partition has at most one proposal in flight.
 
 A proposal of unknown outcome may be applied at any later time, as long as the partition epoch that
-it names stands. If a new member has died meanwhile, every commit would wait for it. The leader then
-begins a new leader epoch of its own: after that the proposal is stale, whatever its outcome.
+it names stands. If a new member has died, every commit would wait for it. The leader then starts a
+new leader epoch, after which the proposal is stale, whatever its outcome.
 
 A row may also have an ELR beside an ISR that is large enough, by a command with an outdated minimum
-(leader/state.py). The same change empties the ELR, and commits go on.
+(leader/state.py). The same change empties the ELR, and commits continue.
 
-A leader below the minimum that does not reach living followers hands over the lead: see `handover`.
+A leader below the minimum that does not reach living followers hands over the lead (`handover`).
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from raftlog.replication.partition import Partition
 from raftlog.world import Clock
 
 CHECK_INTERVAL_S: Final = 0.5
-"""Between two checks of all led partitions; less than any allowed lag."""
+"""Seconds between two checks of all led partitions, less than any allowed lag."""
 CHECKED_PER_TURN_MAX: Final = 500
-"""Most led partitions checked in one turn of the event loop: about 3 ms."""
+"""Most led partitions checked in one turn of the event loop, about 3 ms."""
 STARTS_PER_TURN_MAX: Final = 64
-"""Most proposals begun in one turn of the event loop, 0.1 ms each: a follower that returns catches
-up with thousands of partitions at once."""
+"""Most proposals started in one turn of the event loop, 0.1 ms each. A returning follower catches
+up
+with thousands of partitions at once."""
 PROPOSALS_MAX: Final = 128
 """Most proposals in flight at once."""
 RETRY_S: Final = 0.1
-"""Between a failed proposal and the next one of the same partition."""
+"""Seconds between a failed proposal and the next attempt for the same partition."""
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class IsrKeeper:
             self._spawn(key, self._hand_over(command))
 
     async def _hand_over(self, command: Command) -> None:
-        # Once, whatever comes of it: a lost or refused command is found again by the next check.
+        # Propose once. The next check repeats a lost or refused command.
         async with self._gate:
             await self._quorum.propose(encode_command(command))
 
@@ -187,11 +188,11 @@ class IsrKeeper:
             if is_over is None:
                 return
             if not is_over:
-                # Outside of the gate, so that other partitions propose meanwhile.
+                # Outside of the gate, so that other partitions propose during the pause.
                 await self._clock.sleep(RETRY_S)
 
     async def _propose_once(self, partition: Partition) -> bool | None:
-        """Whether the proposal was applied; None if there is nothing to propose."""
+        """Whether the proposal was applied, None if there is nothing to propose."""
         role = partition.leader_role
         if role is None:
             return None
@@ -223,7 +224,7 @@ class IsrKeeper:
         return False
 
     def _epoch_reason(self, partition: Partition, state: LeaderState) -> str | None:
-        """Why the partition needs a new leader epoch of this leader; None if it needs none."""
+        """Why the partition needs a new leader epoch of this leader, else None."""
         if state.has_pending_proposal:
             return "the outcome of an ISR proposal is unknown"
         if state.has_outdated_elr(partition.min_insync_replicas):
@@ -238,8 +239,8 @@ class IsrKeeper:
         if topic is None:
             return None
         logger.info("%s-%d: new leader epoch, as %s", partition.topic, partition.partition, reason)
-        # A leader is in the ISR, so naming it ineligible for the ELR changes no set; but such a
-        # change begins a leader epoch.
+        # A leader is in the ISR, so naming it ineligible for the ELR changes no set. Such a change
+        # starts a leader epoch.
         change = replace(change_of(topic, state.row), not_eligible=(self._broker_id,))
         await self._quorum.propose(encode_command(change_command(self._image(), [change])))
         return False

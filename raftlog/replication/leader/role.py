@@ -1,6 +1,6 @@
-"""One leader epoch of one partition, on the node that leads it: append, stream, commit.
+"""A leader epoch of a partition appends, streams and commits on the leading node.
 
-A `LeaderRole` begins with its epoch and ends with it, for good. Order of an `acks=all` append:
+A `LeaderRole` starts with its epoch and ends with it, for good. Order of an `acks=all` append:
 write → stream to the followers and sync here → every replica in the effective ISR has the batch
 durably → the high watermark passes → the append is acknowledged.
 """
@@ -52,29 +52,28 @@ from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 SEQUENCE_ERRORS: Final = frozenset({OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID})
-"""Refusals that a replaced leader gives, too: it lacks the newest batches of the producer."""
+"""Refusals of a replaced leader, which lacks the newest batches of the producer, among others."""
 COORDINATOR: Final = Terms(is_coordinator=True)
 LOG_START_S: Final = 10.0
 """Longest wait of a deletion for the log start of the in-sync replicas."""
 CATCH_UP_S: Final = 60.0
-"""Tombstones wait for a follower below them that has moved within this time, or within
-`delete.retention.ms` if that is longer: else a copy that takes longer than both would never end."""
+"""Seconds for which tombstones wait for a moving follower below them, or
+`delete.retention.ms` if longer. Otherwise a copy that takes longer than both would never end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed:
-    """One follower's stream of one partition, as its leader holds it.
-
-    The callbacks must not raise, nor call back into the partition.
-    """
+    """One follower's stream of one partition, as its leader holds it. The callbacks must not raise,
+    nor call back into the partition."""
 
     broker_id: BrokerId
     """The follower."""
     broker_epoch: BrokerEpoch
     """The follower's incarnation."""
     on_appended: Callable[[Offset, Offset, Sequence[Buffer], int], None]
-    """Called with base offset, next offset, the stamped batches in their order, and their bytes,
-    when the leader's log has grown."""
+    """Called when the leader's log has grown. The arguments are base offset, next offset, the
+    stamped
+    batches in their order, and their bytes."""
     on_watermarks: Callable[[], None]
     """Called when the high watermark or the log start offset has moved."""
     on_ended: Callable[[LogError], None]
@@ -85,7 +84,7 @@ class LeaderRole:
     """Acts as the leader of one epoch. Lives in the event loop."""
 
     def __init__(self, replica: Replica) -> None:
-        """Begins the epoch in the log's history. Raises LogError(NO_LEADER) for an older one."""
+        """Starts the epoch in the log's history. Raises LogError(NO_LEADER) for an older epoch."""
         row = replica.image
         replica.log.appender.become_leader(row.leader_epoch)
         self._replica = replica
@@ -126,7 +125,7 @@ class LeaderRole:
         self._wake_start_waiters()
 
     def end(self, error: LogError) -> None:
-        """End the epoch: feeds end with `error`, waiting writers with an unknown outcome."""
+        """End the epoch. Feeds end with `error`, waiting writers with an unknown outcome."""
         self._ended = error
         for broker_id in list(self._feeds):
             self._end_feed(broker_id, error)
@@ -141,10 +140,10 @@ class LeaderRole:
     def known_end_offset(self) -> Offset:
         """The end offset by the metadata that this node has applied.
 
-        Without `Replica.confirm` before, it may be behind an end that the next leader has reported:
-        a planned move does not wait until this node has applied it. Raises LogError: NO_LEADER;
-        NOT_READY while a new leader does not know yet which records of its predecessors were
-        committed.
+        Without `Replica.confirm` before, it may be behind an end that the next leader has reported,
+        because a planned move does not wait until this node has applied it. Raises LogError
+        NO_LEADER, or NOT_READY while a new leader does not know yet which records of its
+        predecessors were committed.
         """
         self.require_lead_to_report_end()
         if self._replica.high_watermark < self.state.epoch_start:
@@ -154,19 +153,15 @@ class LeaderRole:
         return self._replica.high_watermark
 
     async def confirmed_end_offset(self) -> Offset:
-        """The end of all records committed before the call, which never moves back.
-
-        Raises LogError as `known_end_offset`.
-        """
+        """The end of all records committed before the call, which never moves back. Raises LogError
+        as `known_end_offset`."""
         self.known_end_offset()
         await self._replica.confirm()
         return self.known_end_offset()
 
     def require_lead_to_report_end(self) -> None:
-        """Raise LogError if a newer leader may have committed more than is known here.
-
-        A replaced leader that has not applied the change would report an end that readers are past.
-        """
+        """Raise LogError if a newer leader may have committed more than is known here. A replaced
+        leader that has not applied the change would report an end that readers are past."""
         if self._replica.may_be_led_elsewhere:
             self._require_lead()
 
@@ -189,12 +184,12 @@ class LeaderRole:
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
-        Appends of one producer, and those without one, take their places in the log in the order of
-        the calls. A batch that opens a transaction here needs a current `verification`.
+        Appends of each producer, and those without a producer, take their places in the log in the
+        order of the calls. A batch that opens a transaction here needs a current `verification`.
         `guard` is called right before each attempt to write, and may refuse with a LogError. Raises
-        LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
+        LogError. NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
         UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, QUOTA_EXCEEDED and the
-        like mean that nothing was written; RETRIABLE (not committed within `timeout_s`) and
+        like mean that nothing was written. RETRIABLE (not committed within `timeout_s`) and
         STORAGE_FAILED mean that the outcome is unknown.
         """
         if len(batches) > BATCHES_MAX:
@@ -219,14 +214,14 @@ class LeaderRole:
                 await self._confirm_lead()
             raise
         if verification is not None:
-            # A transaction that is open asks no question.
+            # An open transaction needs no verification.
             self._verifications.end(verification.producer_id)
         if acks is Acks.ALL:
             await self._wait_committed(results, timeout_s)
         return results
 
     async def _wait_committed(self, results: Sequence[AppendResult], timeout_s: float) -> None:
-        # The append may have waited for a new segment while this epoch ended: a commit waiter added
+        # The append may have waited for a new segment while this epoch ended. A commit waiter added
         # now would never be woken.
         if self._ended is not None:
             raise outcome_unknown_error(self._ended)
@@ -239,10 +234,10 @@ class LeaderRole:
     def begin_verification(
         self, producer_id: ProducerId, producer_epoch: ProducerEpoch
     ) -> VerificationGuard | None:
-        """A guard for the append that opens a transaction; then ask the coordinator.
+        """A guard for the append that opens a transaction. Verify it with the coordinator next.
 
-        None if the transaction is open in this log in this epoch: there is no question. The guard
-        ends with the producer's next marker, and with this leader epoch. Raises LogError
+        None if the transaction is open in this log in this epoch and needs no verification. The
+        guard ends with the producer's next marker, and with this leader epoch. Raises LogError
         PRODUCER_FENCED.
         """
         if self._log.producers.is_in_transaction(producer_id, producer_epoch):
@@ -277,9 +272,9 @@ class LeaderRole:
         *,
         new_producers: int,
     ) -> bool:
-        """Whether `write_marker` has to write it. If not, the producer's guard ends here, too.
+        """Whether `write_marker` has to write it. If not, the producer's guard also ends here.
 
-        `new_producers` as for `check_coordinator_append`. Raises LogError: COORDINATOR_FENCED,
+        `new_producers` as for `check_coordinator_append`. Raises LogError COORDINATOR_FENCED or
         PRODUCER_FENCED.
         """
         if self._log.appender.needs_marker(
@@ -304,15 +299,15 @@ class LeaderRole:
         timeout_s: float,
         before_write: Callable[[], None] | None = None,
     ) -> None:
-        """End the producer's transaction; return once the marker is committed.
+        """End the producer's transaction and return once the marker is committed.
 
         `before_write` is called right before each attempt to write, and may refuse with a LogError.
 
-        The epoch is the transaction's, or the next one. A repeated call is harmless: it returns
+        The epoch is the transaction's, or the next epoch. A repeated call is harmless and returns
         once the first marker is committed. Appends called before are written before. Raises
-        LogError: COORDINATOR_FENCED, PRODUCER_FENCED, NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL and
-        the like mean that nothing was written; RETRIABLE and STORAGE_FAILED that the outcome is
-        unknown.
+        LogError. COORDINATOR_FENCED, PRODUCER_FENCED, NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL and
+        the like mean that nothing was written. RETRIABLE and STORAGE_FAILED mean that the outcome
+        is unknown.
         """
         self._require_enough_in_sync()
         self._commits.require_room()
@@ -321,7 +316,7 @@ class LeaderRole:
             self._require_lead()
             if before_write is not None:
                 before_write()
-            # Also if the marker is not written, as nothing is open: the transaction has ended.
+            # The transaction has ended, even if no marker is written because nothing is open.
             self._verifications.end(producer_id)
 
         now_ms = self._replica.host.clock.time_ms()
@@ -379,11 +374,11 @@ class LeaderRole:
             )
 
     def _require_lead(self) -> None:
-        """Guard of each append, right before the write: raise LogError if the lead is over."""
+        """Raise LogError if the lead is over. Called right before the write of each append."""
         if self._ended is not None:
             raise LogError(self._ended.entry, self._ended.message)
         if not self._replica.host.permit.may_act():
-            # Checked here, not signalled: a process that was stopped finds its waiting requests
+            # Checked here, not signalled. A process that was stopped finds its waiting requests
             # before any timer ends its lease (promise 7).
             raise LogError(
                 NO_LEADER,
@@ -396,7 +391,7 @@ class LeaderRole:
         guard()
 
     async def _confirm_lead(self) -> None:
-        """Raise LogError if another node leads by now, or if the quorum does not confirm the lead.
+        """Raise LogError if another node leads, or the quorum does not confirm the lead.
 
         A replaced leader that has not applied the change lacks the records written since. A
         producer that continues its sequence would look out of order, and could not recover.
@@ -406,12 +401,12 @@ class LeaderRole:
             raise LogError(self._ended.entry, self._ended.message)
 
     async def delete_records(self, before: Offset) -> Offset:
-        """Make the records below `before` unreadable for good; return the new log start offset.
+        """Make the records below `before` unreadable for good. Returns the new log start offset.
 
         -1 means all committed records. On return the new start is durable here and on every in-sync
-        replica of this leader epoch, so on every replica that may lead next. Raises LogError:
+        replica of this leader epoch, so on every replica that may lead next. Raises LogError.
         NO_LEADER, NOT_READY, NOT_ENOUGH_REPLICAS and OFFSET_OUT_OF_RANGE mean that nothing was
-        deleted; RETRIABLE means that the outcome is unknown: the next leader may still have the
+        deleted. RETRIABLE means that the outcome is unknown, and the next leader may still have the
         records.
         """
         self._require_lead()
@@ -477,10 +472,10 @@ class LeaderRole:
             feed.on_watermarks()
 
     def advance(self) -> None:
-        """Move the high watermark, after a durable end, the effective ISR or the lease has changed.
+        """Move the high watermark after a change of durable ends, effective ISR or lease.
 
-        Without the lease nothing is committed: after an unclean election the last ISR known here
-        may be this replica alone, and another leader commits (promise 7). Waiting writers wait on.
+        Without the lease nothing is committed. After an unclean election the last ISR known here
+        may be only this replica, and another leader commits (promise 7). Waiting writers wait on.
         """
         replica = self._replica
         end = self.state.committed_end(
@@ -496,10 +491,10 @@ class LeaderRole:
     # Followers of this leader
 
     def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | Outrun | None:
-        """Attach a follower that stands at `position`; None if its log is a prefix of this one.
+        """Attach a follower at `position`. Returns None if its log is a prefix of this log.
 
-        Any other answer attaches no feed: the follower truncates or restarts first. Raises
-        LogError: NO_LEADER for an older leader epoch, NOT_READY for a newer one, ILLEGAL_STATE for
+        Any other result attaches no feed, and the follower truncates or restarts first. Raises
+        LogError NO_LEADER for an older leader epoch, NOT_READY for a newer epoch, ILLEGAL_STATE for
         a broker without a replica.
         """
         epoch = self.state.row.leader_epoch
@@ -530,13 +525,14 @@ class LeaderRole:
 
     @property
     def deletion_horizon(self) -> DeletionHorizon:
-        """How far tombstones may be gone from this log, and from a copy that begins now."""
+        """Bounds of the tombstones gone from this log, and from a copy that starts now."""
         return self._log.deletion_horizon
 
     def tombstones_held_from(self) -> Offset | None:
-        """The offset from which tombstones stay for a follower that catches up; None: all may go.
+        """The offset from which tombstones stay for a follower that catches up.
 
-        A follower that is away holds them for a bounded time: it starts again when it comes back.
+        None if all may go. A follower that is away holds them only for a bounded time, and starts
+        again when it comes back.
         """
         patience_s = max(CATCH_UP_S, self._log.config.delete_retention_ms / 1000)
         return self.state.slowest_end(self._replica.host.clock.monotonic(), patience_s)
@@ -567,13 +563,13 @@ class LeaderRole:
         self._feeds.pop(broker_id).on_ended(error)
 
     def acked(self, feed: Feed, durable_end: Offset, log_start_offset: Offset) -> None:
-        """Count a follower's acknowledgement: its durable end and its log start offset."""
+        """Count a follower's acknowledged durable end and log start offset."""
         if self._feeds.get(feed.broker_id) is not feed:
             return
         state = self.state
         broker = self._replica.host.brokers().get(feed.broker_id)
         if broker is None or broker.broker_epoch != feed.broker_epoch:
-            # Another incarnation: its disk proves nothing about the registered one's.
+            # The disk of another incarnation proves nothing about the registered incarnation's.
             return
         state.acked(
             feed.broker_id,
@@ -598,9 +594,7 @@ class LeaderRole:
 
     def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
         """The idempotent producers of the records below `offset`, for a restart of a follower.
-
-        Raises LogError NO_LEADER in another leader epoch.
-        """
+        Raises LogError NO_LEADER in another leader epoch."""
         if leader_epoch != self.state.row.leader_epoch:
             raise LogError(NO_LEADER, f"{self._replica.name}: that leader epoch is over.")
         return self._log.producers_below(offset)
@@ -612,7 +606,7 @@ class LeaderRole:
         )
 
     def desired_isr(self, lag_max_s: float) -> IsrProposal | None:
-        """The ISR to propose; None if the committed one is right."""
+        """The ISR to propose, None if the committed ISR is right."""
         return self.state.desired_isr(
             self._replica.host.brokers(),
             high_watermark=self._replica.high_watermark,

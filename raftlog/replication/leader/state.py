@@ -1,4 +1,6 @@
-"""The leader's knowledge of its followers: committed end and ISR. Pure: no log, no clock, no I/O.
+"""The leader's knowledge of its followers gives the committed end and the ISR.
+
+Pure, without log, clock and I/O.
 
 One `LeaderState` is one leader epoch of one partition. It ends with the epoch, and no part of it
 outlives the epoch (mistake 4, docs/decisions/ten-mistakes.md).
@@ -7,29 +9,29 @@ State of a follower:
 
 ===============  ====================================================================
 `durable_end`    everything below is durable there, by the follower's acknowledgements in this
-                 leader epoch; UNKNOWN_END before the first, whatever earlier leaders heard
+                 leader epoch, or UNKNOWN_END before the first, whatever earlier leaders heard
 `broker_epoch`   the follower's incarnation at its last acknowledgement
 `caught_up_s`    the newest time at which the follower is known to have had the whole log
-`moved_s`        the time at which `durable_end` changed, or the follower became one
+`moved_s`        the time at which `durable_end` changed, or the replica became a follower
 `is_attached`    the follower has a live stream of this leader epoch
-`returns_at_s`   the follower may not enter before: it was late again soon after it had entered
+`returns_at_s`   the follower may not enter before, as it was late again soon after it had entered
 ===============  ====================================================================
 
 Invariants:
 
 1. A record is committed once durable on *every* member of the effective ISR, the leader included.
-   The effective ISR is the union of the committed ISR and of every proposed one that may yet be
-   committed: a proposal adds members at once, and removes none before it is applied (mistake 5).
+   The effective ISR is the union of the committed ISR and of every proposed ISR that may yet be
+   committed. A proposal adds members at once, and removes none before it is applied (mistake 5).
 2. No record is committed while the committed ISR has fewer than min(min.insync.replicas, replicas)
    members, nor while the applied row has an ELR: each member of the ELR may be elected, and has all
-   records committed until then (KIP-966). The second half holds whatever minimum made the ELR: a
+   records committed until then (KIP-966). The second half holds whatever minimum made the ELR. A
    command planned before a change of the replication factor brings the default of the old factor.
 3. A follower enters only at or past the high watermark and the start of the leader's epoch, with a
    log that begins, durably, no earlier than the leader's (deleted records must not return), by
    acknowledgements of the incarnation in the applied metadata (mistake 6; KIP-903).
-4. A follower enters only with a sign of life, and not while it would be removed as late: below
-   min.insync.replicas the high watermark stands still, so a silent follower stays at it. One that
-   is late again and again enters ever later, so it changes the metadata ever more seldom.
+4. A follower enters only with a sign of life, and not while it would be removed as late. Below
+   min.insync.replicas the high watermark stands still, so a silent follower stays at it. A
+   follower that is late again and again enters ever later, which bounds metadata changes.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ from raftlog.record.types import BrokerEpoch, BrokerId, Offset, PartitionEpoch
 UNKNOWN_END: Final = Offset(-1)
 """The durable end of a follower without an acknowledgement in this leader epoch."""
 STEADY_S: Final = 60.0
-"""A follower in sync for longer is not late *again*: its next return is not delayed."""
+"""Seconds in sync after which a follower is not late *again* and returns without delay."""
 RETURN_S_MIN: Final = 2.0
 RETURN_DOUBLINGS_MAX: Final = 4
-"""The second removal delays the return by RETURN_S_MIN, each later one by twice as much, up to
-32 s. The first return is not delayed: below min.insync.replicas writes wait for it."""
+"""Most doublings of the delay of a return, up to 32 s. The second removal delays the return by
+RETURN_S_MIN. The first return is not delayed, because below min.insync.replicas writes wait for it.
+"""
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class Follower:
     log_start_offset: Offset
     caught_up_s: float
     goal: Offset
-    """The log end at `goal_s`: once acknowledged, the follower counts as caught up at `goal_s`."""
+    """The log end at `goal_s`. Once acknowledged, the follower counts as caught up at `goal_s`."""
     goal_s: float
     moved_s: float
     is_attached: bool = False
@@ -119,10 +122,8 @@ class LeaderState:
         self._take(row, now)
 
     def update(self, row: PartitionImage, now: float) -> tuple[BrokerId, ...]:
-        """Apply newer metadata of the same leader epoch.
-
-        Returns the followers with unknown ends: each must subscribe again.
-        """
+        """Apply newer metadata of the same leader epoch. Returns the followers with unknown ends,
+        each of which must subscribe again."""
         assert row.leader_epoch == self.row.leader_epoch
         changes = row.partition_epoch - self.row.partition_epoch
         if changes:
@@ -136,8 +137,8 @@ class LeaderState:
         unheard: tuple[BrokerId, ...] = ()
         if changes > 1:
             # A snapshot has jumped over changes. A replica outside the ISR may have been removed in
-            # between, with its records, and added again empty. Members of the ISR were not: within
-            # a leader epoch only this leader adds members.
+            # between, with its records, and added again empty. Members of the ISR were not, because
+            # within a leader epoch only this leader adds members.
             unheard = tuple(member for member in self._others if member not in row.isr)
             for member in unheard:
                 self._followers.pop(member, None)
@@ -216,10 +217,8 @@ class LeaderState:
                 follower.caught_up_s = now
 
     def committed_end(self, own_durable_end: Offset, *, min_insync_replicas: int) -> Offset | None:
-        """Everything below is committed; None while an end is unknown or the ISR is too small.
-
-        None also beside an ELR, however large the ISR is.
-        """
+        """Everything below is committed. None while an end is unknown or the ISR is too small. None
+        also beside an ELR, however large the ISR is."""
         if not self._has_enough_in_sync(min_insync_replicas):
             return None
         end = own_durable_end
@@ -234,8 +233,8 @@ class LeaderState:
     def all_begin_at(self, log_start_offset: Offset, *, min_insync_replicas: int) -> bool:
         """Whether every replica that may lead next begins at or above the offset.
 
-        By the rule of commits: all members of the effective ISR, and never beside an ELR, as its
-        members may lead, and do not follow.
+        As for commits, all members of the effective ISR count. Never beside an ELR, as its members
+        may lead, and do not follow.
         """
         return self._has_enough_in_sync(min_insync_replicas) and all(
             self._followers[member].log_start_offset >= log_start_offset
@@ -243,10 +242,8 @@ class LeaderState:
         )
 
     def slowest_end(self, now: float, patience_s: float) -> Offset | None:
-        """The smallest durable end of the followers that moved within that time; None without one.
-
-        0 while one of them has not acknowledged in this leader epoch.
-        """
+        """The smallest durable end of the followers that moved within that time, else None. 0 while
+        such a follower has not acknowledged in this leader epoch."""
         ends = [
             follower.durable_end
             for follower in self._followers.values()
@@ -289,8 +286,8 @@ class LeaderState:
         now: float,
         lag_max_s: float,
     ) -> bool:
-        """Whether a follower outside the ISR has caught up, with deletions of records too, and is
-        not about to be late."""
+        """Whether a follower outside the ISR has caught up and is not almost late. Caught up
+        includes the deletions of records."""
         follower = self._followers.get(broker_id)
         return (
             follower is not None
@@ -314,7 +311,7 @@ class LeaderState:
         now: float,
         lag_max_s: float,
     ) -> IsrProposal | None:
-        """The ISR to propose; None if the committed one is right."""
+        """The ISR to propose, None if the committed ISR is right."""
         row = self.row
         members: list[BrokerId] = []
         leaving_late: list[BrokerId] = []
@@ -356,7 +353,7 @@ class LeaderState:
     def propose(
         self, members: Collection[BrokerId], late: frozenset[BrokerId] = frozenset()
     ) -> bool:
-        """Add an ISR that may be committed from now on: call this before proposing it.
+        """Add an ISR that may be committed from now on. Call this before proposing it.
 
         The members count, beside the committed ISR, until the partition epoch changes or
         `withdraw`. `late` members are removed because they lack records for too long. Returns
@@ -369,6 +366,6 @@ class LeaderState:
         return is_only
 
     def withdraw(self) -> None:
-        """Drop all proposals: none on this partition epoch can be committed any more."""
+        """Drop all proposals. None on this partition epoch can be committed any more."""
         self._proposed = self._late = frozenset()
         self._recompute()

@@ -1,9 +1,9 @@
-"""Transactions whose first batch waits for the coordinator's word, in one leader epoch (KIP-890).
+"""The first batch of a transaction waits for the coordinator, in one leader epoch (KIP-890).
 
-Before a batch opens a transaction in this partition, its leader asks the coordinator whether the
-transaction is open and includes the partition. The answer counts only if no marker of the producer
-was written since the question: otherwise a late batch would open a transaction that has ended, and
-no marker would end it again. A guard stands for one question; the marker ends it.
+Before a batch opens a transaction in this partition, its leader queries the coordinator whether the
+transaction is open and includes the partition. The response counts only if no marker of the
+producer was written since the query. Otherwise a late batch would open a transaction that has
+ended, and no marker would end it again. A guard stands for one query, and the marker ends it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
 GUARDS_MAX: Final = 10_000
-"""Most guards of one partition. The oldest ends then: its producer's batch is refused, to be sent
-again."""
+"""Most guards of one partition. Beyond it the oldest guard ends, and its producer's batch is
+refused,
+to be sent again."""
 
 
 class VerificationGuard:
@@ -39,10 +40,8 @@ class Verifications:
         return len(self._guards)
 
     def begin(self, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> VerificationGuard:
-        """A guard for a question asked from now on; questions at the same time share it.
-
-        Raises LogError PRODUCER_FENCED if a newer epoch has asked.
-        """
+        """A guard for a query sent from now on. Concurrent queries share the guard. Raises LogError
+        PRODUCER_FENCED if a newer epoch has a guard."""
         known = self._guards.get(producer_id)
         if known is not None and known.producer_epoch == producer_epoch:
             return known

@@ -1,8 +1,8 @@
-"""The follower's side of the streams: the followed partitions and their leaders.
+"""The follower's side of the streams holds the followed partitions and their leaders.
 
-One connection goes to each node that leads partitions followed here; each partition on it is a
-state machine of its own (streams/replica_fetcher.py). `follow` and `unfollow` are called as
-metadata is applied, and never wait.
+A connection goes to each node that leads partitions followed here. Each partition on it is a
+separate state machine (streams/replica_fetcher.py). `follow` and `unfollow` are called as metadata
+is applied, and never wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LinkStatus:
 
 
 class FollowerStreams:
-    """All partitions that this node follows. Lives in the event loop; not for other threads."""
+    """All partitions that this node follows. Lives in the event loop, not for other threads."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class FollowerStreams:
         on_fatal: Callable[[str], None],
         settings: StreamSettings | None = None,
     ) -> None:
-        """`own_epoch`: this node's; None before its registration: no leader is dialled."""
+        """`own_epoch` is the epoch of this node. None before its registration, when no leader is
+        dialled."""
         self._randomness = randomness
         self._settings = settings or StreamSettings()
         self._tasks = TaskGroup(on_fatal)
@@ -78,14 +79,11 @@ class FollowerStreams:
         self._replicas: dict[tuple[TopicId, PartitionId], ReplicaFetcher] = {}
         self._is_closed = False
         self._bytes_received = 0
-        """On closed connections."""
+        """Bytes received on closed connections."""
 
     def follow(self, partition: Partition, leader: BrokerImage) -> None:
-        """Fetch the replica's records from its leader from now on.
-
-        Call whenever the leader, its epoch, or the leader's broker has changed in the metadata.
-        Harmless without a change.
-        """
+        """Fetch the replica's records from its leader from now on. Call whenever the leader, its
+        epoch, or the leader's broker has changed in the metadata. Harmless without a change."""
         assert leader.broker_id != self._broker_id
         if self._is_closed:
             return
@@ -97,7 +95,7 @@ class FollowerStreams:
         key = (partition.topic_id, partition.partition)
         replica = self._replicas.get(key)
         if replica is not None and replica.partition is not partition:
-            # Repaired: a new log; the old log's task ends by itself.
+            # The repair made a new log. The old log's task ends by itself.
             self._unfollow(replica)
             replica = None
         if replica is None:
@@ -116,10 +114,8 @@ class FollowerStreams:
             link.add(replica)
 
     def unfollow(self, partition: Partition) -> None:
-        """Stop fetching for the replica. Harmless if it is not followed.
-
-        A change of its log under way goes on to its end.
-        """
+        """Stop fetching for the replica. Harmless if it is not followed. A started change of its
+        log finishes."""
         replica = self._replicas.get((partition.topic_id, partition.partition))
         if replica is not None and replica.partition is partition:
             self._unfollow(replica)
@@ -135,12 +131,12 @@ class FollowerStreams:
         await self._tasks.close()
 
     def state_of(self, topic_id: TopicId, partition: PartitionId) -> FollowState | None:
-        """State of a replica; None if it is not followed."""
+        """State of a replica. None if it is not followed."""
         replica = self._replicas.get((topic_id, partition))
         return None if replica is None or replica.is_stopped else replica.state
 
     def error_of(self, topic_id: TopicId, partition: PartitionId) -> str:
-        """The replica's last error; empty while it follows, or without an error."""
+        """The replica's last error. Empty while it follows, or without an error."""
         replica = self._replicas.get((topic_id, partition))
         return "" if replica is None else replica.error
 

@@ -1,8 +1,8 @@
 """The connection to one leader, kept while this node follows partitions there.
 
-`FollowerStream` is one open connection. It gathers messages for a turn of the event loop: one flush
-mostly makes batches of many partitions durable, and one change of metadata subscribes many of them.
-Each turn sends one message of each kind, however many partitions are due.
+`FollowerStream` is one open connection. It gathers messages for a turn of the event loop. A flush
+mostly makes batches of many partitions durable, and a metadata change subscribes many of them. Each
+turn sends one message of each kind, however many partitions are due.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FollowerStream(Session):
         self._last_handle = 0
         self._restart: tuple[int, PieceBuffer] | None = None
         """Handle and producers of an incomplete `Restart`."""
-        # Due at the end of this turn, and of later ones, in the order of the calls.
+        # Due at the end of this turn and of later turns, in the order of the calls.
         self._subscribe_due: dict[ReplicaFetcher, None] = {}
         self._acks_due: dict[ReplicaFetcher, None] = {}
         self._unsubscribe_due: list[int] = []
@@ -91,10 +91,8 @@ class FollowerStream(Session):
         self._flush_soon()
 
     def drop(self, replica: ReplicaFetcher, handle: int) -> None:
-        """Forget the replica and its handle, and unsubscribe soon.
-
-        A handle of 0 is none: the subscription was due at most.
-        """
+        """Forget the replica and its handle, and unsubscribe soon. A handle of 0 is none, so the
+        subscription was due at most."""
         # The replica may move to another leader, where the same handle is another replica.
         self._subscribe_due.pop(replica, None)
         self._acks_due.pop(replica, None)
@@ -165,7 +163,7 @@ class FollowerStream(Session):
                         replica.on_refused(message)
 
     def _put_together(self, message: Restart) -> Restart | None:
-        """The whole of a message in pieces; None before the last piece."""
+        """The whole of a message in pieces. None before the last piece."""
         if self._restart is not None and self._restart[0] != message.handle:
             # A leader finishes one message before the next, unless the first handle was dropped.
             if self._restart[0] in self._handles:
@@ -180,7 +178,7 @@ class FollowerStream(Session):
         return msgspec.structs.replace(message, producers=bytes(producers))
 
     def _find(self, handle: int) -> ReplicaFetcher | None:
-        """The replica of a handle; None if dropped. Raises ProtocolError."""
+        """The replica of a handle. None if dropped. Raises ProtocolError."""
         replica = self._handles.get(handle)
         if replica is None and handle > self._last_handle:
             raise ProtocolError(f"handle {handle} was never given")
@@ -206,7 +204,7 @@ class FollowerStream(Session):
         if self._subscribe_due:
             self._subscribe(_taken(self._subscribe_due))
         if self._unsubscribe_due or self._acks_due or self._subscribe_due:
-            # One message of each kind a turn: a new leader has thousands of subscriptions.
+            # Only one message of each kind a turn. A new leader has thousands of subscriptions.
             self._flush_soon()
 
     def _subscribe(self, replicas: list[ReplicaFetcher]) -> None:
@@ -229,7 +227,7 @@ class FollowerStream(Session):
 
 
 def _taken(due: dict[ReplicaFetcher, None]) -> list[ReplicaFetcher]:
-    """The first replicas of `due`, removed from it: as many as fit into one message."""
+    """Remove and return the first replicas of `due` that fit into one message."""
     taken = list(islice(due, ENTRIES_MAX))
     for replica in taken:
         del due[replica]
@@ -239,7 +237,7 @@ def _taken(due: dict[ReplicaFetcher, None]) -> list[ReplicaFetcher]:
 logger = logging.getLogger(__name__)
 
 BATCH_ERRORS: Final = frozenset({CORRUPT_BATCH, MALFORMED_BATCH})
-"""Errors of batches that no sound leader sends: counted, and logged as errors."""
+"""Errors of batches that no sound leader sends. They are counted, and logged as errors."""
 
 
 class LeaderConnection:
@@ -257,10 +255,9 @@ class LeaderConnection:
         replica_over: Callable[[ReplicaFetcher], None],
         link_over: Callable[[LeaderConnection], None],
     ) -> None:
-        """`hello`: this node's, as of now; None before its registration. `replica_over`: the task
-        of a retired replica has ended. `link_over`: no partition was followed here for
-        `linger_s`; `close` must follow.
-        """
+        """`hello` gives this node's current hello, None before its registration. `replica_over` is
+        called when the task of a retired replica has ended, `link_over` when no partition was
+        followed here for `linger_s`. `close` must follow."""
         self.leader = leader
         self.settings = settings
         self.stream: FollowerStream | None = None
@@ -323,7 +320,7 @@ class LeaderConnection:
     # Calls of replicas
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start a task; its failure ends the node."""
+        """Start a task. Its failure ends the node."""
         return self._tasks.spawn(work, name)
 
     def jitter(self) -> float:
@@ -372,10 +369,10 @@ class LeaderConnection:
         )
 
     async def _call(self, failures: int) -> float | None:
-        """Dial the leader once; see `Channel.keep_connected`."""
+        """Dial the leader once, as `Channel.keep_connected` needs."""
         hello, leader = self._hello(), self.leader
         if hello is None:
-            # Not the leader's failure: dial as soon as this node is registered.
+            # Not the leader's failure, so dial as soon as this node is registered.
             return self.settings.redial_s_min
         try:
             await self._channel.connect(join_address(leader.host, leader.port), hello, self)

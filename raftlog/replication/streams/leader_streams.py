@@ -1,8 +1,9 @@
-"""The leader's side of the streams: admission of followers, and one session for each.
+"""The leader's side of the streams admits followers, and has one session for each.
 
 A broker is identified by its id and its epoch, which is one incarnation. Only the incarnation of
-the applied metadata is admitted: the acknowledgements of an earlier one say nothing about the disk
-of this one. A newer connection of a broker replaces the older one, which the broker must have lost.
+the applied metadata is admitted, because the acknowledgements of an earlier incarnation prove
+nothing about the disk of this incarnation. A newer connection of a broker replaces the older
+connection, which the broker must have lost.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def no_throttle() -> int:
 
 
 class LeaderStreams:
-    """`Listener` of the followers' channel. Lives in the event loop; not for other threads."""
+    """`Listener` of the followers' channel. Lives in the event loop, not for other threads."""
 
     def __init__(
         self,
@@ -66,10 +67,9 @@ class LeaderStreams:
         adding_bytes_per_s: Callable[[], int] = no_throttle,
         settings: StreamSettings | None = None,
     ) -> None:
-        """`own_epoch`: this node's, None before its registration. `brokers` and `find` answer from
-        the applied metadata. `adding_bytes_per_s` bounds the bytes sent to all replicas together
-        that a reassignment adds; 0 is no bound.
-        """
+        """`own_epoch` is the epoch of this node, None before its registration. `brokers` and `find`
+        read the applied metadata. `adding_bytes_per_s` bounds the bytes sent to all replicas
+        together that a reassignment adds. 0 is no bound."""
         self._clock = clock
         self._broker_id = broker_id
         self._directory_id = directory_id
@@ -89,7 +89,7 @@ class LeaderStreams:
             settings=self._settings,
         )
         self._bytes_sent = 0
-        """In ended sessions."""
+        """Bytes sent in ended sessions."""
 
     def start(self) -> None:
         """Accept followers."""

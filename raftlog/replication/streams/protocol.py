@@ -1,14 +1,14 @@
 """The messages between follower and leader on a stream, and their bytes. Pure.
 
-The follower dials, and names each partition by a *handle*: a number that counts up and is never
-used twice on a connection: late messages of an old subscription cannot pass for a new one's.
+The follower dials, and names each partition by a *handle*, a number that counts up and is never
+used twice on a connection. Late messages cannot pass for those of a new subscription.
 
 ==========  ========================  ===========================================================
 follower    `Subscribe`               partitions, each from an offset on
             `Unsubscribe`             end subscriptions
             `Acks`                    durable ends
-leader      `Data`                    batches; also accepts the subscription
-            `Marks`                   high watermark and log start; also accepts
+leader      `Data`                    batches, also accepts the subscription
+            `Marks`                   high watermark and log start, also accepts
             `Diverged`                not accepted: truncate the log's end
             `Restart`                 not accepted: empty the log, start with these producers
             `Refused`                 not accepted, or not any more: an error of the table
@@ -26,10 +26,10 @@ sender and never by the receiver:
           14     8  next offset: the log end offset after the append
           22     8  high watermark of the leader
           30     8  log start offset of the leader
-          38     …  record batches; the first may begin behind the base offset, where compaction
+          38     …  record batches, the first may begin behind the base offset, where compaction
                     has removed records
 
-All others are one MessagePack array each: the number of the kind, then the fields.
+Each other message is a MessagePack array of the number of the kind, then the fields.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _T = TypeVar("_T")
 
 CHANNEL: Final = "replication"
 PROTOCOL: Final = 4
-"""Of these messages and the hello. Nodes of different protocols do not replicate."""
+"""Version of these messages and the hello. Nodes of different protocols do not replicate."""
 ENTRIES_MAX: Final = 500
 """Partitions in one message."""
 HANDLE_MAX: Final = 2**32 - 1
 CONTROL_BYTES_MAX: Final = 256 * 1024
-"""Bound of messages other than `Data`, refused unread above: 500 entries take a fifth."""
+"""Bound of messages other than `Data`, refused unread above. 500 entries take a fifth."""
 PRODUCERS_PIECE_BYTES: Final = 128 * 1024
 """Bytes of producers in one message."""
 PRODUCERS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes of producers of one partition: more than the storage remembers."""
+"""Bytes of producers of one partition, more than the storage remembers."""
 
 DATA: Final = 0xC1
 MORE: Final = 1
@@ -73,13 +73,13 @@ _Handle: TypeAlias = Annotated[int, Meta(ge=1, le=HANDLE_MAX)]
 
 
 class StreamHello(Hello, frozen=True, kw_only=True):
-    """A broker's facts when the connection opens; `node_id` is the broker id."""
+    """A broker's facts when the connection opens. `node_id` is the broker id."""
 
     channel: str = CHANNEL
     protocol: int = PROTOCOL
     cluster_id: Name
     broker_epoch: Annotated[BrokerEpoch, Meta(ge=0, le=2**62)]
-    """The incarnation: acknowledgements count for this one only."""
+    """The only incarnation whose acknowledgements count."""
     directory_id: Name
     """Identity of its data directory."""
 
@@ -117,13 +117,13 @@ class Unsubscribe(_Message, frozen=True, tag=2):
 
 
 class Acks(_Message, frozen=True, tag=3):
-    """Handle, durable end, log start offset: everything below the durable end is durable."""
+    """Handle, durable end and log start offset. Everything below the durable end is durable."""
 
     ends: Annotated[list[tuple[_Handle, _Number, _Number]], Meta(max_length=ENTRIES_MAX)]
 
 
 class Diverged(_Message, frozen=True, tag=4):
-    """Not accepted: the leader's `epoch`, the largest not above the requested one, ended there."""
+    """Not accepted. The leader's `epoch`, the largest not above the requested, ended there."""
 
     handle: _Handle
     epoch: _Epoch
@@ -131,19 +131,19 @@ class Diverged(_Message, frozen=True, tag=4):
 
 
 class Restart(_Message, frozen=True, tag=5):
-    """Not accepted: restart at the leader's log start. Comes in pieces, one by one."""
+    """Not accepted. Restart at the leader's log start. Comes in pieces, one by one."""
 
     handle: _Handle
     log_start_offset: _Number
     producers: Annotated[bytes, Meta(max_length=PRODUCERS_PIECE_BYTES)]
-    """Producer state of the records below, or a piece of it; see `Log.producers_below`. The
-    remaining records alone do not yield this state."""
+    """Producer state of the records below, or a piece of the state (`Log.producers_below`). The
+    remaining records do not yield this state."""
     has_more: bool
     """Another piece follows."""
     horizon: DeletionHorizon
     """The leader's, as the copy begins."""
     is_outrun: bool
-    """Whether only tombstones are missing: see `divergence.Outrun`."""
+    """Whether only tombstones are missing (`divergence.Outrun`)."""
 
 
 class Refused(_Message, frozen=True, tag=6):
@@ -250,10 +250,8 @@ def decode_from_leader(message: bytes) -> FromLeader:
 
 
 def decode_stream_hello(content: bytes) -> StreamHello:
-    """The other side's hello.
-
-    Raises RejectedError: ILLEGAL_STATE for another protocol, else BAD_REQUEST.
-    """
+    """The other side's hello. Raises RejectedError ILLEGAL_STATE for another protocol, else
+    BAD_REQUEST."""
     return decode_hello(content, StreamHello, CHANNEL, PROTOCOL)
 
 

@@ -1,4 +1,4 @@
-"""The fetcher of one followed partition: a state machine.
+"""The fetcher of a followed partition is a state machine.
 
 ===========  ===================================  ==================================================
 state        means                                left by
@@ -18,18 +18,18 @@ FAILED       the storage failed                   `follow` with another replica,
 ===========  ===================================  ==================================================
 
 From SUBSCRIBING and FOLLOWING an error leads to BACKOFF, STALE or FAILED. The end of the stream
-leads from these two to IDLE; the other states stay. `follow` with another leader epoch leads to
+leads from these two to IDLE. The other states stay. `follow` with another leader epoch leads to
 IDLE from every state.
 
 Four rules
-1. One task at a time changes the log. Meanwhile the position for a subscription is unknown, so the
-   subscription waits for the task, even for one of an older leader epoch.
+1. One task at a time changes the log. Until it ends the position for a subscription is unknown, so
+   the subscription waits for the task, even for a task of an older leader epoch.
 2. Data is appended within the receive callback. Only where the log must wait (for a new segment)
    the data is queued, with all data behind it.
 3. Data is appended only where the leader takes the log to end. Each message names that end, so a
-   gap that compaction left is known; any other gap is a hole.
-4. A dropped subscription is dropped whole: its handle is never used again, and the next one begins
-   from the log's end at that time.
+   gap that compaction left is known. Any other gap is a hole.
+4. A dropped subscription is dropped whole. Its handle is never used again. The next subscription
+   starts from the log's end at that time.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ if TYPE_CHECKING:
 
 
 STALE_RETRY_S: Final = 2.0
-"""Until the next subscription after the leader denied its leadership: newer metadata should come
-first."""
+"""Seconds until the next subscription after the leader denied its leadership. Newer metadata should
+come first."""
 
 
 class FollowState(Enum):
-    """The states: see the module."""
+    """The states, which the module describes."""
 
     IDLE = auto()
     SUBSCRIBING = auto()
@@ -120,11 +120,11 @@ class ReplicaFetcher:
         self.leader_epoch = partition.image.leader_epoch
         """The leader epoch that `follow` was called for."""
         self.error = ""
-        """The last error; empty while the subscription is accepted."""
+        """The last error. Empty while the subscription is accepted."""
         self.is_stopped = False
-        """Not followed any more; only the last task still runs."""
+        """Not followed any more. Only the last task still runs."""
         self._handle = 0
-        """The subscription's handle; 0: no subscription."""
+        """The subscription's handle. 0 without a subscription."""
         self._subscribed_epoch = NO_EPOCH
         """The leader epoch that the subscription names."""
         self._end = Offset(0)
@@ -144,7 +144,8 @@ class ReplicaFetcher:
         self._failures = 0
         """Failed appends in a row."""
         self._generation = 0
-        """Counts ended subscriptions: an error of a task from an earlier generation is dropped."""
+        """Count of ended subscriptions. An error of a task from an earlier generation is dropped.
+        """
         self._follower.on_durable = self._on_durable
 
     @property
@@ -168,7 +169,7 @@ class ReplicaFetcher:
         stream.subscribe_soon(self)
 
     def switch_leader(self, link: LeaderConnection) -> None:
-        """Follow another leader, or another epoch: drop the subscription and make a new one."""
+        """Drop the subscription and make a new subscription to another leader or epoch."""
         self._drop()
         self.link = link
         self.is_stopped = False
@@ -197,7 +198,7 @@ class ReplicaFetcher:
     # For FollowerStream
 
     def subscription(self, handle: int) -> Subscription | None:
-        """The subscription to send with that handle; None if no longer due."""
+        """The subscription to send with that handle. None if no longer due."""
         if self.state is not FollowState.SUBSCRIBING:
             return None
         try:
@@ -215,7 +216,7 @@ class ReplicaFetcher:
         )
 
     def next_ack(self) -> tuple[int, int, int] | None:
-        """The next acknowledgement to send; None if nothing has changed."""
+        """The next acknowledgement to send. None if nothing has changed."""
         if not self._handle:
             return None
         partition = self.partition
@@ -248,7 +249,7 @@ class ReplicaFetcher:
             self._take(data)
 
     def on_marks(self, high_watermark: Offset, log_start_offset: Offset) -> None:
-        """Take the leader's watermarks; the first ones accept the subscription."""
+        """Take the leader's watermarks. The first watermarks accept the subscription."""
         if self.state is not FollowState.FOLLOWING:
             self._on_accepted()
         if self._work is not None:
@@ -264,7 +265,7 @@ class ReplicaFetcher:
             self._on_error(error)
 
     def on_diverged(self, message: Diverged) -> None:
-        """The logs diverge: truncate, and subscribe again."""
+        """Truncate the diverging log, and subscribe again."""
         self._handle = 0
         self.state = FollowState.TRUNCATING
         diverging = Diverging(LeaderEpoch(message.epoch), Offset(message.end_offset))
@@ -356,7 +357,7 @@ class ReplicaFetcher:
     def _require_end(self, data: Data) -> None:
         """Raise LogError unless the log ends where the leader takes it to end.
 
-        With a later end the log is longer than the leader knows; with an earlier one the append
+        With a later end the log is longer than the leader knows. With an earlier end the append
         would leave a hole that looks like a gap of compaction.
         """
         end_offset = self.partition.log_end_offset
@@ -433,7 +434,7 @@ class ReplicaFetcher:
             if generation == self._generation:
                 self._on_error(error)
         finally:
-            # In the same turn: the next data must not queue behind a task that is over.
+            # In the same turn, because the next data must not queue behind a task that is over.
             self._work = None
         marks, self._watermarks = self._watermarks, None
         if marks is not None and self._handle:
@@ -446,7 +447,7 @@ class ReplicaFetcher:
             self.maybe_subscribe()
 
     def _on_error(self, error: LogError) -> None:
-        """End the subscription after an error: FAILED for the storage, else back off."""
+        """End the subscription after an error. FAILED for the storage, else back off."""
         self._drop()
         if error.entry is STORAGE_FAILED:
             self.error = error.message

@@ -1,14 +1,14 @@
-"""One follower's connection at the leader: its partition streams, its window, its watermarks.
+"""A follower's connection at the leader has partition streams, a window and watermarks.
 
-A stream is *live* once the whole log was sent: an append then goes out within the append itself,
-from memory. The stream falls *behind* when the window is full, or an append is too long; the
+A stream is *live* once the whole log was sent. An append then goes out within the append itself,
+from memory. The stream falls *behind* when the window is full, or an append is too long. The
 `CatchUpReader` then reads the log, round-robin, until the stream has caught up. Appends happen in
 the event loop, so no append can come between "has sent everything" and "is live".
 
 The reader waits while the window is full, the throttle holds all streams that are behind, or none
-is behind. Chunks wait for room in the connection: the window does not bound a batch in pieces.
+is behind. Chunks wait for room in the connection, as the window does not bound a batch in pieces.
 
-The window counts the bytes in flight (sent and not acknowledged) of all streams together; it bounds
+The window counts the bytes in flight (sent and not acknowledged) of all streams together. It bounds
 the connection's queue, and the follower's memory. Watermarks are gathered for a few milliseconds,
 as `Data` mostly carries them anyway.
 """
@@ -78,7 +78,7 @@ class CatchUpReader:
             self._wakeup.set()
 
     def wake(self) -> None:
-        """Wake the reader: one more stream is behind."""
+        """Wake the reader because another stream is behind."""
         self._wakeup.set()
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class CatchUpReader:
                 await self._wakeup.wait(self._held_until_s if self._held else None)
             else:
                 await self._push(stream)
-                # A read from memory never waits: let other tasks run.
+                # A read from memory never waits, so let other tasks run.
                 await self._clock.sleep(0)
 
     def _is_window_full(self) -> bool:
@@ -100,7 +100,7 @@ class CatchUpReader:
         return self._session.bytes_in_flight + settings.chunk_bytes > settings.window_bytes
 
     def _next(self) -> PartitionStream | None:
-        """The next stream to read for, taken from the queue; None: wait."""
+        """The next stream to read for, taken from the queue. None to wait."""
         session = self._session
         behind = session.behind
         if self._held and self._clock.monotonic() >= self._held_until_s:
@@ -120,7 +120,7 @@ class CatchUpReader:
         return None
 
     async def _push(self, stream: PartitionStream) -> None:
-        """Send one chunk; then the stream is live, queued again, or ended."""
+        """Send one chunk. Afterwards the stream is live, queued again, or ended."""
         if stream.restart is not None:
             await self._restart(stream, *stream.restart)
             return
@@ -132,7 +132,7 @@ class CatchUpReader:
             stream.detach()
             session.refuse(stream, error)
         elif stream.read_offset == stream.replica.log_end_offset:
-            # No append can come in between: appends happen in the event loop.
+            # No append can come in between, because appends happen in the event loop.
             stream.is_behind = False
         else:
             session.behind[stream.handle] = stream
@@ -196,10 +196,8 @@ class CatchUpReader:
         return None
 
     async def _has_room(self, stream: PartitionStream) -> bool:
-        """Wait until the connection takes more; False if the stream has ended meanwhile.
-
-        The window does not bound the connection's queue: it counts no bytes of ended streams.
-        """
+        """Wait until the connection takes more. False if the stream ended during the wait. The
+        window does not bound the connection's queue, as it counts no bytes of ended streams."""
         session = self._session
         while session.connection.queued_bytes > session.settings.queued_bytes_max:
             await self._clock.sleep(session.settings.pace_s)
@@ -235,7 +233,7 @@ logger = logging.getLogger(__name__)
 
 
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
-"""Starts a task by its name; a failure of the task ends the process."""
+"""Starts a task by its name. A failure of the task ends the process."""
 
 
 class PartitionStream:
@@ -278,17 +276,17 @@ class PartitionStream:
         self.sent_end = position.offset
         """The follower's log end once all sent batches are appended there."""
         self.read_offset = position.offset
-        """The next offset to read: above `sent_end` where compaction left no batches between."""
+        """The next offset to read, above `sent_end` where compaction left no batches between."""
         self.acked_end = position.durable_end
         self.unacked: deque[tuple[Offset, int]] | None = None
-        """End offset and bytes of each message in flight. Created on first use: an empty deque is
-        larger than all the rest, and most streams are idle."""
+        """End offset and bytes of each message in flight. Created on first use, as an empty deque
+        is larger than all the rest, and most streams are idle."""
         self.high_watermark = Offset(-1)
         """The high watermark sent last."""
         self.log_start_offset = Offset(-1)
         """The log start offset sent last."""
         self.restart: tuple[BelowStart | Outrun, LeaderEpoch] | None = None
-        """Answer and leader epoch of a restart that the catch-up reader has to send; until then the
+        """Response and leader epoch of a restart that the catch-up reader must send. Until then the
         feed is not attached."""
         self.is_behind = True
         self.is_ended = False
@@ -461,7 +459,7 @@ class StreamSession(Session):
             old.detach()
         replica = self._find(*key)
         if replica is None:
-            # Unknown yet, or gone: newer metadata will reach the follower, or this node.
+            # Unknown yet, or gone. Newer metadata will reach the follower, or this node.
             self._send_refused(subscription.handle, LogError(NOT_READY, "No such replica here."))
             return
         position = FetchPosition(
@@ -528,7 +526,7 @@ class StreamSession(Session):
         size_bytes: int,
         flags: int = 0,
     ) -> None:
-        """Send batches that begin at `sent_end`; with MORE in `flags`, a piece of a batch."""
+        """Send batches that begin at `sent_end`. MORE in `flags` sends a piece of a batch."""
         replica = stream.replica
         stream.high_watermark = replica.high_watermark
         stream.log_start_offset = replica.log_start_offset

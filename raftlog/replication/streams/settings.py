@@ -18,7 +18,7 @@ BURST_S: Final = 0.1
 """Unused tokens are kept for this time."""
 WAIT_S_MIN: Final = 0.001
 WAIT_S_MAX: Final = 0.5
-"""Longest wait before the next check: the rate may have been raised."""
+"""Longest wait before the next check, as the rate may have been raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class StreamSettings(ChannelSettings):
 
     window_bytes: int = 16 << 20
     """Bound of bytes sent to one follower and not yet durable there. Above, the leader waits for
-    acknowledgements; one batch longer than a chunk may exceed the bound."""
+    acknowledgements. A batch longer than a chunk may exceed the bound."""
     chunk_bytes: int = 1 << 20
     """Bytes of one read for a follower that catches up."""
     live_bytes_max: int = 4 << 20
@@ -35,11 +35,11 @@ class StreamSettings(ChannelSettings):
     piece_bytes: int = 4 << 20
     """Longer batches go in several messages."""
     queued_bytes_max: int = 8 << 20
-    """While more bytes wait in the connection, the bytes read from the log wait, too."""
+    """Bytes waiting in the connection above which the bytes read from the log also wait."""
     pace_s: float = 0.005
     """Interval of checks by a waiting read."""
     batch_bytes_max: int = 288 << 20
-    """Longest body in pieces for a follower; above any `max.message.bytes`."""
+    """Longest body in pieces for a follower, above any `max.message.bytes`."""
     marks_s: float = 0.005
     """Time for which moved high watermarks are gathered."""
     ping_s: float = 0.5
@@ -63,14 +63,14 @@ class Throttle:
     """A token bucket. A chunk may overdraw it, as its length is known only after the read."""
 
     def __init__(self, clock: Clock, bytes_per_s: Callable[[], int]) -> None:
-        """`bytes_per_s` is called each time; 0 is no bound."""
+        """`bytes_per_s` is called each time. 0 is no bound."""
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._tokens = 0.0
         self._as_of_s = clock.monotonic()
 
     def wait_s(self) -> float:
-        """Time until the next check; 0: the next chunk may be sent now."""
+        """Seconds until the next check. 0 if the next chunk may be sent now."""
         rate = self._bytes_per_s()
         if rate <= 0:
             return 0.0
