@@ -1,12 +1,13 @@
-"""raftlog_replicated: any stateful service made fault-tolerant by a log.
+"""raftlog_replicated makes any stateful service fault-tolerant by a log.
 
-Purpose: a service gives a deterministic state machine; replicas apply the commands of one log, in
-its order (Schneider, 1990). One of them, the primary, takes commands; all answer reads.
+Purpose: a service gives a deterministic state machine. Replicas apply the commands of one log, in
+its order (Schneider, 1990). A replica, the primary, takes commands. All replicas serve reads.
 
-Rules: decisions are without I/O; a replica applies an entry exactly once, in the order of the log;
-an unknown entry stops a replica. Each queue and table has a bound.
+Rules: decisions are without I/O. A replica applies an entry exactly once, in the order of the log.
+An unknown entry stops a replica. Each queue and table has a bound.
 
-Must not know: nodes, partitions' leaders, how a log is kept; of raftlog only the public client.
+Must not know: nodes, partitions' leaders, how a log is kept, or more of raftlog than the public
+client.
 """
 
 from raftlog_replicated.codec import StructCodec

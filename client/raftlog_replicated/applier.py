@@ -1,4 +1,4 @@
-"""The state of a replica: entries applied in the order of the log. Pure.
+"""The state of a replica results from entries applied in the order of the log. Pure.
 
 | entry | counts if | then |
 |---|---|---|
@@ -6,8 +6,8 @@
 | Commands | its term is the term | its commands are applied, each request once |
 | Digest | its term is the term | compared, if this replica has the digest of its position |
 
-Each entry moves the position by one, also one without effect. So the order of the log alone
-decides which commands happen: those of a replaced primary do not.
+Each entry moves the position by one, also without effect. So only the order of the log decides
+which commands happen. Commands of a replaced primary do not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raftlog_replicated.requests import Kept, Requests
 from raftlog_replicated.types import At, Codec, Command, Digesting, Position, Result, StateMachine
 
 DIGESTS_KEPT: Final = 8
-"""Own digests of the last places where one was due; the primary's come with a later batch."""
+"""Own digests kept of the last due positions. The primary's digests come with a later batch."""
 HEADER_REQUESTS: Final = 4_096
 """Results in one chunk of a snapshot's header."""
 
@@ -66,27 +66,27 @@ class Applier(Generic[Command, Result]):
         self._codec = codec
         self.position: Position = 0
         self.fence = NO_FENCE
-        """The last counted one."""
+        """The last counted fence."""
         self.timestamp_ms = 0
         """The log's time."""
         self.commands = 0
         """Commands applied so far, of all terms."""
         self.digests: dict[Position, bytes] = {}
-        """Own digests of the newest positions where one was due."""
+        """Own digests of the newest positions where a digest was due."""
         self._requests: Requests[Result] = Requests()
 
     @property
     def term(self) -> int:
-        """Of the last counted fence; 0: there was none."""
+        """Term of the last counted fence. 0 without a fence."""
         return self.fence.term
 
     def apply(
         self, entry: Entry, timestamp_ms: int, commands: Sequence[Command] | None = None
     ) -> list[Result | TooManyRequestsError] | None:
-        """Apply the next entry. Returns the results of counted commands; None for all else.
+        """Apply the next entry. Returns the results of counted commands. None for all else.
 
-        `commands`: those of the entry, if at hand. Raises UnknownEntryError before any
-        change; ApplyError; DivergedError.
+        `commands` are those of the entry, if at hand. Raises UnknownEntryError before any
+        change, or ApplyError or DivergedError.
         """
         match entry:
             case Commands() if entry.term == self.fence.term:
@@ -160,7 +160,7 @@ class Applier(Generic[Command, Result]):
     # Snapshots
 
     def snapshot(self) -> Iterator[bytes]:
-        """The state of this moment, in chunks; `apply` may be called between them."""
+        """The state of this moment, in chunks. `apply` may be called between them."""
         requests = list(self._requests.kept.items())
         count = -(-len(requests) // HEADER_REQUESTS)
         head = _Head(
@@ -170,7 +170,7 @@ class Applier(Generic[Command, Result]):
             commands=self.commands,
             request_chunks=count,
         )
-        # The first chunk now: a generator would begin after later commands.
+        # The first chunk now, as a generator would begin after later commands.
         chunks = iter(self.machine.snapshot())
         first = [chunk] if (chunk := next(chunks, None)) is not None else []
         return self._chunks(head, requests, chain(first, chunks))
@@ -183,19 +183,21 @@ class Applier(Generic[Command, Result]):
         for begin in range(0, len(requests), HEADER_REQUESTS):
             part = requests[begin : begin + HEADER_REQUESTS]
             yield _encode(
-                [_Request(name, one.timestamp_ms, encode(one.result)) for name, one in part]
+                [_Request(name, kept.timestamp_ms, encode(kept.result)) for name, kept in part]
             )
         yield from chunks
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace the state by a whole snapshot's. Raises SnapshotError; ApplyError."""
+        """Replace the state by a whole snapshot's. Raises SnapshotError or ApplyError."""
         rest = iter(chunks)
         try:
             head = _heads.decode(next(rest))
             kept = {
-                one.request_id: Kept(one.timestamp_ms, self._codec.decode_result(one.result))
+                stored.request_id: Kept(
+                    stored.timestamp_ms, self._codec.decode_result(stored.result)
+                )
                 for _ in range(head.request_chunks)
-                for one in _requests.decode(next(rest))
+                for stored in _requests.decode(next(rest))
             }
         except (StopIteration, msgspec.DecodeError) as error:
             raise SnapshotError(f"The snapshot's beginning cannot be read: {error!r}") from error

@@ -11,7 +11,7 @@ from raftlog_replicated.types import Command, Result
 
 
 class StructCodec(Generic[Command, Result]):
-    """A codec for types known to msgspec: tagged structs, mostly, and their unions."""
+    """A codec for types known to msgspec, mostly tagged structs and their unions."""
 
     def __init__(self, command: type[Command], result: type[Result]) -> None:
         """`command`: a type, or a union of tagged structs. Raises TypeError for any other."""

@@ -1,4 +1,4 @@
-"""Failures of a replicated state, by type. Each error says whether the command happened."""
+"""Failures of a replicated state, by type. The type states whether the command happened."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class ReplicatedError(Exception):
 
 
 class NotPrimaryError(ReplicatedError):
-    """This replica is not the primary, and the command did not happen: try `endpoint`."""
+    """This replica is not the primary, and the command did not happen. Try `endpoint`."""
 
     def __init__(self, endpoint: str | None, term: Term) -> None:
         where = endpoint or "not known yet"
         super().__init__(f"This replica is not the primary; the primary of term {term} is {where}.")
         self.endpoint = endpoint
-        """HOST:PORT of the newest primary known here; None: none, or itself."""
+        """HOST:PORT of the newest primary known here. None if none or this replica."""
         self.term = term
 
 
@@ -28,7 +28,7 @@ class OutcomeUnknownError(ReplicatedError):
 
 
 class BehindError(ReplicatedError):
-    """In the time given, this replica did not apply enough of the log for the read."""
+    """This replica did not apply enough of the log for the read in time."""
 
     def __init__(self, position: Position, wanted: Position | None) -> None:
         goal = "the end of the log" if wanted is None else f"position {wanted}"
@@ -39,15 +39,15 @@ class BehindError(ReplicatedError):
 
 
 class OverloadedError(ReplicatedError):
-    """Too many commands, or too many bytes, wait for the log: the command did not happen."""
+    """Too many commands or bytes wait for the log. The command did not happen."""
 
 
 class TooManyRequestsError(ReplicatedError):
-    """The state keeps as many results of requests as allowed: the command did not happen."""
+    """The state keeps as many results of requests as allowed. The command did not happen."""
 
 
 class ReplicaEndedError(ReplicatedError):
-    """The replica has ended, and serves nothing: its cause is the error's `__cause__`."""
+    """The replica has ended, and serves nothing. `__cause__` is its cause."""
 
 
 class UnknownEntryError(ReplicatedError):
@@ -55,11 +55,11 @@ class UnknownEntryError(ReplicatedError):
 
 
 class ApplyError(ReplicatedError):
-    """The state machine raised an exception in `apply`: the state may be half changed."""
+    """The state machine raised an exception in `apply`. The state may be half changed."""
 
 
 class DivergedError(ReplicatedError):
-    """The state differs from the primary's at the same position: no caller is served."""
+    """The state differs from the primary's at the same position. No caller is served."""
 
 
 class SnapshotError(ReplicatedError):

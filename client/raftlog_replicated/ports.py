@@ -1,4 +1,4 @@
-"""The world of a replica: a log, a lease, snapshots. The simulator has its own.
+"""The world of a replica has a log, a lease and snapshots. The simulator has its own.
 
 Calls with I/O raise RaftlogClientError.
 """
@@ -27,13 +27,11 @@ class LogTrimmedError(Exception):
 
 
 class Writer(Protocol):
-    """The right to append. A later writer of the state ends an earlier one by its first append."""
+    """The right to append. The first append of a later writer ends an earlier writer."""
 
     async def append(self, values: Sequence[bytes], timestamp_ms: int) -> Sequence[int]:
-        """Append records, and return their offsets once all are committed.
-
-        After an error the writer is of no use, and the outcome is unknown.
-        """
+        """Append records, and return their offsets once all are committed. After an error the
+        writer is of no use, and the outcome is unknown."""
 
     async def close(self) -> None:
         """Give up what is under way, its outcome unknown."""
@@ -57,8 +55,8 @@ class Lease(Protocol):
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether no other replica is chosen now, also if the clocks of both sides run at rates
-        that differ by a fifth."""
+        """Whether no other replica is chosen now. Also holds if the clocks of both sides run at
+        rates that differ by a fifth."""
 
     async def start(self) -> None:
         """Join in the background, however long the coordinator is away. Also after `close`."""
@@ -67,23 +65,24 @@ class Lease(Protocol):
         """Leave: another replica is chosen at once. A held lease is lost first."""
 
     async def hand_over(self, instance_id: str) -> None:
-        """Ask the coordinator to choose that replica in this one's place."""
+        """Have the coordinator choose that replica in this replica's place."""
 
 
 class Snapshots(Protocol):
     """The topic of a state's snapshots."""
 
     async def changes(self) -> list[tuple[bytes | None, bytes | None]]:
-        """Keys and values of manifests since the last call, at first all; empty: no more now."""
+        """Keys and values of manifests since the last call. Empty if none remain. The first call
+        starts with all."""
 
     def read(self, manifest: Manifest) -> AsyncIterator[bytes]:
         """The chunks of a snapshot that are there, in order."""
 
     async def write_chunk(self, key: bytes, chunk: bytes) -> int:
-        """Append a chunk; returns its offset once it is committed."""
+        """Append a chunk. Returns its offset once it is committed."""
 
     async def write_manifest(self, key: bytes, value: bytes | None) -> None:
-        """Append a manifest, or delete one."""
+        """Append a manifest, or delete a manifest."""
 
     async def delete_chunks(self, below_offset: int) -> None:
         """Delete chunks that no snapshot needs."""
@@ -94,7 +93,7 @@ class StateLog(Protocol):
 
     @property
     def snapshots(self) -> Snapshots:
-        """Of this state."""
+        """Snapshots of this state."""
 
     async def start(self) -> None:
         """Find or make the topics. Raises LayoutError for topics that are not a state's."""
@@ -109,13 +108,13 @@ class StateLog(Protocol):
         """The wall clock, for the timestamps of entries."""
 
     def clock(self) -> float:
-        """A monotonic clock in seconds, not cached: a process that was paused sees it at once."""
+        """A monotonic clock in seconds, not cached, so a paused process notices at once."""
 
     async def end(self) -> int:
         """The committed end, from a leader that is one at a moment after the call."""
 
     def seek(self, offset: int) -> None:
-        """Read from there on, also in a `read` under way; ends a pause."""
+        """Read from there on, also in a `read` under way. Ends a pause."""
 
     def pause(self) -> None:
         """Fetch nothing until the next `seek`."""
@@ -124,7 +123,7 @@ class StateLog(Protocol):
         """The next committed records. Raises LogTrimmedError."""
 
     async def open_writer(self) -> Writer:
-        """A new writer: its first append ends all writers before."""
+        """A new writer. Its first append ends all writers before."""
 
     async def trim(self, offset: int) -> None:
         """Delete the records below an offset."""

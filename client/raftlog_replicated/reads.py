@@ -1,4 +1,4 @@
-"""Waits of reads: for a place in the log, and for the answer where its end is."""
+"""Reads wait for a place in the log, and for the position of its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress:
 
     @property
     def next_wanted(self) -> int | None:
-        """The smallest awaited number; None: there is none."""
+        """The smallest awaited number. None without a waiter."""
         waiting = self._waiting
         while waiting and waiting[0][2].done():
             heappop(waiting)
@@ -46,7 +46,7 @@ class Progress:
         if self.value >= value:
             return
         if len(self._waiting) >= WAITING_MAX:
-            self._waiting = [one for one in self._waiting if not one[2].done()]
+            self._waiting = [waiter for waiter in self._waiting if not waiter[2].done()]
             self._waiting.sort()
             if len(self._waiting) >= WAITING_MAX:
                 raise TooManyWaitError(f"{WAITING_MAX} reads wait already.")
@@ -63,10 +63,8 @@ class Progress:
 
 
 class SharedQuestions:
-    """One question at a time, begun after all calls that share its answer.
-
-    So an answer is never older than the call: a call during a question gets the answer of the next.
-    """
+    """Sequential queries, each started after all calls that share its response. So a response is
+    never older than the call. A call during a query gets the response of the next."""
 
     def __init__(self, ask: Callable[[], Awaitable[int]], clock: Callable[[], float]) -> None:
         self._ask = ask
@@ -85,7 +83,7 @@ class SharedQuestions:
         return await asyncio.shield(future)
 
     async def close(self) -> None:
-        """End the question under way: its callers are cancelled."""
+        """End the query under way. Its callers are cancelled."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -1,15 +1,15 @@
-"""A replica of a state: the shell around applier and pipeline.
+"""A replica of a state is the shell around applier and pipeline.
 
-| role | reads the log | answers | ends when |
+| role | reads the log | serves | ends when |
 |---|---|---|---|
 | CATCHING_UP | from the newest snapshot on | nothing | the log's end of its start is applied |
-| REPLICA | yes | reads | lease granted and own fence counts: PRIMARY; diverged: QUARANTINED |
-| PRIMARY | no: own batches are applied once committed | reads, commands | lease or writer lost |
+| REPLICA | yes | reads | lease granted and own fence counts, PRIMARY. Diverged, QUARANTINED |
+| PRIMARY | no, own batches are applied once committed | reads, commands | lease or writer lost |
 | QUARANTINED | from an older snapshot on | nothing | a digest from the divergence on is equal |
 
-Two fences: the writer of a new primary ends its predecessor's in the log, and entries of another
-term than the last fence's change no state. The second one is enough for safety; the first one stops
-a zombie early.
+Two fences protect the state. The writer of a new primary ends its predecessor's in the log, and
+entries of another term than the last fence's change no state. The second is enough for safety. The
+first stops a zombie early.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ RETRIES: Final = Backoff(50, 1_000, jitter=0)
 RENEWAL_LOOK_S: Final = 0.01
 """A read by lease looks so often whether a late heartbeat has been answered."""
 TURN_S: Final = 0.005
-"""Applying goes on so long, then the event loop has a turn."""
+"""Seconds of applying after which the event loop has a turn."""
 CHANGES_MAX: Final = 64
-"""Role changes that wait for a reader of `changes`; older ones are dropped."""
+"""Role changes that wait for a reader of `changes`. Older changes are dropped."""
 SERVING: Final = (Role.REPLICA, Role.PRIMARY)
 """Roles with a state fit for reads."""
 
@@ -125,15 +125,15 @@ class Replica(Generic[Machine, Command, Result]):
         self._fresh_at = float("-inf")
         """All that was acknowledged before is applied, by the log's clock."""
         self._distrusted_until: Position | None = None
-        """While quarantined: a digest from there on has to be the primary's."""
+        """Position from which, while quarantined, a digest must be the primary's."""
         self._submitted = asyncio.Event()
         self._may_read = asyncio.Event()
         self._holds = False
-        """A hand-over is under way: no batch is begun."""
-        self._begun = 0
+        """A hand-over is under way, so no batch starts."""
+        self._started = 0
         """Batches that the log may have taken."""
         self._settled = Progress()
-        """Of them: applied, or left to the log."""
+        """Those of these batches that are applied, or left to the log."""
         self._leading: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers: list[deque[RoleChange]] = []
@@ -155,9 +155,9 @@ class Replica(Generic[Machine, Command, Result]):
         await self.close()
 
     async def start(self) -> None:
-        """Find the log, restore the newest snapshot, and begin to follow.
+        """Find the log, restore the newest snapshot, and start to follow.
 
-        Returns before the replica has caught up: `changes` tells when it has. Raises
+        Returns before the replica has caught up, which `changes` reports. Raises
         RaftlogClientError without a cluster, LayoutError for topics that are not a state's.
         """
         await self._log.start()
@@ -169,7 +169,7 @@ class Replica(Generic[Machine, Command, Result]):
         """Leave: another replica becomes the primary at once. Closing twice is allowed."""
         self._end(ReplicaEndedError("The replica is closed."))
         current = asyncio.current_task()
-        tasks = [one for one in self._tasks if one is not current]
+        tasks = [task for task in self._tasks if task is not current]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -184,7 +184,7 @@ class Replica(Generic[Machine, Command, Result]):
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """Nothing that goes wrong is swallowed: it ends the replica, and all calls say so."""
+        """End the replica on any failure, which all calls then raise."""
         try:
             await work
         except Exception as error:
@@ -217,7 +217,7 @@ class Replica(Generic[Machine, Command, Result]):
 
     @property
     def term(self) -> Term:
-        """Of the last primary that this replica knows."""
+        """Term of the last primary that this replica knows."""
         return self._applier.term
 
     @property
@@ -227,27 +227,27 @@ class Replica(Generic[Machine, Command, Result]):
 
     @property
     def token(self) -> Token:
-        """What a reader of this moment has seen: for session reads on other replicas."""
+        """The state seen by a reader now, for session reads on other replicas."""
         return Token(self._applier.term, self._applier.position)
 
     async def members(self) -> tuple[Member, ...]:
         """The replicas of the state, by their last heartbeats. Raises RaftlogClientError."""
         self._check()
         members = await self._log.members()
-        newest = max((one.position for one in members), default=0)
+        newest = max((member.position for member in members), default=0)
         return tuple(
             Member(
-                replica_id=one.instance_id,
-                endpoint=one.endpoint,
-                position=one.position,
-                lag=newest - one.position,
-                is_primary=one.is_primary,
+                replica_id=member.instance_id,
+                endpoint=member.endpoint,
+                position=member.position,
+                lag=newest - member.position,
+                is_primary=member.is_primary,
             )
-            for one in members
+            for member in members
         )
 
     async def changes(self) -> AsyncGenerator[RoleChange]:
-        """The present role, and each one from now on. Raises ReplicaEndedError at the end."""
+        """The present role and each later role. Raises ReplicaEndedError at the end."""
         self._check()
         queue = deque([RoleChange(self._role, self.term)], CHANGES_MAX)
         self._readers.append(queue)
@@ -294,7 +294,7 @@ class Replica(Generic[Machine, Command, Result]):
         """Have a command applied on all replicas, once it is in the log for good.
 
         With a `request_id` it happens once, however often it is submitted within ten minutes, to
-        whichever primary; the first result is given again. Raises NotPrimaryError, OverloadedError,
+        whichever primary. The first result is given again. Raises NotPrimaryError, OverloadedError,
         TooManyRequestsError, ValueError (it did not happen), OutcomeUnknownError (it may have),
         ReplicaEndedError.
         """
@@ -305,7 +305,8 @@ class Replica(Generic[Machine, Command, Result]):
             raise ValueError(f"a request id has 1 to {REQUEST_ID_CHARACTERS_MAX} characters")
         payload = self._codec.encode_command(command)
         try:
-            # The others decode it: one that cannot be would end them all, at each start.
+            # The others decode it. A command that cannot be decoded would end them all, at each
+            # start.
             command = self._codec.decode_command(payload)
         except UnknownEntryError as error:
             raise ValueError(f"a command that cannot be decoded: {error}") from error
@@ -324,8 +325,8 @@ class Replica(Generic[Machine, Command, Result]):
     async def hand_over(self, replica_id: str) -> None:
         """Make another replica the primary, once the batch under way is settled.
 
-        Returns when this one has given up. Raises NotPrimaryError; ServerError if the coordinator
-        knows no such live replica: then nothing changes.
+        Returns when this replica has given up the role. If the coordinator knows no such live
+        replica, nothing changes. Raises NotPrimaryError or, in that case, ServerError.
         """
         self._check()
         if self._role is not Role.PRIMARY:
@@ -334,7 +335,7 @@ class Replica(Generic[Machine, Command, Result]):
             return
         self._holds = True
         try:
-            await self._settled.reach(self._begun)
+            await self._settled.reach(self._started)
             await self._lease.hand_over(replica_id)
             async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 while self._role is Role.PRIMARY:
@@ -365,10 +366,10 @@ class Replica(Generic[Machine, Command, Result]):
             )
 
     def _resign(self) -> None:
-        """What is queued did not happen; what is sent, the log will say."""
+        """Resign. Queued commands did not happen, and the log decides on sent commands."""
         if self._role is Role.PRIMARY:
             self._set_role(Role.REPLICA)
-        self._settled.advance(self._begun)
+        self._settled.advance(self._started)
         self._pipeline.refuse_queued(self._not_primary())
         self._resume_reading()
 
@@ -402,12 +403,12 @@ class Replica(Generic[Machine, Command, Result]):
                 self._leading = None
 
     async def _promote(self, writer: Writer) -> bool:
-        """Fence the predecessor; whether this replica is the primary now."""
+        """Fence the predecessor. Returns whether this replica is the primary now."""
         while self._may_serve():
             if not self._may_fence():
                 await asyncio.sleep(RENEWAL_LOOK_S)
                 continue
-            # All earlier fences are applied, as far as possible: the term is to be the largest.
+            # All earlier fences are applied, as far as possible, so that the term is the largest.
             await self._offsets.reach(await self._log.end())
             if not self._may_fence():
                 continue
@@ -426,11 +427,8 @@ class Replica(Generic[Machine, Command, Result]):
         return self._lease.is_primary and self._role is Role.REPLICA and self._ended is None
 
     def _may_fence(self) -> bool:
-        """Whether no other replica is chosen.
-
-        Else a fence from here would end the primary, unseen by its reads by lease. The answer to a
-        heartbeat will say.
-        """
+        """Whether no other replica is chosen. Else a fence from here would end the primary, unseen
+        by its reads by lease. The response to a heartbeat decides."""
         return self._lease.is_exclusive
 
     async def _serve(self, writer: Writer) -> None:
@@ -452,12 +450,12 @@ class Replica(Generic[Machine, Command, Result]):
                 # Of the state before this batch.
                 entries.insert(0, (Digest(term, self._applier.position, digest), None))
             now_ms = self._log.now_ms()
-            self._begun += 1
+            self._started += 1
             values = [encode_entry(entry) for entry, _ in entries]
             offsets = await writer.append(values, now_ms)
             self._snapshotter.log_bytes += sum(map(len, values))
             await self._committed(offsets, now_ms, entries)
-            self._settled.advance(self._begun)
+            self._settled.advance(self._started)
 
     async def _committed(
         self,
@@ -465,7 +463,7 @@ class Replica(Generic[Machine, Command, Result]):
         now_ms: int,
         entries: Sequence[tuple[Entry, list[Command] | None]],
     ) -> None:
-        """Apply own entries: at once if nothing stands between, else by reading the log."""
+        """Apply own entries at once if nothing stands between, else by reading the log."""
         for offset, (entry, commands) in zip(offsets, entries, strict=True):
             if offset == self._offsets.value:
                 self._apply(offset, now_ms, entry, commands)
@@ -561,7 +559,7 @@ class Replica(Generic[Machine, Command, Result]):
 
     async def _restore(self, below: Position | None) -> None:
         """Begin at a snapshot, or at the log's first entry."""
-        # Also before: a later fence is no proof of what stands in the part that is left out.
+        # Also before, as a later fence is no proof of the entries in the part that is left out.
         self._pipeline.skipped()
         offset = await self._snapshotter.restore(below=below)
         self._fence_offset = -1
@@ -599,10 +597,10 @@ class Replica(Generic[Machine, Command, Result]):
         *,
         timeout_ms: float = READ_TIMEOUT_MS,
     ) -> T:
-        """The query's answer from this replica's state, once that is new enough.
+        """Run the query on this replica's state, once that is new enough.
 
         `query` is a plain call that changes nothing. Raises BehindError if the state is not new
-        enough in time; NotPrimaryError for LEASE without a lease; ReplicaEndedError.
+        enough in time, NotPrimaryError for LEASE without a lease, or ReplicaEndedError.
         """
         self._check()
         if not self._is_new_enough(at):
@@ -636,7 +634,7 @@ class Replica(Generic[Machine, Command, Result]):
                 # acknowledgement comes here.
                 return (
                     self._role is Role.PRIMARY
-                    and self._settled.value >= self._begun
+                    and self._settled.value >= self._started
                     and self._lease.is_exclusive
                 )
             case "within":
@@ -653,7 +651,7 @@ class Replica(Generic[Machine, Command, Result]):
             await self._positions.reach(at.token.position)
         elif at.kind == "lease":
             while not self._is_new_enough(at):
-                await self._settled.reach(self._begun)
+                await self._settled.reach(self._started)
                 if self._role is not Role.PRIMARY:
                     raise self._not_primary()
                 if not self._lease.is_exclusive:
@@ -677,7 +675,7 @@ class Replica(Generic[Machine, Command, Result]):
     # Housekeeping
 
     async def _sweep(self) -> None:
-        """Deadlines; entries of others that a primary has not read; snapshots."""
+        """Handle deadlines, entries of others that a primary has not read, and snapshots."""
         wanted_before: int | None = None
         while True:
             await asyncio.sleep(SWEEP_S)

@@ -16,19 +16,19 @@ SNAPSHOT_BYTES: Final = 64 << 20
 
 
 class Replicated(Replica[Machine, Command, Result]):
-    """A service's state, kept on several replicas by a log; an async context manager.
+    """A service's state, kept on several replicas by a log. An async context manager.
 
-    `machine` is the service's `StateMachine`; one of its replicas, the primary, takes commands.
+    `machine` is the service's `StateMachine`. One of its replicas, the primary, takes commands.
 
-    - `name`: of the state; its topics are `state.<name>` and `state.<name>.snapshots`.
-    - `replica_id`: of this replica, kept over restarts; one process at a time has it.
+    - `name`: of the state. Its topics are `state.<name>` and `state.<name>.snapshots`.
+    - `replica_id`: of this replica, kept over restarts. Only one process at a time has it.
     - `endpoint`: HOST:PORT of the service at this replica, for redirects.
     - `codec`: commands and results as bytes, a `StructCodec` for instance.
     - `lease_ms`: a primary that is silent for so long is replaced. After the end of its process,
       a fifth of that.
     - `layout`: "shared", one partition that all replicas read; "per-replica", one partition each,
       written together in a transaction.
-    - `snapshot_bytes`: least size of the log since the newest snapshot before the next one.
+    - `snapshot_bytes`: least size of the log since the newest snapshot before the next snapshot.
     - `host`: shared by replicas of several states in one process, so that primaries are spread.
 
     Raises ValueError for a setting out of bounds.

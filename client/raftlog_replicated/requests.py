@@ -1,7 +1,7 @@
-"""Results of requests, so that a repeated request happens once. Pure; part of the state.
+"""Results of requests, so that a repeated request happens once. Pure, and part of the state.
 
-Raft's dissertation (Ongaro, 2014, 6.3) keeps the last result of each client; here each request has
-a name of its own, and its result is kept for a time of the log. A full table refuses new named
+Raft's dissertation (Ongaro, 2014, 6.3) keeps the last result of each client. Here each request has
+a separate name, and its result is kept for a time of the log. A full table refuses new named
 requests, on all replicas alike, and forgets none early.
 """
 
@@ -12,9 +12,10 @@ from typing import Final, Generic, NamedTuple
 from raftlog_replicated.types import Result
 
 KEPT_MS: Final = 600_000
-"""A request happens once if all its copies are in the log within this time of the first."""
+"""Milliseconds in which a request happens once. All its copies must be in the log within this time
+of the first."""
 KEPT_MAX: Final = 100_000
-"""Results at one time: 170 new requests a second."""
+"""Results at one time, 170 new requests a second."""
 REQUEST_ID_CHARACTERS_MAX: Final = 128
 
 
@@ -30,7 +31,7 @@ class Requests(Generic[Result]):
 
     def __init__(self) -> None:
         self.kept: dict[str, Kept[Result]] = {}
-        """In order of time."""
+        """Results in order of time."""
 
     def expire(self, now_ms: int) -> None:
         """Forget what is older than KEPT_MS by the log's time."""

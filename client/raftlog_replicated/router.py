@@ -1,14 +1,15 @@
-"""The choice of a replica for a read, by the members' positions. Pure.
+"""A read goes to a replica chosen by the members' positions. Pure.
 
 | policy | replica | with tokens |
 |---|---|---|
-| any | each in turn | spreads reads, waits for the slower ones |
+| any | each in turn | spreads reads, waits for slower replicas |
 | most_updated | furthest in the log | waits least |
-| most_lagging | last in the log | waits most: for comparison only |
+| most_lagging | last in the log | waits most, for comparison only |
 
-No policy alone makes a client's reads monotonic. Positions are as old as a heartbeat, so the chosen
-replica may be far behind another one that answered the client before; and a member comes or goes at
-any time. `session(token)` makes the reads monotonic with every policy: the chosen replica waits.
+No policy by itself makes a client's reads monotonic. Positions are as old as a heartbeat, so the
+chosen replica may be far behind another replica that served the client before. A member comes or
+goes at any time. `session(token)` makes the reads monotonic with every policy, as the chosen
+replica waits.
 """
 
 from __future__ import annotations
@@ -34,22 +35,21 @@ class Router:
         """The replica of the last choice in turn."""
 
     def choose(self, members: Iterable[Member]) -> Member | None:
-        """The member for the next read, as `Replicated.members` lists them; None without any.
-
-        Members without an endpoint are passed over. Among equal positions, the lowest id counts.
-        """
+        """The member for the next read, as `Replicated.members` lists them. None without members.
+        Members without an endpoint are passed over. Among equal positions, the lowest id counts."""
         found = sorted(
-            (one for one in members if one.endpoint is not None), key=lambda one: one.replica_id
+            (member for member in members if member.endpoint is not None),
+            key=lambda member: member.replica_id,
         )
         if not found:
             return None
         match self.policy:
             case "most_updated":
-                return max(found, key=lambda one: one.position)
+                return max(found, key=lambda member: member.position)
             case "most_lagging":
-                return min(found, key=lambda one: one.position)
+                return min(found, key=lambda member: member.position)
             case "any":
-                after = [one for one in found if one.replica_id > self._last]
+                after = [member for member in found if member.replica_id > self._last]
                 chosen = (after or found)[0]
                 self._last = chosen.replica_id
                 return chosen

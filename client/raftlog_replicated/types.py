@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Position: TypeAlias = int
-"""Count of the entries in a state: the number of the next one."""
+"""Count of the entries in a state, which is the number of the next entry."""
 Term: TypeAlias = int
-"""Counts primaries: each has a larger one than all before."""
+"""Count of primaries. Each has a larger term than all before."""
 
 Command = TypeVar("Command")
 Result = TypeVar("Result")
@@ -22,37 +22,33 @@ class At(NamedTuple):
     """Where a command stands. All replicas see the same."""
 
     position: Position
-    """Of its entry."""
+    """Position of its entry."""
     number: int
-    """In its entry."""
+    """Number in its entry."""
     term: Term
     timestamp_ms: int
-    """Of the log, in milliseconds since the Unix epoch; never goes back."""
+    """Time of the log, in milliseconds since the Unix epoch. Never goes back."""
 
 
 class StateMachine(Protocol[Command_contra, Result_co]):
-    """A service's state. Equal commands in equal order make equal states (Schneider, 1990).
-
-    A machine may also have `digest() -> bytes`: equal states have equal digests.
-    """
+    """A service's state. Equal commands in equal order make equal states (Schneider, 1990). A
+    machine may also have `digest() -> bytes`. Equal states have equal digests."""
 
     def apply(self, command: Command_contra, at: At) -> Result_co:
-        """Change the state. Deterministic: no clock, no randomness, no I/O, no order of a set.
-
-        A refusal is a result. An exception ends the replica: the state may be half changed.
-        """
+        """Change the state, deterministically. No clock, no randomness, no I/O, no order of a set.
+        A refusal is a result. An exception ends the replica, as the state may be half changed."""
 
     def snapshot(self) -> Iterator[bytes]:
-        """The state at the moment of the call, in chunks of up to 512 KiB, each made in at most
-        20 ms; `apply` is called in between."""
+        """The state at the moment of the call, in chunks of up to 512 KiB. Each chunk is made in at
+        most 20 ms. `apply` is called in between."""
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace the state by a snapshot's; no chunks: by the empty one."""
+        """Replace the state by a snapshot's, or by the empty state without chunks."""
 
 
 @runtime_checkable
 class Digesting(Protocol):
-    """A state machine with digests: its replicas compare their states."""
+    """A state machine with digests, by which its replicas compare their states."""
 
     def digest(self) -> bytes:
         """Equal states, equal digests."""
@@ -62,13 +58,13 @@ class Codec(Protocol[Command, Result]):
     """Commands and results as bytes. `raftlog_replicated.codec.StructCodec` is one."""
 
     def encode_command(self, command: Command) -> bytes:
-        """For the log."""
+        """Encode a command for the log."""
 
     def decode_command(self, data: bytes) -> Command:
         """Raises UnknownEntryError for a command of an unknown version."""
 
     def encode_result(self, result: Result) -> bytes:
-        """For a snapshot: results of requests are part of the state."""
+        """Encode a result for a snapshot. Results of requests are part of the state."""
 
     def decode_result(self, data: bytes) -> Result:
         """Raises UnknownEntryError."""
@@ -78,11 +74,11 @@ class Role(Enum):
     """The work of a replica."""
 
     CATCHING_UP = "catching up"
-    """Behind the end of the log at its start: no reads are answered."""
+    """Has not reached the end of the log at its start, so no reads are served."""
     REPLICA = "replica"
     PRIMARY = "primary"
     QUARANTINED = "quarantined"
-    """Its state differs from the primary's: nothing is answered, the state is built again."""
+    """Its state differs from the primary's. Nothing is served until the state is built again."""
 
 
 class RoleChange(NamedTuple):
@@ -93,7 +89,7 @@ class RoleChange(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A place that a client has seen: text for an HTTP header."""
+    """A place that a client has seen, as text for an HTTP header."""
 
     term: Term
     position: Position
@@ -144,17 +140,16 @@ class Read:
 EVENTUAL = Read("eventual")
 """Whatever this replica has applied."""
 LEASE = Read("lease")
-"""On the primary only, without a question to the log: linearizable as long as clocks of both sides
-run at rates that differ by less than a fifth."""
+"""Reads only on the primary, without a query to the log. Linearizable as long as clocks of both
+sides run at rates that differ by less than a fifth."""
 LINEARIZABLE = Read("linearizable")
-"""All acknowledged before the read began (Herlihy and Wing, 1990), by a question to the log."""
+"""Reads all that was acknowledged before the read began (Herlihy and Wing, 1990). Queries the log.
+"""
 
 
 def session(token: Token | str) -> Read:
-    """At least the token's state: monotonic, and own writes are read, on any replica.
-
-    Raises ValueError for another text.
-    """
+    """Read at least the token's state, on any replica. Monotonic, and own writes are read. Raises
+    ValueError for another text."""
     return Read("session", token if isinstance(token, Token) else Token.parse(token))
 
 
@@ -166,8 +161,8 @@ def within(lag_ms: float) -> Read:
 
 
 class Host:
-    """A process with replicas of several states: the coordinator spreads their primaries."""
+    """A process with replicas of several states. The coordinator spreads their primaries."""
 
     def __init__(self) -> None:
         self.primaries = 0
-        """Of how many states a replica of this process is the primary."""
+        """Count of states whose primary is a replica of this process."""

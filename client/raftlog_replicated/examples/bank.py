@@ -1,4 +1,4 @@
-"""A bank's ledger over HTTP: no overdraft, and no coin lost or made, whatever process dies.
+"""A bank's ledger over HTTP loses and makes no coin, whatever process dies. No overdraft.
 
     python -m raftlog_replicated.examples.bank --replica-id a --listen 127.0.0.1:9201
     curl -L -X POST localhost:9201/accounts/ann -d 100
@@ -87,7 +87,7 @@ class Ledger:
         return Receipt(done=True)
 
     def total(self) -> int:
-        """Of all accounts: transfers do not change it."""
+        """Total of all accounts, which transfers do not change."""
         return sum(amount for _, amount in self.balances.items())
 
     def snapshot(self) -> Iterator[bytes]:
@@ -106,18 +106,18 @@ class Ledger:
 def application(bank: Replicated[Ledger, Open | Transfer, Receipt]) -> web.Application:
     """The HTTP surface."""
 
-    async def carry_out(request: web.Request, command: Open | Transfer) -> web.Response:
+    async def execute(request: web.Request, command: Open | Transfer) -> web.Response:
         applied = await bank.submit(command, request_id=request.headers.get("Idempotency-Key"))
         body, status = msgspec.to_builtins(applied.result), 200 if applied.result.done else 409
         return web.json_response(body, status=status, headers={TOKEN_HEADER: str(applied.token)})
 
     async def transfer(request: web.Request) -> web.Response:
         fields = msgspec.json.decode(await request.read(), type=dict[str, str | int])
-        return await carry_out(request, msgspec.convert(fields | {"type": "Transfer"}, Transfer))
+        return await execute(request, msgspec.convert(fields | {"type": "Transfer"}, Transfer))
 
     async def open_account(request: web.Request) -> web.Response:
         amount = msgspec.json.decode(await request.read(), type=Amount)
-        return await carry_out(request, Open(request.match_info["account"], amount))
+        return await execute(request, Open(request.match_info["account"], amount))
 
     async def balance(request: web.Request) -> web.Response:
         account = request.match_info["account"]

@@ -1,7 +1,7 @@
 """A key-value store over HTTP that survives `kill -9` of any of its processes.
 
 python -m raftlog_replicated.examples.kv --replica-id a --listen 127.0.0.1:9001
-curl -L -X PUT localhost:9001/kv/lunch -d soup                 # at any replica: -L goes on
+curl -L -X PUT localhost:9001/kv/lunch -d soup                 # at any replica, -L redirects
 curl -L -X PUT 'localhost:9001/kv/lunch?expected=soup' -d rice # 409 if it is no longer soup
 curl -L -X PUT localhost:9001/kv/drink -d tea -H 'If-None-Match: *' # 409 if there is one
 curl 'localhost:9001/kv/lunch?consistency=linearizable' # session, lease, eventual, within:100
@@ -38,7 +38,7 @@ class Put(msgspec.Struct, tag=True, frozen=True):
     key: str
     value: str | None
     expected: str | None = None
-    """The value that the key must have; None: any."""
+    """The value that the key must have. None for any."""
     is_new: bool = False
     """The key must have no value."""
 
@@ -54,7 +54,7 @@ CODEC: Final[StructCodec[Put, Outcome]] = StructCodec(Put, Outcome)
 
 
 class KeyValues:
-    """The state: deterministic, and a function of the commands alone."""
+    """The state is deterministic, and a function of only the commands."""
 
     def __init__(self) -> None:
         self.values = Table(str)

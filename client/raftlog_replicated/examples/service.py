@@ -1,4 +1,4 @@
-"""What the examples share: the HTTP side of a replica, and its command line."""
+"""The examples share the HTTP side of a replica, and its command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from raftlog_replicated import (
 from raftlog_replicated.replica import Replica
 
 TOKEN_HEADER: Final = "X-State-Token"
-"""Send it back with `consistency=session`: reads then never go back, and see own writes."""
+"""Send it back with `consistency=session`. Reads then never go back, and see own writes."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AnyReplica = Replica[Any, Any, Any]
 
@@ -40,7 +40,7 @@ _READS: Final = {"eventual": EVENTUAL, "lease": LEASE, "linearizable": LINEARIZA
 
 
 def consistency_of(request: web.Request) -> Read:
-    """How new the state of a read has to be: `?consistency=`. Raises ValueError."""
+    """Required consistency of a read by `?consistency=`. Raises ValueError."""
     consistency = request.query.get("consistency", "linearizable")
     if consistency.startswith("within:"):
         return within(float(consistency.removeprefix("within:")))
@@ -66,7 +66,7 @@ _STATUS: Final[tuple[tuple[type[Exception], int, int | None], ...]] = (
 
 
 def translated(replica: AnyReplica) -> Any:
-    """Errors of a replica as answers: a redirect to the primary, 503 to try again, 504 unknown."""
+    """Maps replica errors to responses, 307 to the primary, 503 to retry, 504 unknown."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -92,7 +92,7 @@ def _problem(status: int, error: Exception, headers: dict[str, str]) -> web.Resp
 
 
 def replica_routes(replica: AnyReplica) -> list[web.RouteDef]:
-    """Routes that tell, and change, which replica is the primary."""
+    """Routes that return, and change, the primary."""
 
     async def status(_: web.Request) -> web.Response:
         return web.json_response(
@@ -106,7 +106,7 @@ def replica_routes(replica: AnyReplica) -> list[web.RouteDef]:
 
     async def members(_: web.Request) -> web.Response:
         found = await replica.members()
-        return web.json_response([_member(one) for one in found])
+        return web.json_response([_member(member) for member in found])
 
     async def hand_over(request: web.Request) -> web.Response:
         await replica.hand_over(request.match_info["replica_id"])

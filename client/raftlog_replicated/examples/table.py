@@ -1,7 +1,7 @@
-"""A dictionary for state machines: snapshots without a stop, and a digest that is always at hand.
+"""A dictionary for state machines has snapshots without a stop and a current digest.
 
-A copy of a million keys stops all else for 25 to 90 ms. So the keys lie in many small dictionaries:
-a snapshot only marks these as shared; the first change of a shared one copies this one first.
+A copy of a million keys stops all else for 25 to 90 ms. So the keys lie in many small dictionaries.
+A snapshot only marks these as shared. The first change of a shared dictionary first copies it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 V = TypeVar("V")
 
 SHARDS: Final = 4_096
-"""With ten million keys, the copy of one takes 50 µs."""
+"""Dictionaries of a table. With ten million keys, a copy takes 50 µs."""
 CHUNK_BYTES: Final = 128 * 1024
-"""A chunk ends with the pair beyond this size, which takes some milliseconds to encode if pairs
-are small. Chunks longer than a record would be cut apart."""
+"""Bytes after which a chunk ends with the current pair. Such a chunk takes some milliseconds to
+encode if pairs are small. Chunks longer than a record would be cut apart."""
 DIGEST_BITS: Final = 128
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -30,13 +30,13 @@ class Table(Generic[V]):
     """Values by text, in an order that only depends on the history of keys."""
 
     def __init__(self, value_type: type[V]) -> None:
-        """`value_type`: encoded by msgspec; values are never changed in place."""
+        """`value_type` is encoded by msgspec. Values are never changed in place."""
         self._decoder = msgspec.msgpack.Decoder(list[tuple[str, value_type]])  # type: ignore[valid-type]
         self._shards: list[dict[str, V]] = []
         self._is_own = bytearray()
         """Whether no snapshot shares a shard."""
         self._sum = 0
-        """Of the hashes of all pairs: independent of their order, and cheap to keep."""
+        """Sum of the hashes of all pairs, independent of their order, and cheap to keep."""
         self.restore(())
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Table(Generic[V]):
         return chain.from_iterable(shard.items() for shard in self._shards)
 
     def get(self, key: str) -> V | None:
-        """The value of a key; None without one."""
+        """The value of a key. None without a value."""
         return self._shards[crc32(key.encode()) % SHARDS].get(key)
 
     def set(self, key: str, value: V | None) -> V | None:
@@ -72,7 +72,7 @@ class Table(Generic[V]):
         return (self._sum % (1 << DIGEST_BITS)).to_bytes(DIGEST_BITS // 8, "big")
 
     def snapshot(self) -> Iterator[bytes]:
-        """All pairs of this moment, in chunks; changes may go on between them."""
+        """All pairs of this moment, in chunks. The table may change between them."""
         self._is_own = bytearray(SHARDS)
         return _chunks(list(self._shards))
 

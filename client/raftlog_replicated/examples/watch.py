@@ -1,4 +1,4 @@
-"""Watchers of an example's state: applied changes as lines of JSON over HTTP."""
+"""Watchers get an example's applied changes as lines of JSON over HTTP."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from aiohttp import web
 from raftlog_replicated import OverloadedError
 
 WATCHERS_MAX: Final = 1_000
-"""At one replica: applying a change takes longer by each of them."""
+"""Most watchers at one replica. Each makes applying a change slower."""
 WAITING_BYTES_MAX: Final = 4 << 20
-"""Of changes that wait for one watcher: a slower one is ended, and reads the state again."""
+"""Most bytes of changes that wait for one watcher. A slower watcher is ended, and reads the state
+again."""
 WRITE_S_MAX: Final = 30.0
 """A stalled connection is closed after so long."""
 
@@ -46,7 +47,7 @@ class _Watcher:
         self.wakeup.set()
 
     async def take(self) -> bytes:
-        """Wait for lines; empty: after the last one."""
+        """Wait for lines. Returns empty bytes after the last line."""
         while not self.queue and self.end is None:
             self.wakeup.clear()
             await self.wakeup.wait()
@@ -57,31 +58,31 @@ class _Watcher:
 
 
 class Changes:
-    """Applied changes, for the watchers of this replica; no part of the state."""
+    """Applied changes, for the watchers of this replica. No part of the state."""
 
     def __init__(self) -> None:
         self._watchers: list[_Watcher] = []
 
     def publish(self, key: str, value: Any, position: int) -> None:
         """Give a change to the watchers of its key, and to those of all keys."""
-        watchers = [one for one in self._watchers if one.key in {None, key}]
+        watchers = [watcher for watcher in self._watchers if watcher.key in {None, key}]
         if watchers:
             change = {"key": key, "value": value, "position": position}
             line = msgspec.json.encode(change) + b"\n"
-            for one in watchers:
-                one.add(line)
+            for watcher in watchers:
+                watcher.add(line)
 
     def interrupt(self, reason: str) -> None:
         """End all watchers, since changes will be missing. From any thread."""
-        for one in tuple(self._watchers):
-            one.loop.call_soon_threadsafe(one.stop, reason)
+        for watcher in tuple(self._watchers):
+            watcher.loop.call_soon_threadsafe(watcher.stop, reason)
 
     async def close(self, _: web.Application) -> None:
-        """End all watchers; for `on_shutdown`."""
+        """End all watchers on `on_shutdown`."""
         self.interrupt("this replica shuts down")
 
     async def watch(self, request: web.Request) -> web.StreamResponse:
-        """GET: a line for each change, of one key with `?key=`; the last line has the reason."""
+        """GET sends a line per change, of one key with `?key=`. The last line has the reason."""
         if len(self._watchers) >= WATCHERS_MAX:
             raise OverloadedError(f"This replica has {WATCHERS_MAX} watchers already.")
         watcher = _Watcher(request.query.get("key"))

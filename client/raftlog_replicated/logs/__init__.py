@@ -1,1 +1,1 @@
-"""Logs of commands: one shared by all replicas, or one per replica."""
+"""Logs of commands are shared by all replicas, or separate per replica."""

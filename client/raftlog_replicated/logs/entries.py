@@ -1,8 +1,8 @@
-"""The entries of a state's log: one record each. Pure.
+"""The entries of a state's log are a record each. Pure.
 
-MessagePack arrays with a number that tells the kind. A field is never removed and its meaning never
-changes; a new kind, or a field with an effect on the state, gets a new number: an older replica
-then stops (UnknownEntryError) instead of skipping an entry.
+They are MessagePack arrays with a number for the kind. A field is never removed and its meaning
+never changes. A new kind, or a field with an effect on the state, gets a new number. An older
+replica then stops (UnknownEntryError) instead of skipping an entry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Commands(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
 
     term: Term
     number: int
-    """Of the batch in its term, from 0: the primary finds its own again."""
+    """Number of the batch in its term, from 0. The primary finds its own batches by it."""
     payloads: list[bytes]
     requests: dict[int, str] = {}
     """Request ids, by the place of the command."""
@@ -42,7 +42,7 @@ class Digest(msgspec.Struct, array_like=True, tag=2, frozen=True):
 
     term: Term
     position: Position
-    """Of the state: the number of the entry after it."""
+    """Position of the state, which is the number of the entry after it."""
     digest: bytes
 
 

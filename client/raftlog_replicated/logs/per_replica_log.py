@@ -1,11 +1,11 @@
-"""The log of a state in a partition for each replica, all written together in a transaction.
+"""A log has a partition for each replica, all written together in a transaction.
 
-The key of a record is its entry's number: partitions begin at different times, and offsets have
-gaps for the transactions' markers. A replica reads its own partition; one that joined later, and
-has no snapshot of that time yet, reads another one until its next start.
+The key of a record is its entry's number, because partitions begin at different times, and offsets
+have gaps for the transactions' markers. A replica reads its own partition. A replica that joined
+later, and has no snapshot of that time yet, reads another partition until its next start.
 
-`start` of a transactional producer ends and fences the one before, so no entry of a former primary
-comes between the last read number and the first one of the next primary.
+`start` of a transactional producer ends and fences the earlier producer, so no entry of a former
+primary comes between the last read number and the first number of the next primary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raftlog_replicated.ports import LogRecord, LogTrimmedError, Writer
 from raftlog_replicated.reads import Progress
 
 POLL_MS: Final = 20
-"""A marker moves the position without a record: it is noticed so late."""
+"""Milliseconds until a marker is noticed, which moves the position without a record."""
 PARTITIONS_AGE_MS: Final = 1_000
 """A primary writes to a new partition at the latest after so long."""
 KEY_BYTES: Final = 8
@@ -36,7 +36,7 @@ class PerReplicaLog(SharedLog):
     """Where to read, while `_must_place`."""
     _must_place = True
     _seeks = 0
-    """Count of `seek` calls: a read under way before the last one gives nothing."""
+    """Count of `seek` calls. A read that started before the last call returns nothing."""
     _next = 0
     """The number behind the last read or written entry."""
 
@@ -46,16 +46,16 @@ class PerReplicaLog(SharedLog):
         self._consumer = await self._open("read_committed")
         self._questions = await self._open("read_uncommitted")
         self._known = (-1, 0)
-        """A number, and where its entry is, or will be, in the partition that is read."""
+        """A number, and where its entry is, or will be, in the read partition."""
         self._passed = Progress()
         """Offset in that partition up to which all is read or written."""
         self._placed = asyncio.Event()
 
     async def end(self) -> int:
-        """The committed end: the number behind all entries below the leader's high watermark.
+        """The committed end, the number behind all entries below the leader's high watermark.
 
-        The end of committed transactions is not enough: the marker of an acknowledged one may come
-        later than its acknowledgement.
+        The end of committed transactions is not enough, because the marker of an acknowledged
+        transaction may come later than its acknowledgement.
         """
         while True:
             await self._placed.wait()
@@ -95,9 +95,9 @@ class PerReplicaLog(SharedLog):
                 continue
             place = await consumer.position(self._source)
             found = [
-                LogRecord(_number(one.key), one.timestamp, one.value)
-                for one in taken.get(self._source, ())
-                if one.value is not None
+                LogRecord(_number(record.key), record.timestamp, record.value)
+                for record in taken.get(self._source, ())
+                if record.value is not None
             ]
             if found and found[-1].offset >= self._next:
                 self._next = found[-1].offset + 1
@@ -107,7 +107,7 @@ class PerReplicaLog(SharedLog):
                 return found
 
     async def open_writer(self) -> Writer:
-        """A new writer: its start fences all writers before."""
+        """A new writer. Its start fences all writers before."""
         producer: Producer[bytes, bytes] = Producer(
             bootstrap_servers=self._servers,
             transactional_id=self._topics.log,
@@ -121,20 +121,20 @@ class PerReplicaLog(SharedLog):
         bounds = await self._clients.admin.offsets([self._topics.log])
         consumer = await self._open("read_committed")
         try:
-            for source, one in bounds.items():
+            for source, record in bounds.items():
                 consumer.assign([source])
-                end = one.last_stable_offset
-                place = await _find(consumer, source, offset, one.beginning_offset, end)
+                end = record.last_stable_offset
+                place = await _find(consumer, source, offset, record.beginning_offset, end)
                 await self._clients.admin.delete_records({source: place})
         finally:
             await consumer.close()
 
     def next_number(self) -> int:
-        """Of the next entry, for a writer that has fenced all others."""
+        """Number of the next entry, for a writer that has fenced all others."""
         return self._next
 
     def written(self, number: int, last_offset: int) -> None:
-        """All entries below the number are committed; the last one has this offset here."""
+        """All entries below the number are committed. The last entry has this offset here."""
         self._next = number
         self._known = (number, last_offset + 1)
         # Behind it is the transaction's marker.
@@ -155,10 +155,10 @@ class PerReplicaLog(SharedLog):
         wanted, seeks = self._wanted, self._seeks
         bounds = await self._clients.admin.offsets([self._topics.log])
         is_empty = True
-        for source in sorted(bounds, key=lambda one: (one != self._own, one)):
-            one = bounds[source]
+        for source in sorted(bounds, key=lambda record: (record != self._own, record)):
+            record = bounds[source]
             consumer.assign([source])
-            begin, end = one.beginning_offset, one.last_stable_offset
+            begin, end = record.beginning_offset, record.last_stable_offset
             first = await _probe(consumer, source, begin, end)
             if first is None:
                 continue
@@ -190,7 +190,7 @@ class PerReplicaLog(SharedLog):
 
 
 class _TransactionalWriter:
-    """Appends to all partitions: to all, or to none."""
+    """Appends to all partitions or to none."""
 
     def __init__(self, producer: Producer[bytes, bytes], log: PerReplicaLog) -> None:
         self._producer = producer
@@ -226,20 +226,20 @@ def _number(key: bytes | None) -> int:
 async def _probe(
     consumer: Consumer[bytes, bytes], source: TopicPartition, begin: int, end: int
 ) -> tuple[int, int] | None:
-    """Offset and number of the first entry from an offset on; None: there is none up to `end`."""
+    """Offset and number of the first entry from an offset on. None without an entry up to `end`."""
     consumer.seek(source, begin)
     consumer.resume(source)
     while await consumer.position(source) < end:
         taken = await consumer.getmany(source, timeout_ms=PROBE_MS, max_records=1)
-        for one in taken.get(source, ()):
-            return (one.offset, _number(one.key)) if one.offset < end else None
+        for record in taken.get(source, ()):
+            return (record.offset, _number(record.key)) if record.offset < end else None
     return None
 
 
 async def _find(
     consumer: Consumer[bytes, bytes], source: TopicPartition, number: int, begin: int, end: int
 ) -> int:
-    """The offset from which on all entries have this number or a larger one, by bisection."""
+    """The offset from which all entries have at least this number, by bisection."""
     low, high = begin, end
     while low < high:
         middle = (low + high) // 2

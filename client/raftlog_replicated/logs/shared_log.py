@@ -36,9 +36,9 @@ Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 POLL_MS: Final = 500
 ENTRIES: Final = 0
 LEASE_PARTITION: Final = 0
-"""In both layouts: its owner in the group is the primary."""
+"""Partition whose owner in the group is the primary, in both layouts."""
 CLOSE_MS: Final = 50
-"""For what a writer has under way: its outcome is the log's."""
+"""Milliseconds for a writer's pending work, whose outcome is the log's."""
 
 
 class SharedLog:
@@ -65,7 +65,7 @@ class SharedLog:
         self._source = TopicPartition(topics.log, ENTRIES)
         self._consumer: Consumer[bytes, bytes] | None = None
         self._questions: Consumer[bytes, bytes] | None = None
-        """For the log's end, beside long polls."""
+        """Consumer for the log's end, beside long polls."""
 
     @property
     def group_id(self) -> str:
@@ -126,7 +126,7 @@ class SharedLog:
         return elapsed_s()
 
     async def end(self) -> int:
-        """The committed end: the leader confirms its lead with the quorum."""
+        """The committed end, for which the leader confirms its lead with the quorum."""
         questions = self._started(self._questions)
         return (await questions.end_offsets([self._source]))[self._source]
 
@@ -149,10 +149,10 @@ class SharedLog:
             except OffsetOutOfRangeError as error:
                 raise LogTrimmedError(str(error)) from error
             if records := taken.get(self._source):
-                return [_log_record(one) for one in records]
+                return [_log_record(record) for record in records]
 
     async def open_writer(self) -> Writer:
-        """A new writer: its first append fences all writers before."""
+        """A new writer. Its first append fences all writers before."""
         producer: Producer[bytes, bytes] = Producer(
             bootstrap_servers=self._servers, fencing_id=self._topics.log
         )
@@ -185,16 +185,16 @@ class SharedLog:
             raise
         return [
             LeaseMember(
-                one.instance_id,
-                one.endpoint,
-                one.position or 0,
+                member.instance_id,
+                member.endpoint,
+                member.position or 0,
                 any(
                     part.topic == self._topics.log and LEASE_PARTITION in part.partitions
-                    for part in one.assignment
+                    for part in member.assignment
                 ),
             )
-            for one in group.members
-            if one.instance_id is not None
+            for member in group.members
+            if member.instance_id is not None
         ]
 
     def _started(self, client: T | None) -> T:
@@ -218,7 +218,7 @@ class _FencedWriter:
         ]
         if len(sent) == 1:
             return ((await sent[0]).offset,)
-        return [one.offset for one in await asyncio.gather(*sent)]
+        return [result.offset for result in await asyncio.gather(*sent)]
 
     async def close(self) -> None:
         await self._producer.close(timeout_ms=CLOSE_MS)

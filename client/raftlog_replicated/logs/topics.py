@@ -1,12 +1,12 @@
-"""The topics of a state: found or made, and refused if they were made for something else.
+"""The topics of a state are found or made, and foreign topics are refused.
 
 | topic | partition | records |
 |---|---|---|
-| `state.<name>` | 0; with layout `per-replica` one for each replica | entries |
+| `state.<name>` | 0, with layout `per-replica` one for each replica | entries |
 | `state.<name>.snapshots`, compacted | 0 | layout, claims of partitions, manifests |
 | | 1 | chunks of snapshots |
 
-The layout's record is what says that both topics are a state's. The topic of snapshots is made
+Only the layout's record proves that both topics are a state's. The topic of snapshots is made
 first, so a topic of entries without that record is of other origin.
 """
 
@@ -42,11 +42,11 @@ VERSION: Final = 1
 LAYOUT_KEY: Final = b"\x00layout"
 CLAIM_PREFIX: Final = b"\x00partition/"
 REPLICAS_MAX: Final = 32
-"""Of a state with a partition for each replica: each commit writes to all of them."""
+"""Most replicas of a state with a partition for each. Each commit writes to all of them."""
 FOREVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The library deletes what snapshots replace, and nothing else may."""
 ATTEMPTS_MAX: Final = 20
-"""Other replicas may make the same topics, or claim the same partition, at the same time."""
+"""Most attempts, as other replicas may make the same topics or claims concurrently."""
 CREATED_S: Final = 0.1
 POLL_MS: Final = 200
 
@@ -100,7 +100,7 @@ class StateTopics:
         if mark is None:
             used = await self._used(clients.admin)
             mark = (await self.marks(clients.admin)).get(LAYOUT_KEY)
-            # Another replica may have begun to use them: its layout came first.
+            # Another replica may have started to use them, and its layout came first.
             if used and mark is None:
                 raise LayoutError(
                     f"Topics {', '.join(used)} exist, and were not made for a replicated state: "
@@ -122,7 +122,7 @@ class StateTopics:
                 for claimant, value in (await self.marks(clients.admin)).items()
                 if claimant.startswith(CLAIM_PREFIX)
             }
-            # The first claim of a number counts; `marks` has them in the log's order.
+            # The first claim of a number counts. `marks` has them in the log's order.
             owners: dict[int, bytes] = {}
             for claimant, number in claims.items():
                 owners.setdefault(number, claimant)

@@ -1,9 +1,9 @@
-"""Snapshots in a compacted topic: which there are, which one counts, which go. Pure.
+"""The snapshots in a compacted topic, which of them count, and which go. Pure.
 
-Partition 0 holds manifests, partition 1 chunks; keys begin with the snapshot's id. A manifest is
-written after its chunks, and makes the chunks count. Two snapshots are kept: the log is trimmed to
-the older one, so a replica begins there if the newer one is damaged. Ids are unique, so two
-replicas may take one at the same time.
+Partition 0 holds manifests, partition 1 chunks. Keys begin with the snapshot's id. A manifest is
+written after its chunks, and makes the chunks count. Two snapshots are kept. The log is trimmed to
+the older snapshot, so a replica begins there if the newer snapshot is damaged. Ids are unique, so
+two replicas may take a snapshot at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from raftlog_replicated.types import Position
 
 KEPT: Final = 2
 CHUNK_BYTES_MAX: Final = 900_000
-"""Below the largest batch of a topic. A longer chunk is cut, and joined for the restore."""
+"""Bytes of a chunk, below the largest batch of a topic. A longer chunk is cut, and joined for the
+restore."""
 
 
 MORE: Final = b"\1"
@@ -33,9 +34,9 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     snapshot_id: str
     position: Position
     offset: int
-    """Where the log goes on, in its partition."""
+    """Offset where the log continues, in its partition."""
     commands: int
-    """Of the state's whole history."""
+    """Commands of the state's whole history."""
     first_chunk: int
     """Offset of the first chunk."""
     chunks: int
@@ -59,7 +60,7 @@ class Catalogue:
         self._manifests: dict[bytes, Manifest] = {}
 
     def add(self, key: bytes | None, value: bytes | None) -> None:
-        """Take the next record. An unreadable manifest is none: its snapshot does not count."""
+        """Take the next record. The snapshot of an unreadable manifest does not count."""
         if key is None:
             return
         self._manifests.pop(key, None)
@@ -81,7 +82,7 @@ class Catalogue:
 
     @property
     def trim_offset(self) -> int | None:
-        """End of the part of the log without use; None while there are too few snapshots."""
+        """End of the unused part of the log. None while there are too few snapshots."""
         newest = self.newest_first
         return newest[KEPT - 1].offset if len(newest) >= KEPT else None
 
@@ -103,7 +104,7 @@ class Sum:
 
     @property
     def sha256(self) -> bytes:
-        """Of all chunks with their sizes."""
+        """Hash of all chunks with their sizes."""
         return self._sha256.digest()
 
     def check(self, manifest: Manifest) -> None:
@@ -118,7 +119,7 @@ class Sum:
 
 
 def cut(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The chunks as pieces of the size of a record; the first byte says whether more follow."""
+    """Cut chunks into record-sized pieces, each with a first byte for whether more follow."""
     for chunk in chunks:
         for begin in range(0, max(1, len(chunk)), CHUNK_BYTES_MAX):
             end = begin + CHUNK_BYTES_MAX

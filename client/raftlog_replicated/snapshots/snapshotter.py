@@ -25,7 +25,7 @@ from raftlog_replicated.types import Command, Result
 _logger = logging.getLogger(__name__)
 
 IN_MEMORY_BYTES: Final = 8 << 20
-"""Of a snapshot before its restore; the rest is in a temporary file."""
+"""Bytes of a snapshot kept in memory before its restore. The rest is in a temporary file."""
 
 
 class Snapshotter(Generic[Command, Result]):
@@ -46,7 +46,7 @@ class Snapshotter(Generic[Command, Result]):
         self.restored: Manifest | None = None
         """The snapshot in which the present state began."""
         self.log_bytes = 0
-        """Of the log, applied since the newest snapshot or the start."""
+        """Bytes of the log, applied since the newest snapshot or the start."""
 
     @property
     def is_due(self) -> bool:
@@ -55,7 +55,7 @@ class Snapshotter(Generic[Command, Result]):
 
     @property
     def is_long_due(self) -> bool:
-        """Whether no other replica takes one: then a primary does."""
+        """Whether no other replica takes a snapshot, so a primary does."""
         return self.log_bytes > 4 * self._least_bytes
 
     @property
@@ -73,10 +73,10 @@ class Snapshotter(Generic[Command, Result]):
             self.log_bytes = 0
 
     async def restore(self, *, below: int | None = None) -> int | None:
-        """Restore the newest undamaged snapshot; returns the offset where the log goes on.
+        """Restore the newest undamaged snapshot. Returns the offset where the log continues.
 
-        `below`: of those before a position. None: there is none, the state is empty. Raises
-        RaftlogClientError, ApplyError.
+        `below` limits the search to snapshots before a position. None if there is none and the
+        state is empty. Raises RaftlogClientError, ApplyError.
         """
         await self.refresh()
         self.restored = None
@@ -102,14 +102,15 @@ class Snapshotter(Generic[Command, Result]):
                 file.write(chunk)
             total.check(manifest)
             file.seek(0)
-            # In a thread: heartbeats go on. No other call touches the state meanwhile.
+            # In a thread, so heartbeats continue. No other call touches the state until the thread
+            # ends.
             await self._log.run(lambda: self._applier.restore(join(_pieces(file))))
 
     async def take(self, offset: int) -> None:
-        """Take a snapshot of the present state; `offset`: of the log's next entry.
+        """Take a snapshot of the present state. `offset` is that of the log's next entry.
 
-        Applying goes on meanwhile. Then trim the log to the older of the two kept snapshots.
-        Raises RaftlogClientError: the snapshot does not count then.
+        Applying continues during the writes. Then trim the log to the older of the two kept
+        snapshots. The snapshot does not count if this raises RaftlogClientError.
         """
         applier, snapshots = self._applier, self._log.snapshots
         position, commands = applier.position, applier.commands
@@ -123,7 +124,7 @@ class Snapshotter(Generic[Command, Result]):
         before = self._catalogue.newest_first[:1]
         await self.refresh()
         if self._catalogue.newest_first[:1] != before:
-            return  # another replica was faster: these chunks go with its next ones
+            return  # another replica was faster, and these chunks go with its next snapshots
         manifest = Manifest(
             snapshot_id=name,
             position=position,
@@ -145,7 +146,7 @@ class Snapshotter(Generic[Command, Result]):
         trim_offset = self._catalogue.trim_offset
         if trim_offset is not None:
             kept = self._catalogue.newest_first
-            await self._log.snapshots.delete_chunks(min(one.first_chunk for one in kept))
+            await self._log.snapshots.delete_chunks(min(manifest.first_chunk for manifest in kept))
             await self._log.trim(trim_offset)
 
 

@@ -31,17 +31,18 @@ class TopicSnapshots:
             await consumer.close()
 
     async def changes(self) -> list[tuple[bytes | None, bytes | None]]:
-        """Keys and values of manifests since the last call, at first all; empty: no more now."""
+        """Keys and values of manifests since the last call. Empty if none remain. The first call
+        starts with all."""
         source = TopicPartition(self._topic, MANIFESTS)
         if self._manifests is None:
             self._manifests = await self._open(source)
         consumer = self._manifests
         end = (await consumer.end_offsets([source]))[source]
-        # Keys with a zero are the library's own marks: layout, claims.
+        # Keys with a zero are the library's own marks (layout, claims).
         return [
-            (one.key, one.value)
-            async for one in records_before(consumer, source, end)
-            if one.key is None or not one.key.startswith(b"\x00")
+            (record.key, record.value)
+            async for record in records_before(consumer, source, end)
+            if record.key is None or not record.key.startswith(b"\x00")
         ]
 
     async def read(self, manifest: Manifest) -> AsyncIterator[bytes]:
@@ -53,22 +54,26 @@ class TopicSnapshots:
             end = (await consumer.end_offsets([source]))[source]
             consumer.seek(source, manifest.first_chunk)
             count = 0
-            # Deleted ones are passed over: a newer snapshot has taken their place.
-            async for one in records_before(consumer, source, end):
-                if one.key is not None and one.key.startswith(prefix) and one.value is not None:
+            # Deleted records are passed over, as a newer snapshot has taken their place.
+            async for record in records_before(consumer, source, end):
+                if (
+                    record.key is not None
+                    and record.key.startswith(prefix)
+                    and record.value is not None
+                ):
                     count += 1
-                    yield one.value
+                    yield record.value
                     if count == manifest.chunks:
                         return
         finally:
             await consumer.close()
 
     async def write_chunk(self, key: bytes, chunk: bytes) -> int:
-        """Append a chunk; returns its offset once it is committed."""
+        """Append a chunk. Returns its offset once it is committed."""
         return (await self._producer.send_and_wait(self._topic, chunk, key, CHUNKS)).offset
 
     async def write_manifest(self, key: bytes, value: bytes | None) -> None:
-        """Append a manifest, or delete one."""
+        """Append a manifest, or delete a manifest."""
         await self._producer.send_and_wait(self._topic, value, key, MANIFESTS)
 
     async def delete_chunks(self, below_offset: int) -> None:
