@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for synchronous code over the asyncio client.
+"""An event loop in a separate thread runs the asyncio client for synchronous code.
 
-Spark calls from threads without a loop, from threads with a running one (a notebook), and in
-processes forked from one with threads: so the loop never runs in the caller's thread, and is
+Spark calls from threads without a loop, from threads with a running loop (a notebook), and in
+processes forked from a process with threads. So the loop never runs in the caller's thread, and is
 created on first use.
 """
 
@@ -29,7 +29,7 @@ class Background:
     """A running event loop. `close` ends the loop and all its tasks."""
 
     def __init__(self) -> None:
-        # Not the policy's loop: by measurement, a selector loop takes less CPU for large answers,
+        # Not the policy's loop. By measurement, a selector loop takes less CPU for large responses,
         # and it keeps no state for the whole process that a fork would copy.
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._main, name="raftlog-spark", daemon=True)
@@ -40,7 +40,7 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Run `work` and return its result; `what` it is, for the log. An interrupt cancels it."""
+        """Run `work` and return its result. `what` names it in the log. An interrupt cancels it."""
         return result_of(self.submit(work), what)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Background:
 
 
 def result_of(future: Future[T], what: str) -> T:
-    """The future's result; a long wait is logged. An interrupt of the caller cancels the future."""
+    """The future's result. A long wait is logged. An interrupt of the caller cancels the future."""
     begun = time.monotonic()
     try:
         while not wait([future], WAIT_LOGGED_S).done:

@@ -1,6 +1,6 @@
 """Synchronous access to a cluster, for the driver and the executors alike.
 
-A `Cluster` pickles as its settings. The first call connects; after a fork, the first call in the
+A `Cluster` pickles as its settings. The first call connects. After a fork, the first call in the
 child connects again, and the parent's connections are left alone.
 """
 
@@ -40,24 +40,24 @@ REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 BUFFER_BYTES_DEFAULT: Final = 32 * 1024 * 1024
 DELIVERY_TIMEOUT_S_DEFAULT: Final = 120.0
 REFUSALS: Final = frozenset([UNKNOWN_TRANSACTION, INVALID_TXN_STATE, SINK_OWNED])
-"""Of a sink's commit, for good."""
+"""Refusals of a sink's commit, for good."""
 
 T = TypeVar("T")
 
 
 FETCH_BYTES_DEFAULT = 8 * 1024 * 1024
-"""Measured (docs/decisions/spark-fetch.md): larger chunks gain little, and two are held."""
+"""Measured in docs/decisions/spark-fetch.md. Larger chunks gain little, and two are held."""
 
 
 class TopicInfo(NamedTuple):
-    """A topic: its id, which is unique among topics of one name, and its partitions."""
+    """A topic's partitions and id, which is unique among topics of one name."""
 
     topic_id: str
     partitions: int
 
 
 class Bounds(NamedTuple):
-    """The readable offsets of a partition: from `start` to before `end`."""
+    """The readable offsets of a partition, from `start` to before `end`."""
 
     start: int
     end: int
@@ -73,17 +73,16 @@ class _Parts(NamedTuple):
 
 
 _others: list[_Parts] = []
-"""Connections of parent processes. Kept, as collecting them would close the parent's sockets; never
-used. One entry for each fork of a connected process in a row.
-"""
+"""Connections of parent processes. Kept, as collecting them would close the parent's sockets,
+and never used. One entry for each fork of a connected process in a row."""
 
 
 class Cluster:
-    """A cluster as Spark sees it; a context manager. Not for several threads at once.
+    """A cluster as Spark sees it. A context manager. Not for several threads at once.
 
-    Every call raises RaftlogSparkError: ClusterUnavailable if no node answers within
+    Every call raises RaftlogSparkError, of type ClusterUnavailable if no node responds within
     `request_timeout_s` (the first time within `bootstrap_timeout_s`), or a partition has no leader
-    for so long; other errors are documented by call.
+    for so long. Other errors are documented by call.
     """
 
     def __init__(
@@ -151,10 +150,8 @@ class Cluster:
     def offsets_for_times(
         self, times_ms: Mapping[tuple[str, int], int]
     ) -> dict[tuple[str, int], int | None]:
-        """The offset of each partition's first record at or after its time (ms since the epoch).
-
-        None if no record is that young. One call to one node. Raises TopicGone.
-        """
+        """The offset of each partition's first record at or after its time in Unix milliseconds.
+        None if no record is that young. One call to one node. Raises TopicGone."""
         wanted = {TopicPartition(topic, number): time for (topic, number), time in times_ms.items()}
         if not wanted:
             return {}
@@ -180,15 +177,16 @@ class Cluster:
         """The record batches of offsets `start` to before `end`, as stored.
 
         Each chunk holds whole batches, about `fetch_bytes` of data, and continues where the last
-        one ended; the first and last may hold records outside of the range. With "read_committed"
-        it names the aborted transactions in its data. `decode` checks CRCs, and skips what is
-        aborted. The next chunk is fetched while the caller works on one; a chunk's data lives as
-        long as the caller uses it, and at most three are held for a caller that drops each chunk.
-        `end` comes from `bounds` with the same isolation: no later data is looked at. After a
+        chunk ended. The first and last may hold records outside of the range. With "read_committed"
+        it names the aborted transactions in its data. `decode` checks CRCs, and skips aborted
+        records. The next chunk is fetched while the caller works on the present chunk. A chunk's
+        data
+        lives as long as the caller uses it, and at most three are held for a caller that drops each
+        chunk. `end` comes from `bounds` with the same isolation, and no later data is read. After a
         leader's death the fetch continues at the new leader.
 
-        Raises OffsetOutOfRange (records of the range were deleted; `lowest` is the first one left),
-        TopicGone, TopicRecreated; ValueError for invalid settings.
+        Raises OffsetOutOfRange (records of the range were deleted, `lowest` is the first offset
+        left), TopicGone, TopicRecreated, or ValueError for invalid settings.
         """
         isolated = _isolation(isolation)
         if fetch_bytes < 1 or start < 0:
@@ -209,10 +207,8 @@ class Cluster:
         return chunks(parts.background, reader, topic=topic, end=end)
 
     def written_ms(self, topic: str, topic_id: str, partition: int, offset: int) -> int | None:
-        """When the batch of a record was written (its last timestamp, ms since the epoch).
-
-        Of the first batch after it if it is gone by compaction. Raises as `read`.
-        """
+        """When the batch of a record was written (its last timestamp, ms since the epoch). Of the
+        first batch after it if it is gone by compaction. Raises as `read`."""
         found = self.read(topic, topic_id, partition, offset, offset + 1, fetch_bytes=1)
         for chunk in found:
             return parse_header(chunk.data).max_timestamp_ms
@@ -229,8 +225,9 @@ class Cluster:
     ) -> BatchWriter:
         """A writer of encoded batches, idempotent, acknowledged by all in-sync replicas.
 
-        `topic`: the default for batches without a topic. `buffer_bytes` bounds unacknowledged data:
-        `write` waits for room. A batch not acknowledged within `delivery_timeout_s` has failed.
+        `topic` is the default for batches without a topic. `buffer_bytes` bounds unacknowledged
+        data,
+        as `write` waits for room. A batch not acknowledged within `delivery_timeout_s` has failed.
         With a `transactional_id` all is written in one transaction, which `prepare` keeps, and
         which is aborted otherwise, at the latest after `transaction_timeout_ms`. Raises TopicGone.
         """
@@ -269,10 +266,8 @@ class Cluster:
     def commit_offsets(
         self, group: str, offsets: Mapping[tuple[str, int], int], topic_ids: Mapping[str, str]
     ) -> None:
-        """Commit offsets of a group without members; of a topic with another id, none.
-
-        Raises RaftlogSparkError for the first that is refused; the others are committed.
-        """
+        """Commit offsets of a group without members. Skips a topic with another id. Raises
+        RaftlogSparkError for the first that is refused. The others are committed."""
         metadata = self._connected().metadata
         commits = [
             OffsetCommit(topic, partition, Offset(offset), topic_id=topic_ids.get(topic))
@@ -282,7 +277,7 @@ class Cluster:
         self._run(work, f"committing offsets of group {group!r}")
 
     def sink_owner(self, sink_id: str) -> str | None:
-        """The owner of the sink's epochs; None before the first one."""
+        """The owner of the sink's epochs. None before the first owner."""
         metadata = self._connected().metadata
         found = self._run(sinks.describe_sink(metadata, sink_id), f"asking for sink {sink_id!r}")
         return None if found.epoch < 0 else found.owner
@@ -292,9 +287,10 @@ class Cluster:
     ) -> None:
         """Commit these prepared transactions of a sink as one, and abort its others.
 
-        Harmless to repeat with an epoch. Without one (None), for a minute; and with no ids
-        everything of the sink is aborted. Raises SinkRefused: nothing is committed, and never will
-        be; ClusterUnavailable: it may be.
+        Harmless to repeat with an epoch. Without an epoch (None), only for a minute, and with no
+        ids
+        everything of the sink is aborted. Raises SinkRefused if nothing is committed and never will
+        be, or ClusterUnavailable if it may be.
         """
         metadata = self._connected().metadata
         work: Coroutine[Any, Any, object]
@@ -370,7 +366,7 @@ class Cluster:
 
 
 def _connected_to(bootstrap_servers: str, request_timeout_s: float, client_id: str) -> Cluster:
-    # The driver has reached the cluster: a silent one is down, and not at another address.
+    # The driver has reached the cluster, so a silent cluster is down, and not at another address.
     return Cluster(
         bootstrap_servers,
         request_timeout_s=request_timeout_s,
@@ -398,10 +394,8 @@ async def _close(parts: _Parts) -> None:
 def chunks(
     background: Background, reader: RangeReader, *, topic: str, end: int
 ) -> Iterator[RangeChunk]:
-    """The reader's chunks, one by one; none without data.
-
-    Holds the caller's chunk and the next. Raises RaftlogSparkError.
-    """
+    """The reader's chunks in sequence. None without data. Holds the caller's chunk and the next.
+    Raises RaftlogSparkError."""
     what = f"reading {topic!r}"
     pending = background.submit(reader.next())
     try:

@@ -1,11 +1,11 @@
 """The data source `raftlog` for Spark's Python Data Source API.
 
-For every query, Spark creates the source in a process of its own, from the options alone, and calls
-`schema` there; so options are checked there, where an error is easy to read. A query with its own
+For every query, Spark creates the source in a separate process, only from the options, and calls
+`schema` there. So options are checked there, where an error is easy to read. A query with its own
 schema skips `schema`, so its options are checked when its reader is created.
 
-Readers and writers are imported on use: processes that only list sources or call `schema` start
-without the client and Arrow: their import takes longer than that work.
+Readers and writers are imported on use. Processes that only list sources or call `schema` start
+without the client and Arrow, whose import takes longer than that work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raftlog_spark.schema import columns_of, source_schema
 from raftlog_spark.worker_gc import is_worker, spare_survivors
 
 NAME = "raftlog"
-# Spark's process that offers filters to a reader; it runs only if pushdown is enabled.
+# Spark's process that offers filters to a reader. It runs only if pushdown is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 if is_worker():
@@ -69,10 +69,7 @@ class RaftlogDataSource(DataSource):
         return StreamReader(options, columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer for one frame: all rows or none.
-
-        Raises OptionsError, SchemaError.
-        """
+        """A writer for one frame, all rows or none. Raises OptionsError, SchemaError."""
         from raftlog_spark.schema import sink_columns  # noqa: PLC0415
         from raftlog_spark.sink.writers import BatchSink, require_append  # noqa: PLC0415
 
@@ -81,10 +78,7 @@ class RaftlogDataSource(DataSource):
         return BatchSink(options, sink_columns(schema, topic=options.topic))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """A writer for a streaming query: every row once.
-
-        Raises OptionsError, SchemaError.
-        """
+        """A writer for a streaming query, every row once. Raises OptionsError, SchemaError."""
         from raftlog_spark.schema import sink_columns  # noqa: PLC0415
         from raftlog_spark.sink.writers import StreamSink, require_append  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""The errors of the connector: every message names the next step, every error pickles.
+"""The errors of the connector. Every message names the next step, every error pickles.
 
-`spark_error` and `write_failure` convert the client's errors. They import the client when called:
-processes that only check options start without.
+`spark_error` and `write_failure` convert the client's errors. They import the client when called,
+so processes that only check options start without.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TopicRecreated(RaftlogSparkError):  # noqa: N818
 
 
 class OffsetOutOfRange(RaftlogSparkError):  # noqa: N818
-    """Records of the range were deleted; `lowest` is the first offset left."""
+    """Records of the range were deleted. `lowest` is the first offset left."""
 
     def __init__(
         self, message: str, *, topic: str, partition: int, offset: int, lowest: int
@@ -66,10 +66,8 @@ class OffsetOutOfRange(RaftlogSparkError):  # noqa: N818
 
 
 class WriteFailed(RaftlogSparkError):  # noqa: N818
-    """Not all records given to a writer are written.
-
-    `outcome_unknown`: some of the failed records may be written all the same.
-    """
+    """Not all records given to a writer are written. `outcome_unknown`: some of the failed records
+    may be written all the same."""
 
     def __init__(self, message: str, *, topic: str, outcome_unknown: bool) -> None:
         super().__init__(message)
@@ -78,7 +76,7 @@ class WriteFailed(RaftlogSparkError):  # noqa: N818
 
 
 class SinkRefused(RaftlogSparkError):  # noqa: N818
-    """The cluster does not commit a sink's transactions; nothing of the batch is committed."""
+    """The cluster does not commit a sink's transactions. Nothing of the batch is committed."""
 
     def __init__(self, message: str, *, is_owned: bool) -> None:
         super().__init__(message)

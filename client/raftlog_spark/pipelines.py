@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.pipelines.cli import PipelineSpec
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml", "pipeline.yml", "pipeline.yaml")
-"""Names of a spec in a directory; the first two are Spark's own."""
+"""Names of a spec in a directory. The first two are Spark's own."""
 
 MASTER_DEFAULT = "local[*]"
 _CONNECT = "sc://"
@@ -42,8 +42,8 @@ _SERVER_CONFIG: Mapping[str, str] = {
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
 }
 _LOCAL_SERVER_CONFIG: Mapping[str, str] = {
-    # Two flows that started together were seen to fail for good, both, in serializing a collection
-    # that Spark had changed meanwhile (docs/decisions/spark-pipelines.md). One flow has all cores
+    # Two flows that started together were both seen to fail for good, in serializing a collection
+    # that Spark had changed in between (docs/decisions/spark-pipelines.md). One flow has all cores
     # of this machine.
     "spark.sql.pipelines.execution.maxConcurrentFlows": "1",
 }
@@ -53,11 +53,11 @@ _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
 
 class PipelineError(RaftlogSparkError):
-    """A pipeline did not run to its end; the message is Spark's."""
+    """A pipeline did not run to its end. The message is Spark's."""
 
 
 class SpecError(PipelineError):
-    """The path has no spec, or an invalid one."""
+    """The path has no spec, or an invalid spec."""
 
 
 class ExtraMissingError(PipelineError):
@@ -82,7 +82,7 @@ def run(
     the tables to update, default all; `full_refresh` names tables to rebuild from the start,
     `full_refresh_all` rebuilds all. `dry` checks all definitions and moves no data.
 
-    Needs a process of its own, without a Spark session: it sets variables that Spark reads.
+    Needs a separate process, without a Spark session: it sets variables that Spark reads.
 
     Raises FileNotFoundError, SpecError, ExtraMissingError, JavaError, and PipelineError: the run
     failed. Errors of the definitions' own Python pass through.
@@ -106,10 +106,8 @@ def run(
 
 
 def find_spec(project: Path) -> Path:
-    """The absolute path of the spec, or of the one in that directory.
-
-    Raises FileNotFoundError: nothing there. Raises SpecError: no spec, or more than one.
-    """
+    """The absolute path of the spec, or of the spec in that directory. Raises FileNotFoundError:
+    nothing there. Raises SpecError: no spec, or more than one."""
     if project.is_file():
         return project.absolute()
     if not project.exists():
@@ -176,14 +174,14 @@ def _connected(spec: PipelineSpec, place: str, config: Mapping[str, str]) -> Ite
         return
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         os.environ.pop(name, None)
-    # Every program that reaches the port may run code; this process and its JVM share the token.
+    # Every program that reaches the port may run code. This process and its JVM share the token.
     os.environ[_TOKEN] = secrets.token_hex(32)
     server = session(spec.name, master=place, config=_server_config(spec, config, place))
     try:
         remote = Client.builder.remote(f"sc://localhost:{_port(server)}").getOrCreate()
         skip_figures(remote.client)
-        # Spark sets these variables after starting such a server: a request for a session returns
-        # the running one, and stopping that session stops the server.
+        # Spark sets these variables after starting such a server. A request for a session returns
+        # the running session, and stopping that session stops the server.
         os.environ["SPARK_LOCAL_REMOTE"] = "1"
         os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
         yield

@@ -37,16 +37,14 @@ class SchemaError(RaftlogSparkError):
 
 
 def source_schema(*, include_headers: bool) -> str:
-    """The schema of a query without its own, as DDL; every column is nullable."""
+    """The schema of a query without its own, as DDL. Every column is nullable."""
     names = tuple(_DDL) if include_headers else _WITHOUT_HEADERS
     return ", ".join(f"{name} {_DDL[name]}" for name in names)
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a query's schema, in its order.
-
-    Raises SchemaError: an unknown or duplicate column, another type, or NOT NULL.
-    """
+    """The columns of a query's schema, in its order. Raises SchemaError for an unknown or duplicate
+    column, another type, or NOT NULL."""
     names: list[str] = []
     for field in schema.fields:
         if field.name not in _DDL:
@@ -99,10 +97,8 @@ _TYPES = {
 
 
 class SinkColumns(NamedTuple):
-    """Positions of the columns in the frame; None: absent.
-
-    `topic` is None too if the option of that name overrides the column.
-    """
+    """Positions of the columns in the frame. None if absent. `topic` is also None if the option of
+    that name overrides the column."""
 
     value: int
     key: int | None = None
@@ -112,9 +108,9 @@ class SinkColumns(NamedTuple):
 
 
 def sink_columns(schema: StructType, *, topic: str | None) -> SinkColumns:
-    """The columns of a frame to write; `topic` is the option of that name.
+    """The columns of a frame to write. `topic` is the option of that name.
 
-    Names are compared without case, as Spark does. Raises SchemaError: a column is missing,
+    Names are compared without case, as Spark does. Raises SchemaError if a column is missing,
     unknown, duplicate, or of another type.
     """
     found: dict[str, int] = {}

@@ -33,7 +33,7 @@ LOCAL_CONFIG: Mapping[str, str] = {
     # A laptop's own name may not resolve, or to an address that changes with the network.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Each is a task, and with state a database, in every micro-batch; 200 is for clusters.
+    # Each is a task, and with state a database, in every micro-batch. 200 is for clusters.
     "spark.sql.shuffle.partitions": str(max(8, os.cpu_count() or 1)),
 }
 """Further settings of `session` for a master on this machine."""
@@ -45,7 +45,7 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return the running session, or start one that is set up for raftlog.
+    """Return the running session, or start a session set up for raftlog.
 
     `master`: as for Spark; the default is `local[*]`, or the master of `spark-submit`. `config`
     adds to `CONFIG` and wins over it; a running session gets only `config`. A new session uses this
@@ -75,10 +75,8 @@ def session(
 
 
 def prepare_environment(environ: MutableMapping[str, str]) -> None:
-    """Set the variables by which Spark's processes find Java, this Python and the connector.
-
-    Raises JavaError: there is no Java.
-    """
+    """Set the variables by which Spark's processes find Java, this Python and the connector. Raises
+    JavaError: there is no Java."""
     environ["JAVA_HOME"] = str(java_home(environ))
     # Unset, Spark takes the python3 of PATH, which may have neither Spark's version nor raftlog.
     environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -2,9 +2,9 @@
 
 A worker collects all generations after every task. With Spark, Arrow and numpy loaded, a collection
 visits many objects that live as long as the process, and costs more than a small task itself
-(DESIGN.md). So the survivors of such a collection are exempt from the next ones (`gc.freeze`),
-again only after more modules have been imported. Exempt objects are still freed by reference
-counting; only their cycles are not, once for each freeze.
+(DESIGN.md). So the survivors of such a collection are exempt from the next collections
+(`gc.freeze`), again only after more modules have been imported. Exempt objects are still freed by
+reference counting. Only their cycles are not, once for each freeze.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from typing import Any, Final
 
 WORKERS_MODULE: Final = "pyspark.daemon"
-"""The main module of the processes that Spark forks its workers from, and so of the workers."""
+"""The main module of the processes that Spark forks its workers from."""
 OLDEST_GENERATION: Final = 2
 
 

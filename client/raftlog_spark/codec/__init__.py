@@ -1,1 +1,1 @@
-"""Record batches to Arrow and back: vectorised, no Python step per record."""
+"""Record batches become Arrow arrays and back, vectorised, without a Python step per record."""

@@ -1,7 +1,7 @@
 """Joins byte pieces of many records, record by record, at native speed.
 
 All pieces stand in one buffer, kind after kind, as one Arrow array whose elements are pieces and
-the gaps between them; `take` with the pieces' numbers in the records' order copies them together.
+the gaps between them. `take` with the pieces' numbers in the records' order copies them together.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _U = np.uint64
 
 
 class Pieces(NamedTuple):
-    """A piece of every record: its slice of `data`. Ascending, not overlapping."""
+    """A piece of every record, as its slice of `data`. Ascending, not overlapping."""
 
     data: NDArray[np.uint8]
     starts: Positions
     sizes: Positions
-    """-1: null, without bytes."""
+    """Sizes of the pieces. -1 is null, without bytes."""
 
     @classmethod
     def of(cls, column: pa.Array) -> Pieces:
@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
         is_valid: NDArray[np.bool_] | None = None
         if column.null_count:
             is_valid = column.is_valid().to_numpy(zero_copy_only=False)
-            # Arrow allows bytes behind a null: they become a gap.
+            # Arrow allows bytes behind a null, which become a gap.
         _, offset_buffer, data_buffer = column.buffers()
         count = len(column)
         if not count:
@@ -84,10 +84,8 @@ def _rows(low: Words, high: Words | None, bits: Sizes) -> Pieces:
 
 
 def joined(kinds: Sequence[Pieces]) -> tuple[NDArray[np.uint8], Positions]:
-    """Join the first record's pieces of every kind, in order, then the second's, and so on.
-
-    Returns the bytes and the records' bounds: their starts, and the end of the last.
-    """
+    """Join the pieces of every kind per record, in the records' order. Returns the bytes and the
+    records' bounds, which are their starts, and the end of the last."""
     count = len(kinds[0].sizes)
     if not count:
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
@@ -96,7 +94,7 @@ def joined(kinds: Sequence[Pieces]) -> tuple[NDArray[np.uint8], Positions]:
     data: list[NDArray[np.uint8]] = []
     size = elements = 0
     for column, kind in enumerate(kinds):
-        # From the first piece to the end of the last: kinds follow each other without gaps.
+        # From the first piece to the end of the last, as kinds follow each other without gaps.
         first = int(kind.starts[0])
         sizes = np.maximum(kind.sizes, 0)
         end = int(kind.starts[-1] + sizes[-1])

@@ -1,8 +1,8 @@
 """Decodes raw record batches into Arrow, many records at a time.
 
-Batches form *units* of some megabytes: headers are read one by one (Python, a few µs a batch),
+Batches form *units* of some megabytes. Headers are read one by one (Python, a few µs a batch),
 records all together (numpy and Arrow, docs/decisions/spark-codec.md). Uncompressed batches are read
-in place; compressed batches are decompressed into one buffer. Only the selected columns are
+in place. Compressed batches are decompressed into one buffer. Only the selected columns are
 computed, and records are skipped where the batch's header has all values.
 """
 
@@ -37,11 +37,11 @@ __all__ = ["DECOMPRESSED_BYTES_MAX", "CorruptBatchError", "decode"]
 DECOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest decompressed batch. The client's consumer has the same default."""
 DECOMPRESSED_BYTES_LIMIT: Final = 2**30
-"""Largest batch in a unit: positions still fit 31 bits, as in Arrow's binary arrays."""
+"""Largest batch in a unit. Positions still fit 31 bits, as in Arrow's binary arrays."""
 UNIT_BYTES: Final = 3 * 1024 * 1024
-"""Size of a full unit. Larger: fewer calls. Smaller: data stays in the cache."""
+"""Bytes of a full unit. A larger unit needs fewer calls. A smaller unit stays in the cache."""
 SLICE_BYTES: Final = 4 * 1024 * 1024
-"""A larger unit is yielded in slices of at most this size, or of one record."""
+"""Most bytes of a slice of a larger unit, unless it has a single record."""
 HEADER_ROWS: Final = 128 * 1024
 """Rows of a RecordBatch computed from headers alone."""
 
@@ -105,11 +105,14 @@ def decode(
     """The records of `data` (whole batches as stored) with start <= offset < end, as Arrow.
 
     Yields RecordBatches of `arrow_schema(columns)` of up to about 4 MB, none empty. Control batches
-    give no rows, nor do the `aborted` transactions. No RecordBatch refers to `data`. Memory: a few
-    times UNIT_BYTES, or a few times the largest batch, which holds at most `decompressed_bytes_max`
+    give no rows, nor do the `aborted` transactions. No RecordBatch refers to `data`. Takes memory
+    of a
+    few times UNIT_BYTES, or a few times the largest batch, which holds at most
+    `decompressed_bytes_max`
     (eight times that, if all records are of the smallest size).
 
-    Raises CorruptBatchError for any unsound batch, its CRC included, or one too large, after the
+    Raises CorruptBatchError for any unsound batch, its CRC included, or a too large batch, after
+    the
     rows of earlier units. Records of batches outside of the range are not read.
     """
     assert 0 < decompressed_bytes_max <= DECOMPRESSED_BYTES_LIMIT
@@ -132,7 +135,7 @@ def decode(
             is_wanted = header.next_offset > start and header.base_offset < end
             if is_wanted:
                 _check(query, position, header)
-            # Batches before the range, too, may begin and end transactions.
+            # Batches before the range may also begin and end transactions.
             if not (is_readable(header) and is_wanted and header.record_count):
                 continue
             batch_place = _place(header, query.names)
@@ -187,12 +190,12 @@ def _place(header: BatchHeader, names: frozenset[str]) -> _Place:
 
 
 def _is_full(header: BatchHeader) -> bool:
-    """Whether no record was removed: then offsets count up by one, as the node ensured."""
+    """Whether no record was removed, so offsets count up by one, as the node ensured."""
     return header.record_count == header.last_offset_delta + 1
 
 
 def _size_after(unit: list[_Batch], size: int, place: _Place) -> int:
-    """Estimated size of the unit in bytes; `size` is the size before its last batch was added."""
+    """Estimated bytes of the unit. `size` excludes the last batch."""
     position, header = unit[-1]
     match place:
         case _Place.HEADER:
@@ -297,7 +300,7 @@ def _plain(unit: list[_Batch], query: _Query) -> tuple[Window, Bodies]:
 def _decompressed(
     unit: list[_Batch], query: _Query
 ) -> Iterator[tuple[list[_Batch], Window, Bodies]]:
-    """The decompressed bodies, one after the other; in parts if larger than estimated."""
+    """The decompressed bodies, one after the other. In parts if larger than estimated."""
     part: list[_Batch] = []
     bodies: list[Buffer] = []
     size = 0
@@ -377,7 +380,7 @@ def _arrow(unit: list[_Batch], window: Window | None, rows: _Rows, query: _Query
 def _read_fields(
     unit: list[_Batch], window: Window, rows: _Rows, names: frozenset[str]
 ) -> dict[str, Any]:
-    """The columns read from records; unselected fields are skipped."""
+    """The columns read from records. Unselected fields are skipped."""
     found: dict[str, Any] = {}
     if "timestamp" in names:
         cursor = Cursor(window, rows.starts)

@@ -1,8 +1,8 @@
 """Encodes Arrow rows into raw record batches, many records at a time.
 
-A record is a few pieces: a head of varints, the key, the value's length, the value, the headers.
-All pieces of one kind are built together; then Arrow gathers the pieces in the batch's order, by
-one `take` from an array of all pieces. The result is the batches' bytes.
+A record is a few pieces, which are a head of varints, the key, the value's length, the value, the
+headers. All pieces of one kind are built together. Then Arrow gathers the pieces in the batch's
+order, by one `take` from an array of all pieces. The result is the batches' bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from raftlog_spark.sink.partition_router import binary_column, partition_of
 __all__ = ["EncodeError", "EncodedBatch", "ProducerStamp", "encode", "partition_of", "stamped"]
 
 GROUP_BYTES: Final = 4 * 1024 * 1024
-"""Size of batches encoded together. Larger: fewer calls, more memory."""
+"""Bytes of batches encoded together. A larger size needs fewer calls and more memory."""
 SEQUENCE_LIMIT: Final = 2**31
 """Sequence numbers begin again at 0 after the largest (KIP-98)."""
 TIMESTAMP_MS_MAX: Final = 2**53
@@ -60,7 +60,7 @@ class EncodedBatch(NamedTuple):
 
 
 class ProducerStamp(NamedTuple):
-    """Identifies a repeated batch to the node; sequences of further batches count up from it."""
+    """Identifies a repeated batch to the node. Sequences of further batches count up from it."""
 
     producer_id: ProducerId = NO_PRODUCER_ID
     producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
@@ -84,13 +84,13 @@ def encode(
 ) -> Iterator[EncodedBatch]:
     """Rows of one partition as record batches, in their order.
 
-    Columns: `value` (binary or string; null is a tombstone), and optionally `key` (the same),
-    `headers` (list<struct<key, value>>) and `timestamp`; others are ignored. Without a timestamp a
+    Columns: `value` (binary or string, null is a tombstone), and optionally `key` (the same),
+    `headers` (list<struct<key, value>>) and `timestamp`. Others are ignored. Without a timestamp a
     record has `now_ms`. A batch has at most `batch_bytes` before compression, unless a single
-    record is larger; a batch that compression does not shrink stays uncompressed.
+    record is larger. A batch that compression does not shrink stays uncompressed.
 
     Raises EncodeError for other types, a header without a key, a negative timestamp, and a record
-    too large for any batch; LogError(INVALID_CONFIG) for an unknown compression.
+    too large for any batch. Raises LogError(INVALID_CONFIG) for an unknown compression.
     """
     codec = Compression.from_name(compression)
     stamp = producer or ProducerStamp()
@@ -226,14 +226,14 @@ def _split(sizes: Positions, bytes_max: int) -> list[int]:
 def _encode_group(
     columns: _Columns, firsts: list[int], codec: Compression, stamp: ProducerStamp
 ) -> Iterator[EncodedBatch]:
-    """Batches of neighbouring rows; batch i has the rows from firsts[i] to before firsts[i + 1]."""
+    """Batches of neighbouring rows. Batch i has the rows from firsts[i] to before firsts[i + 1]."""
     first, end = firsts[0], firsts[-1]
     starts = np.array(firsts) - first
     counts = np.diff(starts)
     times = columns.times[first:end]
     data, bounds = _encode_rows(columns, times, starts, first, end)
     # Without headers, the zero that counts them stands in front of the next record, where it costs
-    # nothing; the last zero is appended.
+    # nothing. The last zero is appended.
     shift = 1 if columns.headers is None else 0
     for row, count in zip(starts.tolist(), counts.tolist(), strict=False):
         body = data[int(bounds[row]) + shift : int(bounds[row + count])]

@@ -1,7 +1,7 @@
 """The fields of many records as Arrow arrays, and the columns' types.
 
 Only the bytes of a selected column are copied. Names and types of the columns are those of Spark's
-Kafka source. Every column is nullable, as there, and as in a user's schema (`"offset long"`): Spark
+Kafka source. Every column is nullable, as there, and as in a user's schema (`"offset long"`). Spark
 accepts a RecordBatch only if its Arrow schema equals the query's, nullability included.
 """
 
@@ -45,12 +45,11 @@ def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 HEADERS_MAX: Final = 10_000
-"""Headers of one record. Empty ones take two bytes each, but many times that in memory, and a step
-of the walk.
-"""
+"""Most headers of one record. Empty headers take two bytes each, but many times that in memory, and
+a step of the walk."""
 HEADER_SIZE_MIN: Final = 2
 ACTIVE_FEW: Final = 16
-"""With fewer records left, Python steps over further headers are faster than numpy's."""
+"""Number of records left below which Python steps over headers are faster than numpy's."""
 
 
 class Slices(NamedTuple):
@@ -59,14 +58,12 @@ class Slices(NamedTuple):
     starts: Positions
     ends: Positions
     is_there: NDArray[np.bool_] | None
-    """The records without null; None if there is no null."""
+    """The records without null. None if there is no null."""
 
 
 def taken(buffer: pa.Buffer, slices: Slices) -> pa.Array:
-    """The slices as one binary array: their bytes copied together, without the gaps.
-
-    Arrow sees the buffer as an array of all slices and all gaps, and takes every other element.
-    """
+    """The slices as one binary array, with their bytes copied together, without the gaps. Arrow
+    sees the buffer as an array of all slices and all gaps, and takes every other element."""
     count = len(slices.starts)
     is_there = slices.is_there
     if is_there is not None and not is_there.any():
@@ -90,7 +87,7 @@ def _bitmap(is_there: NDArray[np.bool_]) -> pa.Buffer:
 
 def key_positions(window: Window, starts: Positions) -> Positions:
     """Starts of the records' keys, after length, attributes, timestamp delta and offset delta."""
-    # Attributes are a byte below 128, too. Mostly all four are in the first eight bytes.
+    # Attributes are also a byte below 128. Mostly all four are in the first eight bytes.
     bits = past_four(window.words(starts))
     if bits is not None:
         return starts + (bits >> np.uint64(3)).view(np.int64)
@@ -103,10 +100,8 @@ def key_positions(window: Window, starts: Positions) -> Positions:
 
 
 def slices_at(window: Window, positions: Positions, limits: Positions) -> Slices:
-    """The keys or values whose lengths are at the positions.
-
-    Raises CorruptBatchError for one that does not end before its limit.
-    """
+    """The keys or values whose lengths are at the positions. Raises CorruptBatchError for one that
+    does not end before its limit."""
     pairs = window.pairs(positions)
     sizes = LENGTHS[pairs]
     smallest = int(sizes.min(initial=0))
@@ -177,10 +172,8 @@ def _header_slices(
     positions: Positions,
     ends: Positions,
 ) -> tuple[Slices, Slices, Positions]:
-    """Keys and values of all headers, record by record, and the end of each record's last header.
-
-    The first headers of all records are read at once, then the second ones, and so on.
-    """
+    """Keys and values of all headers per record, and each record's end of headers. The first
+    headers of all records are read at once, then the second headers, and so on."""
     total = int(offsets[-1])
     keys, values = (
         Slices(np.empty(total, np.int64), np.empty(total, np.int64), np.ones(total, np.bool_))
@@ -231,7 +224,7 @@ def _put(field: Slices, slots: NDArray[np.int32], found: Slices) -> None:
 
 
 def _int_reader(data: memoryview) -> Callable[[int, int], tuple[int, int]]:
-    """A function from a position and a limit to the varint there and the position after it."""
+    """A function from a position and limit to the varint and the next position."""
 
     def read(position: int, end: int) -> tuple[int, int]:
         payload = shift = 0

@@ -1,12 +1,12 @@
 """Finds the start of every record of a batch.
 
-Records form a chain: each begins with a varint of its length, which alone leads to the next. One
-chain cannot be followed by vector operations, but many can, in step. So a batch gets many *lanes*:
-about every `RECORDS_PER_LANE` records a start is guessed (a zero attributes byte after a plausible
+Records form a chain. Each begins with a varint of its length, and only that leads to the next. One
+chain cannot be followed by vector operations, but many can, in step. So a batch gets many *lanes*.
+About every `RECORDS_PER_LANE` records a start is guessed (a zero attributes byte after a plausible
 length, whose record is followed by another with a larger offset delta), and all lanes of all
 batches walk on until they meet the start of the next lane.
 
-The guess is never trusted: a batch counts only if its first lane, which begins with its first
+The guess is never trusted. A batch counts only if its first lane, which begins with its first
 record, ends exactly at the start of the second, and so on to its end, and if the number of records
 is the header's. That is the same chain as in a walk record by record. A batch that fails this test
 (large records, or a guess inside a value that looks like records) is walked by Python steps, which
@@ -31,19 +31,20 @@ from raftlog_spark.codec.varints import (
 )
 
 RECORDS_PER_LANE: Final = 40
-"""Fewer: more guesses to make. More: longer walks, each step of which costs a few calls."""
+"""Records per lane. Fewer need more guesses. More make longer walks, each step of which costs a few
+calls."""
 STEPS_MAX: Final = 4 * RECORDS_PER_LANE
-"""Steps before a lane is given up: its neighbours' guesses failed."""
+"""Steps before a lane is given up, because its neighbours' guesses failed."""
 STEPS_PER_LOOK: Final = 8
 """Steps between two checks whether all lanes have arrived."""
 RECORD_SIZE_MIN: Final = 7
 RECORD_BYTES_LARGE: Final = 3000
-"""From this mean size on, Python steps cost little beside the copying of the values."""
+"""Mean record size from which Python steps cost little beside the copying of the values."""
 RECORDS_FEW: Final = 64
-"""Up to here, a walk by Python steps ends before numpy has warmed up."""
+"""Records up to which a walk by Python steps ends before numpy has warmed up."""
 GUESS_RECORDS: Final = 2
 GUESS_BYTES_MIN: Final = 64
-"""Bounds of the search for a guess: in mean records, and in bytes."""
+"""Bounds of the search for a guess, in mean records and in bytes."""
 GUESS_GAP: Final = 8
 """Where offsets were removed, the largest plausible gap between neighbours, in mean gaps."""
 
@@ -54,13 +55,13 @@ class Bodies(NamedTuple):
     starts: Positions
     ends: Positions
     counts: Positions
-    """Records claimed by the header: at least one, at most one for every RECORD_SIZE_MIN bytes."""
+    """Records claimed by the header, at least one, at most one for every RECORD_SIZE_MIN bytes."""
     spans: Positions
-    """Offsets claimed by the header: more than records if some were removed."""
+    """Offsets claimed by the header, more than records if some were removed."""
 
 
 def _advances() -> NDArray[np.int64]:
-    """From the first two bytes of a record (little endian) to its size; 0: size not there."""
+    """Map the first two bytes of a record (little endian) to its size. 0 if they lack the size."""
     pairs = np.arange(65536, dtype=np.int64)
     first, second = pairs & 0xFF, pairs >> 8
     is_short = first < 0x80
@@ -74,10 +75,8 @@ _ADVANCES: Final = _advances()
 
 
 def record_starts(window: Window, bodies: Bodies) -> Positions:
-    """The position of every record, ascending.
-
-    Raises CorruptBatchError if a body does not hold exactly the claimed number of records.
-    """
+    """The position of every record, ascending. Raises CorruptBatchError if a body does not hold
+    exactly the claimed number of records."""
     count = int(bodies.counts.sum())
     size = int((bodies.ends - bodies.starts).sum())
     if count < RECORDS_FEW or size > count * RECORD_BYTES_LARGE:
@@ -86,7 +85,7 @@ def record_starts(window: Window, bodies: Bodies) -> Positions:
     path = _walk_in_step(window, lanes, stops)
     inside = path < stops
     walked = inside.sum(axis=0)
-    # A lane that did not arrive has no step outside, and is at its last one.
+    # A lane that did not arrive has no step outside, and is at its last step.
     ends = path[np.minimum(walked, len(path) - 1), np.arange(len(lanes))]
     first_lanes = np.searchsorted(lanes, bodies.starts)
     found = np.add.reduceat(walked, first_lanes)
@@ -127,7 +126,7 @@ def _guesses(window: Window, bodies: Bodies, mean_size: int) -> Positions:
     shape = (window.size - reach + 1,)
     stretches = np.ndarray(shape, f"V{reach}", window.data, strides=(1,))[places]
     looked_at = stretches.view(np.uint8).reshape(len(places), reach)
-    # Attributes are zero, after the last byte of a length: 1 to 127. Such bytes are rare, so the
+    # Attributes are zero, after the last byte of a length, 1 to 127. Such bytes are rare, so the
     # search goes by eights first.
     eights = ((looked_at[:, 2:] == 0) & (looked_at[:, 1:-1] - np.uint8(1) < 0x7F)).reshape(-1, 8)
     some = np.flatnonzero(eights.view(np.uint64))
@@ -144,7 +143,7 @@ def _guesses(window: Window, bodies: Bodies, mean_size: int) -> Positions:
 def _look_like_records(
     window: Window, starts: Positions, bodies: Bodies, body: Positions
 ) -> NDArray[np.bool_]:
-    """Whether a record of that body seems to begin at each position, and another after it."""
+    """Whether a record of that body, followed by another, seems to begin at each position."""
     first_sizes, first_deltas, _ = _seen(window, starts)
     nexts = starts + first_sizes
     next_sizes, next_deltas, next_attributes = _seen(window, nexts)
@@ -169,7 +168,7 @@ def _seen(window: Window, starts: Positions) -> tuple[Positions, Positions, Byte
     """Size, offset delta and attributes of assumed records at these positions."""
     words = window.words(starts)
     sizes = _ADVANCES[(words & np.uint64(0xFFFF)).view(np.int64)]
-    length_bits = sizes_of(words) & np.uint64(0x18)  # one or two bytes; longer lengths are skipped
+    length_bits = sizes_of(words) & np.uint64(0x18)  # one or two bytes, longer lengths are skipped
     attributes = (words >> length_bits).astype(np.uint8)
     times = starts + 1 + (length_bits >> np.uint64(3)).view(np.int64)
     deltas = times + (sizes_of(window.words(times)) >> np.uint64(3)).view(np.int64)
@@ -179,7 +178,7 @@ def _seen(window: Window, starts: Positions) -> tuple[Positions, Positions, Byte
 
 
 def _walk_in_step(window: Window, lanes: Positions, stops: Positions) -> Positions:
-    """The positions of all lanes after each step (steps, lanes), until all are at their stops.
+    """The positions (steps, lanes) of all lanes until all are at their stops.
 
     Lanes that have arrived walk on into other lanes, harmlessly. A lane that meets a record whose
     first two bytes do not hold its size stays there.

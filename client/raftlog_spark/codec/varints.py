@@ -1,9 +1,9 @@
-"""Varints of many records at once: zigzag, seven bits a byte, least significant first.
+"""Varints of many records at once, zigzag, seven bits a byte, least significant first.
 
 A varint is read from the eight bytes at its position, gathered as one little-endian word per
-record: its terminator is the lowest byte without the high bit, so size and value come from a few
+record. Its terminator is the lowest byte without the high bit, so size and value come from a few
 operations on all words, without a loop. No record field but a timestamp delta may be longer than
-five bytes; the rest of such a delta is read separately.
+five bytes. The rest of such a delta is read separately.
 """
 
 from __future__ import annotations
@@ -46,44 +46,42 @@ class Window:
         if len(data) < WORD_SIZE:
             data = np.concatenate((data, np.zeros(WORD_SIZE, np.uint8)))
         self.data = data
-        # One word per byte position, overlapping: no copy.
+        # One word per byte position, overlapping, without a copy.
         self._words: Words = np.ndarray((len(data) - WORD_SIZE + 1,), "<u8", data, strides=(1,))
         self._pairs: NDArray[np.uint16] = np.ndarray((len(data) - 1,), "<u2", data, strides=(1,))
         self._last = len(data) - WORD_SIZE
 
     def pairs(self, positions: Positions) -> NDArray[np.uint16]:
-        """Two bytes from each position; bytes after the end read as zero."""
+        """Two bytes from each position. Bytes after the end read as zero."""
         if positions.max(initial=0) <= self._last:
             return self._pairs[positions]
         return self.words(positions).astype(np.uint16)
 
     def words(self, positions: Positions) -> Words:
-        """Eight bytes from each position; bytes after the end read as zero."""
+        """Eight bytes from each position. Bytes after the end read as zero."""
         if positions.max(initial=0) <= self._last:
             return self._words[positions]
         clipped = np.minimum(positions, self._last)
         words: Words = self._words[clipped]
-        # A position near the end has its bytes in the upper part of the last word; bytes after the
+        # A position near the end has its bytes in the upper part of the last word. Bytes after the
         # end are shifted out, which numpy defines as zero.
         missing = (positions - clipped).view(np.uint64)
         return words >> (np.minimum(missing, _U(WORD_SIZE)) << _U(3))
 
 
 def sizes_of(words: Words) -> Sizes:
-    """Eight times the size of each word's first varint; 64 also without a terminator.
-
-    Bits, because every use is a shift.
-    """
+    """Eight times the size of each word's first varint. 64 also without a terminator. Bits, because
+    every use is a shift."""
     stops = ~words
     stops &= _HIGH_BITS
     lowest = stops & (~stops + _ONE)
     lowest <<= _ONE
-    lowest -= _ONE  # All bits up to the terminator's; all bits if there is none.
+    lowest -= _ONE  # All bits up to the terminator's, or all bits without a terminator.
     return np.bitwise_count(lowest).astype(np.uint64)
 
 
 def past_four(words: Words) -> Sizes | None:
-    """The size in bits of each word's first four varints; None if a word has fewer."""
+    """Bits of each word's first four varints. None if a word has fewer."""
     stops = ~words
     stops &= _HIGH_BITS
     for _ in range(3):
@@ -110,12 +108,12 @@ def unsigned(words: Words, bits: Sizes, bits_max: int) -> Words:
 
 
 def signed(payload: Words) -> Positions:
-    """Undo zigzag: 0, -1, 1, -2, … for 0, 1, 2, 3, …"""
+    """Undo zigzag, 0, -1, 1, -2, … for 0, 1, 2, 3, …"""
     return ((payload >> _ONE) ^ (~(payload & _ONE) + _ONE)).view(np.int64)
 
 
 def _int_sizes_of_pairs() -> NDArray[np.int64]:
-    """The varint of each byte pair (little endian); NO_LENGTH if longer or below -1."""
+    """The varint of each byte pair (little endian). NO_LENGTH if longer or below -1."""
     pairs = np.arange(65536, dtype=np.int64)
     first, second = pairs & 0xFF, pairs >> 8
     zigzag = np.where(first < 0x80, first, (first & 0x7F) | (second << 7))
@@ -125,13 +123,13 @@ def _int_sizes_of_pairs() -> NDArray[np.int64]:
 
 NO_LENGTH: Final = -2
 LENGTHS: Final = _int_sizes_of_pairs()
-"""Lengths of up to two bytes (to 8,191), by their first byte pair: nearly all lengths."""
+"""Lengths of up to two bytes (to 8,191), by their first byte pair. Nearly all lengths."""
 
 
 class Cursor:
     """Reads one varint field of every record after the other, all records in step.
 
-    Bytes after the end of the buffer read as zero: the caller compares `positions` with the
+    Bytes after the end of the buffer read as zero, so the caller compares `positions` with the
     records' ends. Raises CorruptBatchError for an overlong varint.
     """
 
@@ -145,7 +143,7 @@ class Cursor:
         self._left = WORD_SIZE
 
     def skip_byte(self) -> None:
-        """Skip one byte: a record's attributes, which have no meaning."""
+        """Skip a record's attributes byte, which has no meaning."""
         self._advance(_U(8), 1)
 
     def skip_long(self) -> None:
@@ -162,14 +160,14 @@ class Cursor:
         self._advance(bits, bits_max >> 3)
 
     def read_int(self) -> Positions:
-        """The next field's values: varints of up to five bytes."""
+        """The next field's values as varints of up to five bytes."""
         bits, bits_max = self._int_sizes()
         values = signed(unsigned(self._words, bits, bits_max))
         self._advance(bits, bits_max >> 3)
         return values
 
     def read_long(self) -> Positions:
-        """The next field's values: varints of up to ten bytes, of 64 bits."""
+        """The next field's values as varints of up to ten bytes, of 64 bits."""
         bits, bits_max = self._sizes()
         payload = unsigned(self._words, bits, bits_max)
         if bits_max < 64:
@@ -198,7 +196,7 @@ class Cursor:
             bits_max = int(bits.max(initial=0))
             if bits_max <= self._left << 3:
                 return bits, bits_max
-        # Bits shifted in from beyond the end do not count: check the size again.
+        # Bits shifted in from beyond the end do not count, so check the size again.
         self._words = self._window.words(self.positions)
         self._left = WORD_SIZE
         bits = sizes_of(self._words)
@@ -218,7 +216,7 @@ class Cursor:
 
 
 class Varints(NamedTuple):
-    """Varints ready to write: their bytes, in a word each, and their sizes in bits."""
+    """Varints ready to write, as bytes in a word each, and sizes in bits."""
 
     words: Words
     bits: Sizes
@@ -230,7 +228,7 @@ class Varints(NamedTuple):
 
 
 def packed(values: Positions) -> Varints:
-    """Each value as a varint. Values are within 54 bits and a sign: at most eight bytes each."""
+    """Each value as a varint. Values are within 54 bits and a sign, at most eight bytes each."""
     payload = ((values << 1) ^ (values >> 63)).view(np.uint64)
     largest = int(payload.max(initial=0))
     assert largest < 1 << 56
@@ -241,7 +239,7 @@ def packed(values: Positions) -> Varints:
     while largest >> size_bits:
         bits += (payload >= _U(1 << size_bits)).astype(np.uint64) << _U(3)
         size_bits += 7
-    # The reverse of `unsigned`: 56 bits become two of 28, each of these two of 14, then of 7.
+    # The reverse of `unsigned`. 56 bits become two of 28, each of these two of 14, then of 7.
     payload = (payload & _U(0x0FFFFFFF)) | ((payload & _U(0x00FFFFFFF0000000)) << _U(4))
     payload = (payload & _U(0x00003FFF00003FFF)) | ((payload & _U(0x0FFFC0000FFFC000)) << _U(2))
     payload = (payload & _U(0x007F007F007F007F)) | ((payload & _U(0x3F803F803F803F80)) << _ONE)
@@ -251,7 +249,7 @@ def packed(values: Positions) -> Varints:
 
 
 def constant(value: int, count: int) -> Varints:
-    """One small value, from -64 to 63, for every record: used in place of arrays."""
+    """One small value, from -64 to 63, for every record, used in place of arrays."""
     word = np.full(1, (value << 1) ^ (value >> 7), np.uint64)
     shape = (count,)
     return Varints(np.broadcast_to(word, shape), np.broadcast_to(np.full(1, 8, np.uint64), shape))

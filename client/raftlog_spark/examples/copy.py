@@ -1,6 +1,6 @@
-"""A topic into another one: each record once, with its key and headers, whatever fails meanwhile.
+"""Copies each record once into another topic, with key and headers, whatever fails.
 
-The whole of exactly once is in the checkpoint and the sink's defaults: kill this program at any
+The whole of exactly once is in the checkpoint and the sink's defaults. Kill this program at any
 moment, and start it again.
 """
 
@@ -19,7 +19,7 @@ BATCH_ROWS = 100_000
 def start(
     spark: SparkSession, servers: str, *, source: str, target: str, checkpoint: str
 ) -> StreamingQuery:
-    """Start copying the topic `source`; its lag is that of the group `copy.<target>`."""
+    """Start copying the topic `source`. Its lag is that of the group `copy.<target>`."""
     letters = stream_of(
         spark,
         servers,

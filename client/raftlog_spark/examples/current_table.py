@@ -1,8 +1,8 @@
-"""A topic of changes into a compacted topic: the current table, a row for each key.
+"""Turns changes into a compacted topic, the current table with a row per key.
 
 A change is JSON in the form that change-data-capture tools write: `op` is c, u, r or d, `after` the
 row, `before` the row of a deletion. The target keeps the newest record of each key
-(`cleanup.policy=compact`): an upsert is a record, a deletion one without a value.
+(`cleanup.policy=compact`): an upsert is a record, a deletion a record without a value.
 
 Changes of one key must be in one partition of the source: then they keep their order here.
 """
@@ -22,7 +22,7 @@ WRITES = ("c", "u", "r")
 
 
 def upserts(changes: DataFrame) -> DataFrame:
-    """Records for the target; what is no change is left out."""
+    """Records for the target. Other records than changes are left out."""
     change = F.from_json(F.col("value").cast("string"), CHANGE)
     is_write = F.col("change.op").isin(*WRITES) & F.col("change.after").isNotNull()
     return (
@@ -34,10 +34,8 @@ def upserts(changes: DataFrame) -> DataFrame:
 
 
 def current(letters: DataFrame) -> DataFrame:
-    """The rows of the table, `key` and `value`, from the records of the target.
-
-    Compaction comes later: until then there are older records of a key, and deletions.
-    """
+    """The rows of the table, `key` and `value`, from the records of the target. Compaction comes
+    later: until then there are older records of a key, and deletions."""
     newest = Window.partitionBy("key").orderBy(F.col("offset").desc())
     return (
         letters.withColumn("_age", F.row_number().over(newest))

@@ -1,4 +1,4 @@
-"""Good flights into one topic, malformed ones into another, with the reason and their origin.
+"""Routes good flights to one topic, malformed flights to another with reason and origin.
 
 Both in one query: the sink reads each record's topic from a column. Bytes, key and headers of a
 record are copied unchanged.
@@ -24,7 +24,7 @@ _MISFIT = "_misfit"
 
 
 def with_reason(letters: DataFrame) -> DataFrame:
-    """Add a column `reason` to records: why a record is no flight; null for a flight."""
+    """Add a column `reason` why a record is no flight, null for a flight."""
     text = F.col("value").cast("string")
     schema = f"{FLIGHT}, {_MISFIT} string"
     flight = F.from_json(text, schema, {"columnNameOfCorruptRecord": _MISFIT})
@@ -46,7 +46,7 @@ def _reason(text: Column) -> Column:
 
 
 def routed(letters: DataFrame, *, good: str, bad: str) -> DataFrame:
-    """Records with their topics; the headers of a bad record name its reason and origin."""
+    """Records with their topics. The headers of a bad record name its reason and origin."""
     judged = with_reason(letters)
     is_good = F.col("reason").isNull()
     origin = [

@@ -1,6 +1,6 @@
 """Flights joined with their airline and with the weather at their airport, into another topic.
 
-Airlines and weather are topics, too, of JSON with the columns of their CSV files:
+Airlines and weather are also topics, of JSON with the columns of their CSV files:
 
 raftlog topic produce airlines airlines.csv --input csv --key-field carrier
    raftlog topic produce weather weather.csv --input csv --key-field origin --infer-types
@@ -31,7 +31,7 @@ WEATHER = (
     "origin string, time_hour timestamp, temp double, wind_speed double, precip double,"
     " visib double"
 )
-"""Fahrenheit, miles an hour, inches, miles; one row for each hour and airport."""
+"""Fahrenheit, miles an hour, inches, miles. One row for each hour and airport."""
 
 
 def enriched(flights: DataFrame, airlines: DataFrame, weather: DataFrame) -> DataFrame:
@@ -57,7 +57,7 @@ def start(
     target: str,
     checkpoint: str,
 ) -> StreamingQuery:
-    """Start enriching the flights of the topic `source`; the flight is the key in `target`."""
+    """Start enriching the flights of the topic `source`. The flight is the key in `target`."""
     found = enriched(
         flights_in(stream_of(spark, servers, source)),
         rows(table_of(spark, servers, airlines), AIRLINE),

@@ -23,18 +23,18 @@ _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss'Z'", "timeZone": "UTC"}
 
 
 def rows(records: DataFrame, schema: str) -> DataFrame:
-    """The JSON values of records as columns; other values become nulls."""
+    """The JSON values of records as columns. Other values become nulls."""
     value = F.col("value").cast("string")
     return records.select(F.from_json(value, schema).alias("row")).select("row.*")
 
 
 def flights_in(records: DataFrame) -> DataFrame:
-    """Records as flights, without malformed records; `dead_letters` handles those."""
+    """Records as flights, without malformed records. `dead_letters` handles those."""
     return rows(records, FLIGHT).where(F.col("flight").isNotNull())
 
 
 def records(frame: DataFrame, *, key: str) -> DataFrame:
-    """Rows as records: one column is the key, and all columns are the value, as JSON."""
+    """Rows as records. One column is the key, and all columns are the value, as JSON."""
     value = F.to_json(F.struct("*"), _TIMES)
     return frame.select(F.col(key).alias("key"), value.alias("value"))
 
@@ -67,7 +67,7 @@ def write(
     """Start writing records to a topic, or to the topics in a column `topic`.
 
     The query reads the current records of its sources, and ends. `checkpoint` is the directory of
-    its progress; the next run continues there.
+    its progress. The next run continues there.
     """
     writer = (
         frame.writeStream.format("raftlog")

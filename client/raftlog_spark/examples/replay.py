@@ -1,7 +1,7 @@
-"""A window of time of a topic into a new topic, all of it or nothing: to process it again.
+"""Copies a time window of a topic to a new topic, all or nothing.
 
 One batch write, which readers of committed records see as a whole. A record belongs to the window
-by its timestamp; in each partition the window begins at its first record that is young enough.
+by its timestamp. In each partition the window begins at its first record that is young enough.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotations of aircraft: flights of one aircraft, with less than `GAP` between their departures.
 
-Sessions with state of their own: an open rotation is the state of its aircraft, and a timer in
+Sessions with separate state. An open rotation is the state of its aircraft, and a timer in
 event time ends it once no flight can belong to it any more. Flights without a tail number have
 none.
 """
@@ -35,7 +35,7 @@ class Rotations(StatefulProcessor):
         self._open = handle.getValueState("open", STATE)
 
     def handleInputRows(self, key: Any, rows: Any, _times: Any) -> Iterator[Any]:  # noqa: N802
-        """Add flights; yield each rotation that ends before the next flight."""
+        """Add flights. Yield each rotation that ends before the next flight."""
         state = self._open.get() if self._open.exists() else None
         for timer in self._handle.listTimers():
             self._handle.deleteTimer(timer)
@@ -77,7 +77,7 @@ def rotations(flights: DataFrame) -> DataFrame:
 def start(
     spark: SparkSession, servers: str, *, source: str, target: str, checkpoint: str
 ) -> StreamingQuery:
-    """Start finding the rotations of the topic `source`; the tail number is the key in `target`."""
+    """Start finding the rotations of the topic `source`. The tail number is the key in `target`."""
     found = rotations(flights_in(stream_of(spark, servers, source)))
     return write(records(found, key="tailnum"), servers, topic=target, checkpoint=checkpoint)
 

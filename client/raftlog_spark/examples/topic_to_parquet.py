@@ -1,4 +1,4 @@
-"""A topic's flights as Parquet files, by day; every run adds new records, each once.
+"""A topic's flights as Parquet files, by day. Every run adds new records, each once.
 
 Spark's file sink lists the committed files in the directory (`_spark_metadata`), and Spark reads
 only those. Other readers also see the files of an interrupted run.

@@ -1,7 +1,7 @@
 """Delays by hour and carrier, into another topic, each hour once it is over.
 
 An hour is over once a flight is read that was scheduled `LATENESS` or more after the end of the
-hour (the watermark); only then the hour is written, once. So the last hours of a topic wait, in the
+hour (the watermark). Only then the hour is written, once. So the last hours of a topic wait, in the
 checkpoint, for the flights of a later run. Later flights of a closed hour are dropped.
 
 Partitions are read in parallel: one trigger over a long history may get further in one partition
@@ -23,11 +23,8 @@ LATENESS = "1 hour"
 
 
 def hourly_delays(flights: DataFrame) -> DataFrame:
-    """One row for each hour (UTC) and carrier.
-
-    `flights` were scheduled, `departed` of them have left, `mean_delay_min` and `max_delay_min`
-    late (null: none has left).
-    """
+    """One row for each hour (UTC) and carrier. `flights` were scheduled, `departed` of them have
+    left, `mean_delay_min` and `max_delay_min` late (null: none has left)."""
     return (
         flights.withWatermark("scheduled", LATENESS)
         .groupBy(F.window("scheduled", "1 hour"), "carrier")
@@ -48,7 +45,7 @@ def hourly_delays(flights: DataFrame) -> DataFrame:
 def start(
     spark: SparkSession, servers: str, *, source: str, target: str, checkpoint: str
 ) -> StreamingQuery:
-    """Start summing up the flights of the topic `source`; the carrier is the key in `target`."""
+    """Start summing up the flights of the topic `source`. The carrier is the key in `target`."""
     delays = hourly_delays(flights_in(stream_of(spark, servers, source)))
     return write(records(delays, key="carrier"), servers, topic=target, checkpoint=checkpoint)
 

@@ -1,1 +1,1 @@
-"""Writing topics: rows to record batches, partition by partition, and the commit of a batch."""
+"""Writers turn rows into record batches by partition, and commit a batch."""

@@ -1,4 +1,4 @@
-"""Writes encoded batches: stamped, in order, several in flight, in bounded memory."""
+"""Writes encoded batches, stamped, in order, several in flight, in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Written(NamedTuple):
 
 
 class BatchWriter:
-    """Writes under a producer id of its own. A context manager: leaving it closes the writer, or
+    """Writes under a separate producer id. A context manager, which closes the writer on leaving,
+    or
     aborts it after an error. Not for several threads at once.
 
     The writer's own retries never write a batch twice. After a failed batch, `write` accepts no
@@ -39,10 +40,8 @@ class BatchWriter:
         topic: str | None,
         transaction: Transaction | None = None,
     ) -> None:
-        """The writer owns `producer` from now on, and the transaction that it has begun.
-
-        `topic`: the default of `write`.
-        """
+        """The writer owns `producer` from now on, and the transaction that it has begun. `topic`:
+        the default of `write`."""
         self.topic = topic
         self._transaction = transaction
         self._background = background
@@ -89,10 +88,8 @@ class BatchWriter:
             raise write_failure(error, topic) from error
 
     def flush(self) -> Written:
-        """Wait until all batches are acknowledged; return the totals.
-
-        Raises WriteFailed with the first failure, once no batch is in flight.
-        """
+        """Wait until all batches are acknowledged. Returns the totals. Raises WriteFailed with the
+        first failure, once no batch is in flight."""
         self._require_open()
         try:
             self._background.run(self._producer.flush(), "writing what is buffered")
@@ -102,10 +99,8 @@ class BatchWriter:
         return Written(self._batches, self._records, self._size_bytes)
 
     def prepare(self) -> None:
-        """Prepare the transaction, with all batches: it outlives the writer, until it is committed.
-
-        Raises WriteFailed: it is not prepared.
-        """
+        """Prepare the transaction, with all batches. It outlives the writer, until committed.
+        Raises WriteFailed if it is not prepared."""
         self._require_open()
         assert self._transaction is not None
         try:
@@ -114,10 +109,8 @@ class BatchWriter:
             raise write_failure(error, self.topic or "all topics") from error
 
     def close(self) -> Written:
-        """Flush, and free all resources. Raises WriteFailed; the writer is closed all the same.
-
-        Idempotent.
-        """
+        """Flush, and free all resources. Raises WriteFailed, after which the writer is also closed.
+        Idempotent."""
         if self._is_closed:
             return Written(self._batches, self._records, self._size_bytes)
         try:
@@ -126,10 +119,8 @@ class BatchWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Send no more batches, and abort a transaction that is not prepared.
-
-        Without one, batches in flight may be written; acknowledged ones are.
-        """
+        """Send no more batches, and abort a transaction that is not prepared. Without a
+        transaction, batches in flight may be written. Acknowledged batches are."""
         if not self._is_closed:
             self._is_closed = True
             timeout_ms = 0 if self._transaction is None else ABORT_TIMEOUT_MS

@@ -1,6 +1,6 @@
-"""Commit messages: a task's report of its writes to the driver, and their check by batch.
+"""A commit message reports a task's writes to the driver, which checks them by batch.
 
-A light module of its own: Spark's process that commits a batch imports little else.
+A light, separate module, because Spark's process that commits a batch imports little else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TASKS_SHOWN = 10
 
 
 class CommitError(RaftlogSparkError):
-    """The messages of a batch's tasks are not complete: the batch must not count as written."""
+    """Messages of a batch's tasks are missing, and the batch must not count as written."""
 
 
 class PartitionWritten(NamedTuple):
@@ -32,7 +32,7 @@ class PartitionWritten(NamedTuple):
 class AttemptId(NamedTuple):
     """Identifies an attempt of one task of one batch.
 
-    `sink_id`, `query_id` and `batch_id` are the same after a restart from a checkpoint; the number
+    `sink_id`, `query_id` and `batch_id` are the same after a restart from a checkpoint. The number
     of tasks and their rows may differ. `query_id` and `batch_id` are None for a batch query outside
     of a stream's `foreachBatch`. `attempt` counts from 0 for each task.
     """
@@ -43,11 +43,11 @@ class AttemptId(NamedTuple):
     task: int
     attempt: int
     epoch: int | None = None
-    """Of the sink, for its commit; None: the sink commits once."""
+    """Epoch of the sink, for its commit. None if the sink commits once."""
 
     @property
     def owner(self) -> str:
-        """The one that may commit the sink's epochs."""
+        """The only owner that may commit the sink's epochs."""
         return "" if self.epoch is None else self.query_id or ""
 
 
@@ -58,7 +58,7 @@ class TaskCommit(WriterCommitMessage):
     tag: AttemptId
     written: tuple[PartitionWritten, ...]
     transactional_id: str | None = None
-    """Of the transaction that the attempt has prepared; None: it has none."""
+    """The transaction that the attempt has prepared. None without a transaction."""
 
     @property
     def records(self) -> int:
@@ -74,9 +74,9 @@ def once_sink_id(sink_id: str | None, write_id: str) -> str:
 def check_complete(
     messages: Sequence[WriterCommitMessage | None], *, batch_id: int | None = None
 ) -> list[TaskCommit]:
-    """Check the messages of a batch, one of each of its tasks; return them.
+    """Check and return the messages of a batch, one for each of its tasks.
 
-    `batch_id` is the expected one. Raises CommitError: a task's message is missing, duplicate, or
+    `batch_id` is the expected id. Raises CommitError if a task's message is missing, duplicate, or
     of another batch or sink.
     """
     commits: list[TaskCommit] = []

@@ -18,11 +18,11 @@ from raftlog_spark.codec.varints import Positions, Window
 from raftlog_spark.errors import RaftlogSparkError
 
 Destinations = NDArray[np.int32]
-"""For every row, an index into `Router.places`."""
+"""Indices into `Router.places`, for every row."""
 
 
 TURNS: Final = 2**31
-"""Turns wrap around to 0 after so many; they count in 32 bits."""
+"""Turns after which the count wraps around to 0. Turns count in 32 bits."""
 
 
 class RowError(RaftlogSparkError):
@@ -37,15 +37,15 @@ class Destination(NamedTuple):
 
 
 class Router:
-    """Assigns partitions to rows: the row's own, or its key's, or the current turn's.
+    """Assigns to each row its own partition, its key's, or the current turn's.
 
-    Rows without a key stay together until `next_turn`, so that batches become large; then the next
-    partition of their topic is used. `places` grows with every new topic; the number of a topic's
+    Rows without a key stay together until `next_turn`, so that batches become large. Then the next
+    partition of their topic is used. `places` grows with every new topic. The number of a topic's
     partitions is read once, so that a key's records of one task stay together.
     """
 
     def __init__(self, partitions: Callable[[str], int], *, turn: int) -> None:
-        """`partitions` returns the number of a topic's partitions; `turn` is the first turn."""
+        """`partitions` returns the number of a topic's partitions. `turn` is the first turn."""
         self.places: list[Destination] = []
         self._partitions = partitions
         self._turn = turn % TURNS
@@ -61,10 +61,8 @@ class Router:
         partitions: pa.Array | None = None,
         keys: pa.Array | None = None,
     ) -> Destinations:
-        """The destinations of so many rows. `topics`: one for all rows, or one for each.
-
-        Raises RowError, and the errors of `partitions`.
-        """
+        """The destinations of so many rows. `topics` is one for all rows, or one for each row.
+        Raises RowError, and the errors of `partitions`."""
         numbers = self._numbers(topics, rows)
         counts = self._counts[numbers]
         chosen = np.full(rows, NO_PARTITION, np.int32)
@@ -125,7 +123,7 @@ class Router:
 
 NO_PARTITION: Final = -1
 KEYS_FEW: Final = 16
-"""With fewer keys left, the one-key function is faster for further words."""
+"""Number of keys left below which the one-key function is faster for further words."""
 
 _TAKEN: Final = (
     pa.types.is_string,
@@ -143,7 +141,7 @@ _TAIL_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 
 
 def binary_column(column: pa.Array) -> pa.Array:
-    """The column as binary; strings as their UTF-8. Raises pyarrow.ArrowException for others."""
+    """The column as binary, strings as their UTF-8. Raises pyarrow.ArrowException for others."""
     if pa.types.is_binary(column.type):
         return column
     if not any(is_taken(column.type) for is_taken in _TAKEN):
@@ -152,9 +150,9 @@ def binary_column(column: pa.Array) -> pa.Array:
 
 
 def partition_of(keys: pa.Array, partitions: int | NDArray[np.int32]) -> NDArray[np.int32]:
-    """The partition of each key (binary or string), of `partitions`; NO_PARTITION for null.
+    """The partition of each key (binary or string). NO_PARTITION for null.
 
-    `partitions`: one number for all keys, or one for each. The same function as
+    `partitions` is one number for all keys, or one for each key. The same function as
     `raftlog.record.partitioner.partition_for_key`.
     """
     data, starts, sizes = Pieces.of(binary_column(keys))

@@ -54,10 +54,8 @@ class RowBuffer:
         self._size_bytes += rows.nbytes
 
     def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Each destination with its rows, in the order of `add`; then the buffer is empty.
-
-        Every added row comes out exactly once.
-        """
+        """Each destination with its rows, in the order of `add`. Empties the buffer. Every added
+        row comes out exactly once."""
         if not self._rows:
             return
         (rows,) = pa.Table.from_batches(self._rows).combine_chunks().to_batches()
@@ -77,7 +75,8 @@ class RowBuffer:
 
 
 def parts(rows: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The rows in their order, in parts of at most so many bytes, unless a single row has more."""
+    """The rows in order, in parts of at most so many bytes. Only a part with a single row may have
+    more."""
     if rows.nbytes <= bytes_max or rows.num_rows <= 1:
         if rows.num_rows:
             yield rows

@@ -1,4 +1,4 @@
-"""The sink's task: rows from Spark into partitions, encoded, written and acknowledged."""
+"""The sink's task encodes rows from Spark, and writes them until acknowledged."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ BATCH_ID: Final = "streaming.sql.batchId"
 """Spark's names among the properties of a streaming query's tasks."""
 
 BATCH_BYTES: Final = 512 * 1024
-"""Of a record batch. Half of the default limit of topics."""
+"""Bytes of a record batch. Half of the default limit of topics."""
 
 
 def current_tag(sink_id: str | None, *, write_id: str | None = None) -> AttemptId:
     """The id of the running attempt. Without `sink_id`, its query is the sink.
 
-    `write_id`: of a batch write, which commits once. With `sink_id`, one in a stream's
-    `foreachBatch` commits by the stream's batches instead. Raises RaftlogSparkError: this is no
-    task of Spark's, or of no query.
+    `write_id` names a batch write, which commits once. With `sink_id`, a write in a stream's
+    `foreachBatch` commits by the stream's batches instead. Raises RaftlogSparkError outside of a
+    task
+    of Spark's and of a query.
     """
     context = TaskContext.get()
     if context is None:
@@ -71,10 +72,11 @@ def write_rows(
     *,
     cluster: Cluster | None = None,
 ) -> TaskCommit:
-    """Write all rows; all in-sync replicas have acknowledged them at return.
+    """Write all rows. All in-sync replicas have acknowledged them at return.
 
-    Exactly once: in a transaction of the attempt's own, prepared at return, aborted after an error.
-    A task without rows sends no request. Memory is bounded for any input: see `RowBuffer` and
+    Exactly once, in a separate transaction of the attempt, prepared at return, aborted after an
+    error.
+    A task without rows sends no request. Memory is bounded for any input, by `RowBuffer` and
     `Cluster.writer`. `cluster` is for tests.
 
     Raises TopicGone, RowError, EncodeError, WriteFailed, ClusterUnavailable, SinkRefused. At least
@@ -105,14 +107,14 @@ def write_rows(
 
 
 def _transactional_id(tag: AttemptId) -> str:
-    """Of one attempt alone: Spark gives the numbers of tasks and attempts again."""
+    """Transactional id of only one attempt, as Spark reuses the numbers of tasks and attempts."""
     batch = "" if tag.batch_id is None else f"{tag.batch_id}-"
     unique = uuid.uuid4().hex[:12]
     return sink_transactional_id(tag.sink_id, f"{batch}{tag.task}.{tag.attempt}-{unique}")
 
 
 def _require_own_sink(cluster: Cluster, tag: AttemptId) -> None:
-    """Raise SinkRefused before anything is written; the commit checks it again."""
+    """Raise SinkRefused before anything is written. The commit checks it again."""
     owner = cluster.sink_owner(tag.sink_id)
     if owner is not None and owner != tag.owner:
         raise SinkRefused(
@@ -133,8 +135,8 @@ class _TaskWriter:
         self._options = options
         self._columns = columns
         self._writer = writer
-        # Tasks and batches with few rows begin at different partitions, the same ones when
-        # replayed.
+        # Tasks and batches with few rows begin at different partitions, and at the same partitions
+        # when replayed.
         self._router = Router(self._partitions, turn=tag.task + (tag.batch_id or 0))
         self._gathered = RowBuffer()
         self._written: dict[Destination, PartitionWritten] = {}

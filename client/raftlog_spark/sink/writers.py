@@ -1,15 +1,15 @@
-"""The sink's driver side: checks before a write, and the end of a batch.
+"""The sink's driver side checks before a write, and ends a batch.
 
-**Exactly once**, by two phases. Each attempt of a task writes in a transaction of its own, prepares
-it, and names it in its commit message; then one call of the driver commits those of a batch, all or
-nothing, and aborts what other attempts left. A batch of a stream is an epoch of its sink: a batch
+**Exactly once**, by two phases. Each attempt of a task writes in a separate transaction, prepares
+it, and names it in its commit message. Then one call of the driver commits those of a batch, all or
+nothing, and aborts what other attempts left. A batch of a stream is an epoch of its sink. A batch
 that runs again after a restart is committed once, whatever its tasks were. A transaction that ended
 before the commit fails the batch.
 
 **At least once** (`deliveryGuarantee`), records are readable as soon as they are written, and
-cannot be withdrawn: a failed attempt, a speculative one, an aborted batch, and a batch that runs
-again leave duplicates. No row is reported as written before all in-sync replicas have acknowledged
-it.
+cannot be withdrawn. A failed attempt, a speculative attempt, an aborted batch, and a batch that
+runs again leave duplicates. No row is reported as written before all in-sync replicas have
+acknowledged it.
 """
 
 from __future__ import annotations
@@ -51,21 +51,19 @@ class BatchSink(DataSourceArrowWriter):
         self._write_id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Write the rows of one task; all are acknowledged at return.
-
-        Raises RaftlogSparkError: not all are; at least once, some may be written.
-        """
+        """Write the rows of one task. All are acknowledged at return. Raises RaftlogSparkError if
+        not all are. At least once, some may be written."""
         from raftlog_spark.sink.sink_task import current_tag, write_rows  # noqa: PLC0415  imports Arrow
 
         tag = current_tag(self._options.sink_id, write_id=self._write_id)
         return write_rows(self._options, self._columns, tag, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit a write after all tasks. Raises CommitError: nothing is committed."""
+        """Commit a write after all tasks. Nothing is committed if this raises CommitError."""
         _commit(self._options, check_complete(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort a failed write. Never raises: what it leaves ends by its timeout."""
+        """Abort a failed write. Never raises. Its remains end by their timeout."""
         sink_id = once_sink_id(self._options.sink_id, self._write_id)
         _abort(self._options, messages, "the write", sink_id)
 
@@ -78,25 +76,24 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Write the rows of one task of one batch; all are acknowledged at return.
-
-        Raises RaftlogSparkError: not all are; at least once, some may be written.
-        """
+        """Write the rows of one task of one batch. All are acknowledged at return. Raises
+        RaftlogSparkError if not all are. At least once, some may be written."""
         from raftlog_spark.sink.sink_task import current_tag, write_rows  # noqa: PLC0415  imports Arrow
 
         tag = current_tag(self._options.sink_id)
         return write_rows(self._options, self._columns, tag, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Commit a batch after all tasks; the same batch may be committed again after a restart.
+        """Commit a batch after all tasks. The batch may be committed again after a restart.
 
-        Raises CommitError: a task has not ended, the messages are another batch's, or a transaction
+        Raises CommitError if a task has not ended, the messages are another batch's, or a
+        transaction
         ended before. Then nothing is committed.
         """
         _commit(self._options, check_complete(messages, batch_id=batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Abort a failed batch. Never raises: what it leaves ends by its timeout, or with the next
+        """Abort a failed batch. Never raises. Its remains end by their timeout, or with the next
         batch."""
         _abort(self._options, messages, f"batch {batchId}", None)
 

@@ -1,1 +1,1 @@
-"""Reading topics: planning on the driver, fetching and decoding on the executors."""
+"""Readers plan on the driver, and fetch and decode on the executors."""

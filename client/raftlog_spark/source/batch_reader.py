@@ -30,8 +30,8 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """A task for each range of offsets.
 
-        Raises OptionsError: a topic does not exist, or the given offsets do not fit the topics.
-        Raises DataLossError: given offsets do not exist (any more), with `failOnDataLoss`.
+        Raises OptionsError if a topic does not exist, or the given offsets do not fit the topics.
+        Raises DataLossError if given offsets do not exist (any more), with `failOnDataLoss`.
         """
         with Cluster(self._options.bootstrap_servers) as cluster:
             ranges = self._limited(cluster, self._ranges(cluster))
@@ -78,6 +78,6 @@ class FilteringBatchReader(BatchReader):
     """A `BatchReader` that skips ranges by the query's filters."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  Spark's name
-        """Record the filters; Spark still applies all of them."""
+        """Record the filters. Spark still applies all of them."""
         self._limits = limits_of(filters)
         return filters

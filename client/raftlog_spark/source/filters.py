@@ -1,9 +1,9 @@
 """Limits of offsets, derived from a query's filters.
 
-Filters only skip ranges: Spark still applies every filter to each row. So an unknown filter costs
-time and never rows.
+Filters only skip ranges, and Spark still applies every filter to each row. So an unknown filter
+costs time and never rows.
 
-Timestamps limit a range from below only. The first record that is late enough is known, but later
+Timestamps limit a range only from below. The first record that is late enough is known, but later
 records may have earlier timestamps again, since producers set them.
 """
 
@@ -26,7 +26,7 @@ _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Whole numbers from `low` to `high`, both included; empty if low > high."""
+    """Whole numbers from `low` to `high`, both included. Empty if low > high."""
 
     low: int = 0
     high: int = OFFSET_MAX
@@ -38,11 +38,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class RangeLimits:
-    """The limits by all filters together.
-
-    `topics` and `partitions` None: any. `prefix`: of a topic's name. `not_before_ms`: the earliest
-    timestamp.
-    """
+    """The limits by all filters together. `topics` and `partitions` None allow any. `prefix` is
+    that of a topic's name. `not_before_ms` is the earliest timestamp."""
 
     topics: frozenset[str] | None = None
     prefix: str = ""
@@ -75,8 +72,9 @@ def apply_limits(
 ) -> list[Range]:
     """The parts of the ranges that may match.
 
-    `times`: per partition the offset of the first record not before `not_before_ms`, None if there
-    is none; partitions without an entry have no limit by time.
+    `times` has per partition the offset of the first record not before `not_before_ms`, None
+    without
+    such a record. Partitions without an entry have no limit by time.
     """
     kept: list[Range] = []
     for item in ranges:
@@ -137,13 +135,13 @@ def _by_time(found: RangeLimits, kind: str, value: object) -> RangeLimits:
     # A time without a zone depends on the session, which is unknown here.
     if kind not in from_below or not isinstance(value, datetime) or value.tzinfo is None:
         return found
-    # Records have whole milliseconds: rounding down never skips a matching record.
+    # Records have whole milliseconds, so rounding down never skips a matching record.
     time_ms = max(0, (value - _EPOCH) // timedelta(milliseconds=1))
     return replace(found, not_before_ms=max(time_ms, found.not_before_ms or 0))
 
 
 def _numbers(kind: str, value: object) -> list[int] | None:
-    """The whole numbers of a filter; None if it has others. SQL's null equals nothing."""
+    """The whole numbers of a filter. None if it has others. SQL's null equals nothing."""
     values = [value]
     if kind == "In" and isinstance(value, tuple | list):
         values = [item for item in value if item is not None]

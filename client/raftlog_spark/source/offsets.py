@@ -32,10 +32,8 @@ class OffsetFormatError(RaftlogSparkError):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The progress of a stream. Every key of `starts` is one of `ends`, and start <= end.
-
-    `begun` is false for one offset only, `INITIAL`. A stream may begin without any partition.
-    """
+    """The progress of a stream. Every key of `starts` is one of `ends`, and start <= end. `begun`
+    is false for one offset only, `INITIAL`. A stream may begin without any partition."""
 
     ends: Mapping[Partition, int] = field(default_factory=dict)
     starts: Mapping[Partition, int] = field(default_factory=dict)
@@ -47,7 +45,7 @@ INITIAL = StreamOffset(begun=False)
 
 
 def to_json(offset: StreamOffset) -> JsonOffset:
-    """The offset as JSON. Equal offsets give equal text: Spark compares the text."""
+    """The offset as JSON. Equal offsets give equal text, because Spark compares the text."""
     if not offset.begun:
         return {"v": VERSION}
     return {
@@ -59,10 +57,7 @@ def to_json(offset: StreamOffset) -> JsonOffset:
 
 
 def from_json(value: object) -> StreamOffset:
-    """The offset of a JSON value.
-
-    Raises OffsetFormatError: the value is no offset.
-    """
+    """The offset of a JSON value. Raises OffsetFormatError if the value is no offset."""
     if not isinstance(value, dict) or "v" not in value:
         raise OffsetFormatError(
             "this checkpoint's offset is not raftlog's: a checkpoint belongs to one query with "

@@ -1,7 +1,7 @@
-"""Plans reads: pure decisions from options, bounds and offsets. No network, no Spark, no clock.
+"""Plans reads purely from options, bounds and offsets. No network, no Spark, no clock.
 
-A partition here is a pair of topic and number; a range has an inclusive start and an exclusive end.
-Limits count offsets, not records: aborted records and control records take offsets too, so a range
+A partition here is a pair of topic and number. A range has an inclusive start and an exclusive end.
+Limits count offsets, not records. Aborted records and control records also take offsets, so a range
 may hold fewer records than its length, and never more.
 """
 
@@ -96,10 +96,8 @@ def missing(subscription: Subscription, topics: Mapping[str, TopicInfo]) -> list
 
 
 def timestamps_to_query(point: StartPoint, partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """The timestamps (ms) to look up in the cluster, to resolve a point.
-
-    Raises OptionsError: the point's table names other partitions than these.
-    """
+    """The timestamps (ms) to look up in the cluster, to resolve a point. Raises OptionsError if the
+    point's table names other partitions than these."""
     if isinstance(point, SameTime):
         return dict.fromkeys(partitions, point.time_ms)
     if isinstance(point, EachTime):
@@ -114,8 +112,10 @@ def resolve(
 ) -> dict[Partition, int]:
     """The offset of a point in every partition of `bounds`.
 
-    `times`: the answers to `timestamps_to_query`. Offsets given as numbers are returned unchanged,
-    in bounds or not. Raises OptionsError: the point's table names other partitions, or no record is
+    `times` are the responses to `timestamps_to_query`. Offsets given as numbers are returned
+    unchanged,
+    in bounds or not. Raises OptionsError if the point's table names other partitions, or no record
+    is
     as late as its time and the point treats this as an error.
     """
     if isinstance(point, Everywhere):
@@ -137,7 +137,7 @@ def resolve(
                     f"no record of {_name(part)} has the starting timestamp or a later one: give "
                     "an earlier one, or startingOffsetsByTimestampStrategy=latest"
                 )
-            # The search covers all records, the query only committed ones.
+            # The search covers all records, the query only committed records.
             resolved[part] = at.end if offset is None else max(at.start, min(offset, at.end))
         return resolved
     assert_never(point)
@@ -146,7 +146,7 @@ def resolve(
 def clamp(
     wanted: Mapping[Partition, int], bounds: Mapping[Partition, Bounds]
 ) -> tuple[dict[Partition, int], tuple[str, ...]]:
-    """The offsets, clamped to their partitions' bounds; and texts of skipped or missing ranges."""
+    """The offsets, clamped to their partitions' bounds. Also texts of skipped or missing ranges."""
     clamped: dict[Partition, int] = {}
     losses: list[str] = []
     for part, offset in sorted(wanted.items()):
@@ -162,7 +162,7 @@ def clamp(
 def begin(snapshot: Snapshot, starts: Mapping[Partition, int], limit: int | None) -> StreamOffset:
     """The end of a stream's first batch, at most `limit` offsets from its starts.
 
-    The batch may be empty, and is kept all the same: so `latest` means the moment of the stream's
+    The batch may be empty, and is kept all the same. So `latest` means the moment of the stream's
     first start, however often it restarts before any record arrives.
     """
     before = StreamOffset(dict(starts), topic_ids=snapshot.topic_ids)
@@ -205,7 +205,7 @@ def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advan
 
 
 def moved_back(start: StreamOffset, snapshot: Snapshot) -> list[Partition]:
-    """Partitions whose end is before the last read: lost, or their new leader has to catch up."""
+    """Partitions whose end is before the last read. Lost, or their new leader must catch up."""
     return [
         part
         for part, before in sorted(start.ends.items())
@@ -237,10 +237,8 @@ def waiting_after(offset: StreamOffset, snapshot: Snapshot) -> list[Range]:
 
 
 def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
-    """The ranges of the batch from `start` to `end`; always the same. None is empty.
-
-    Raises DataLossError: the checkpoint lacks the start of a partition.
-    """
+    """The ranges of the batch from `start` to `end`, always the same. None is empty. Raises
+    DataLossError if the checkpoint lacks the start of a partition."""
     ranges: list[Range] = []
     for part, last in sorted(end.ends.items()):
         first = end.starts.get(part, start.ends.get(part))
@@ -263,10 +261,11 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
 
 
 def apportion(backlog: Mapping[Partition, int], limit: int, *, turn: int) -> dict[Partition, int]:
-    """Shares of each backlog: `limit` in all, or everything if that is less.
+    """Shares of each backlog, `limit` in all, or everything if that is less.
 
     In proportion to the backlogs. The remainder of rounding goes one by one to partitions,
-    beginning at another one each `turn`, so that a small backlog beside large ones does not starve.
+    beginning at another partition each `turn`, so that a small backlog beside large ones does not
+    starve.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -286,7 +285,7 @@ def split(
     """The ranges, cut into pieces for Spark's tasks, in order, none empty.
 
     Each piece has at most `max_records` offsets, and there are about `min_partitions` pieces or
-    more, large ranges being cut into more. Raises OptionsError: over 100,000 pieces.
+    more, large ranges being cut into more. Raises OptionsError for over 100,000 pieces.
     """
     counts = [0 if item.end <= item.start else 1 for item in ranges]
     sizes = [max(0, item.end - item.start) for item in ranges]
@@ -326,11 +325,8 @@ def loss_error(losses: Sequence[str]) -> DataLossError:
 
 
 def _shares(sizes: Sequence[int], pieces: int) -> list[int]:
-    """Numbers of pieces by size, about `pieces` in all.
-
-    Sizes too small for a second piece count first: their one piece each does not reduce the share
-    of the large ones.
-    """
+    """Numbers of pieces by size, about `pieces` in all. Sizes too small for a second piece count
+    first. Their one piece each does not reduce the share of the large sizes."""
     total = sum(sizes)
     small = [size > 0 and size * pieces * 2 < 3 * total for size in sizes]
     large_total = sum(size for size, is_small in zip(sizes, small, strict=True) if not is_small)

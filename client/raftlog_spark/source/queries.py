@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 def take_snapshot(cluster: Cluster, options: SourceOptions, *, must_exist: bool) -> Snapshot:
     """The partitions to read, and their bounds, in two calls for any number of partitions.
 
-    Raises OptionsError: a topic or partition named in the options does not exist, with
-    `must_exist`. Raises TopicGone: topics disappear between the calls, repeatedly.
+    Raises OptionsError if a topic or partition named in the options does not exist, with
+    `must_exist`. Raises TopicGone if topics disappear between the calls, repeatedly.
     """
     for attempt in range(SNAPSHOT_ATTEMPTS_MAX):
         topics = cluster.topics()
@@ -67,22 +67,17 @@ def _bounds(
 def resolve_point(
     cluster: Cluster, point: StartPoint, snapshot: Snapshot
 ) -> tuple[dict[Partition, int], Sequence[str]]:
-    """The offsets of a point, clamped to the bounds, and texts of the losses by that.
-
-    Raises OptionsError: the point does not fit the partitions.
-    """
+    """The offsets of a point, clamped to the bounds, and texts of the losses. Raises OptionsError
+    if the point does not fit the partitions."""
     timestamps = planning.timestamps_to_query(point, snapshot.bounds)
     times = cluster.offsets_for_times(timestamps) if timestamps else {}
     return planning.clamp(planning.resolve(point, snapshot.bounds, times), snapshot.bounds)
 
 
 def check_losses(losses: Sequence[str], options: SourceOptions) -> None:
-    """Log losses that the query tolerates.
-
-    Raises DataLossError: `failOnDataLoss` is set.
-    """
+    """Log losses that the query tolerates. Raises DataLossError if `failOnDataLoss` is set."""
     if not losses:
         return
     if options.fail_on_data_loss:
         raise planning.loss_error(losses)
-    _log.warning("records are gone, reading goes on: %s", planning.describe(losses))
+    _log.warning("records are gone, reading continues: %s", planning.describe(losses))

@@ -1,7 +1,7 @@
-"""The start or end of a query, as given in its options: earliest, latest, offsets, times.
+"""The start or end of a query is earliest, latest, offsets or times.
 
-`planning` resolves a point into offsets, with the cluster's answers. The JSON is that of Spark's
-Kafka source: `{"topic": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest.
+`planning` resolves a point into offsets, with the cluster's responses. The JSON is that of Spark's
+Kafka source, `{"topic": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ class Everywhere:
 
 @dataclass(frozen=True, slots=True)
 class EachOffset:
-    """An offset for every partition of the query; -2 is earliest, -1 is latest."""
+    """An offset for every partition of the query. -2 is earliest, -1 is latest."""
 
     offsets: Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class SameTime:
-    """In every partition the first record whose timestamp is not before this one.
-
-    `missing`: the behaviour for a partition without such a record.
-    """
+    """The first record in every partition whose timestamp is not before this time. `missing` is the
+    behaviour for a partition without such a record."""
 
     time_ms: int
     missing: Strategy
@@ -48,7 +46,7 @@ class SameTime:
 
 @dataclass(frozen=True, slots=True)
 class EachTime:
-    """As `SameTime`, with a time for every partition of the query."""
+    """A time for every partition of the query, otherwise as `SameTime`."""
 
     times_ms: Mapping[str, Mapping[int, int]]
     missing: Strategy
@@ -60,10 +58,8 @@ LATEST = Everywhere("latest")
 
 
 def parse_offsets(value: str) -> StartPoint:
-    """Parse `earliest`, `latest`, or offsets as JSON.
-
-    Raises ValueError: the text is none of these.
-    """
+    """Parse `earliest`, `latest`, or offsets as JSON. Raises ValueError if the text is none of
+    these."""
     if value.lower() == "earliest":
         return EARLIEST
     if value.lower() == "latest":
@@ -73,19 +69,15 @@ def parse_offsets(value: str) -> StartPoint:
 
 
 def parse_times(value: str) -> dict[str, dict[int, int]]:
-    """Parse timestamps (ms since 1970 UTC) of each partition.
-
-    Raises ValueError: the text is not such JSON.
-    """
+    """Parse timestamps (ms since 1970 UTC) of each partition. Raises ValueError if the text is not
+    such JSON."""
     hint = 'must be JSON with milliseconds since 1970, such as {"topic": {"0": 1700000000000}}'
     return _table(value, lowest=0, hint=hint)
 
 
 def parse_assign(value: str) -> dict[str, tuple[int, ...]]:
-    """Parse the partitions of each topic, `{"topic": [0, 1]}`, into ascending order.
-
-    Raises ValueError: the text is not such JSON.
-    """
+    """Parse the partitions of each topic, `{"topic": [0, 1]}`, into ascending order. Raises
+    ValueError if the text is not such JSON."""
     hint = 'must be JSON such as {"topic": [0, 1]}'
     parsed = load_json(value, hint)
     if not isinstance(parsed, dict) or not parsed:
@@ -101,10 +93,8 @@ def parse_assign(value: str) -> dict[str, tuple[int, ...]]:
 
 
 def load_json(value: str, hint: str) -> object:
-    """Parse JSON without duplicate keys.
-
-    Raises ValueError, with the hint: not JSON, too large, too deep, or a duplicate key.
-    """
+    """Parse JSON without duplicate keys. Raises ValueError, with the hint, if not JSON, too large,
+    too deep, or with a duplicate key."""
 
     def without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -123,12 +113,12 @@ def load_json(value: str, hint: str) -> object:
 
 
 def is_int(value: object, lowest: int, highest: int) -> bool:
-    """Whether the value is a whole number in that range; JSON's true is not one."""
+    """Whether the value is a whole number in that range. JSON's true is no number."""
     return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
 
 
 def parse_partition(text: str) -> int | None:
-    """The partition number of a JSON key; None: another spelling than the canonical one."""
+    """The partition number of a JSON key. None for any spelling but the canonical."""
     if not re.fullmatch(r"0|[1-9][0-9]{0,9}", text) or int(text) > PARTITION_MAX:
         return None
     return int(text)

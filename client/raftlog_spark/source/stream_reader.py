@@ -1,4 +1,4 @@
-"""Reads topics as a stream: reports the next offset to Spark, then reads the planned ranges.
+"""Reads topics as a stream by reporting the next offset and reading the planned ranges.
 
 Spark stores the offsets of this reader in its checkpoint before it reads up to them. They hold
 everything that a batch needs, so a replay after a restart reads exactly the same ranges.
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IDLE_WAIT_S = 0.2
-"""Wait of an idle trigger for records: Spark would call again after 10 ms."""
+"""Seconds that an idle trigger waits for records. Spark would call again after 10 ms."""
 IDLE_POLL_S = 0.02
 CATCH_UP_WAIT_S = 10.0
-"""Longest time for which an end may lie before the last read, as after a leader change."""
+"""Longest time for which an end may lie before the last read (leader change)."""
 CATCH_UP_POLL_S = 0.1
 LAG_INTERVAL_S = 5.0
-"""Between two questions for the time of the first record that waits."""
+"""Seconds between two queries for the time of the first record that waits."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(INITIAL)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit by the options; if both are set, `latestOffset` applies the lower one too."""
+        """The limit by the options. If both are set, `latestOffset` also applies the lower."""
         if self._options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.min_offsets_per_trigger is not None:
@@ -93,9 +93,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = take_snapshot(self._connected(), self._options, must_exist=False)
 
     def latestOffset(self, start: JsonOffset, limit: ReadLimit) -> JsonOffset:  # noqa: N802
-        """The end of the next batch; `start` itself if there is nothing to read.
+        """The end of the next batch. `start` itself if there is nothing to read.
 
-        Raises DataLossError: records are gone, with `failOnDataLoss`. Raises OptionsError: the
+        Raises DataLossError if records are gone, with `failOnDataLoss`. Raises OptionsError if the
         stream begins, and a topic does not exist or offsets do not fit.
         """
         before = from_json(start)
@@ -118,10 +118,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(step.offset)
 
     def reportLatestOffset(self) -> JsonOffset | None:  # noqa: N802
-        """The last seen ends, for Spark's progress reports, and what the batch leaves for later.
+        """The last seen ends, for Spark's progress reports, and the lag of the batch.
 
-        `lag`: `records` in all partitions, and `seconds`, the age of the first one that waits in
-        the partition with most; null if that is not known. Spark has no other place for them.
+        `lag` has `records` in all partitions, and `seconds`, the age of the first record that waits
+        in the partition with most. Null if that is not known. Spark has no other place for them.
         """
         if self._latest is None or self._planned is None:
             return None
@@ -181,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _age_s(self, waiting: Range) -> float | None:
-        """How long the first record of a range has waited, as known a few seconds ago or now."""
+        """Waiting time of a range's first record, as known a few seconds ago or now."""
         if self._asked_age_at is None or self._clock() - self._asked_age_at >= LAG_INTERVAL_S:
             self._asked_age_at = self._clock()
             topic, topic_id, partition, first, _ = waiting
@@ -207,10 +207,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planning.begin(snapshot, starts, most)
 
     def _caught_up(self, before: StreamOffset, snapshot: Snapshot) -> Snapshot:
-        """Wait for a snapshot in which no partition ends before the last read.
-
-        A new leader may not know yet how far the records before its time are replicated.
-        """
+        """Wait for a snapshot in which no partition ends before the last read. A new leader may not
+        know yet how far the records before its time are replicated."""
         deadline = self._clock() + CATCH_UP_WAIT_S
         while planning.moved_back(before, snapshot) and self._clock() < deadline:
             self._sleep(CATCH_UP_POLL_S)
@@ -220,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return snapshot
 
     def _wait_for_records(self, snapshot: Snapshot) -> Snapshot:
-        """A later snapshot as soon as a partition has grown, or when the wait is over."""
+        """A later snapshot once a partition has grown or the wait is over."""
         deadline = self._clock() + IDLE_WAIT_S
         ends = _ends(snapshot)
         while _ends(snapshot) == ends and self._clock() + IDLE_POLL_S <= deadline:
@@ -232,10 +230,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return snapshot
 
     def _step(self, before: StreamOffset, snapshot: Snapshot, limit: ReadLimit) -> Advance:
-        """As `planning.advance`, by the trigger's limit and `minOffsetsPerTrigger`.
-
-        A run up to the current ends ignores the minimum: no more records would come.
-        """
+        """Plan like `planning.advance`, by the trigger's limit and `minOffsetsPerTrigger`. A run up
+        to the current ends ignores the minimum, as no more records would come."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         step = planning.advance(before, snapshot, most)
         least = self._options.min_offsets_per_trigger

@@ -1,4 +1,4 @@
-"""Reads one task: fetches a range of offsets and decodes it. Runs on executors."""
+"""Reads one task on an executor by fetching and decoding a range of offsets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def read_task(
     *,
     connect: Callable[[str], Cluster] = Cluster,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in order; None is the task that Spark makes of an empty plan.
+    """The records of a range, in order. None is the task of an empty plan.
 
-    Raises DataLossError: records of the range are gone, with `failOnDataLoss`. Otherwise the task
+    Raises DataLossError if records of the range are gone, with `failOnDataLoss`. Otherwise the task
     continues with the remaining records.
     """
     if task is None:
@@ -78,4 +78,4 @@ def _lost(task: Range, options: SourceOptions, what: str) -> None:
     loss = f"{task.topic}/{task.partition}: {what}"
     if options.fail_on_data_loss:
         raise planning.loss_error([loss])
-    _log.warning("records are gone, reading goes on: %s", loss)
+    _log.warning("records are gone, reading continues: %s", loss)

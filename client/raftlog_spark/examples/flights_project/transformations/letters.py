@@ -1,4 +1,4 @@
-"""Good flights into the topic `flights-good`, malformed ones into `flights-bad`."""
+"""Good flights go to the topic `flights-good`, malformed flights to `flights-bad`."""
 
 import os
 
