@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 from aiohttp import web
@@ -33,7 +33,6 @@ from raftlog.record.errors import (
 from raftlog.record.types import Buffer
 
 if TYPE_CHECKING:
-    from raftlog.http.connections import Connection
     from raftlog.http.request import Request
 
 JSON = "application/json"
@@ -49,6 +48,14 @@ REASONS = {status.value: status.phrase for status in HTTPStatus}
 _encode = msgspec.json.Encoder().encode
 _RETRY_LATER = (QUOTA_EXCEEDED, OVERLOADED, NOT_READY)
 _NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class ResponseReader(Protocol):
+    """The connection whose peer takes a response."""
+
+    def reader_took(self, size: int, waited_s: float) -> None:
+        """Count progress. Raises ConnectionResetError for a reader below the minimum rate."""
+        ...
 
 
 class Answer(web.StreamResponse):
@@ -147,14 +154,14 @@ async def _write_sliced(
     request: web.BaseRequest, writer: AbstractStreamWriter, data: Buffer
 ) -> None:
     """Write in slices. A reader below the minimum rate is cut off (ConnectionResetError)."""
-    connection = cast("Connection", request.protocol)
+    reader = cast(ResponseReader, request.protocol)
     loop = asyncio.get_running_loop()
     view = memoryview(data)
     for start in range(0, len(view), WRITE_SLICE_BYTES):
         piece = view[start : start + WRITE_SLICE_BYTES]
         began = loop.time()
         await _write(writer, piece)
-        connection.reader_took(len(piece), loop.time() - began)
+        reader.reader_took(len(piece), loop.time() - began)
 
 
 def bytes_response(
