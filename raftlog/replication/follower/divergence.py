@@ -83,9 +83,9 @@ def is_outrun(offset: Offset, follower: DeletionHorizon, leader: DeletionHorizon
 
     Beyond both horizons the follower's log is complete, and the leader has all tombstones of the
     rest. An unfinished copy, below the horizons, continues only if its leader's horizon equals the
-    horizon at the start of the copy. None of the copied records then has a tombstone below it. Only
-    the follower's horizon beyond `offset` is also too much, because a leader with a lower horizon
-    sends records that a tombstone below the follower's horizon deletes.
+    horizon at the start of the copy. None of the copied records then has a tombstone below it. It
+    does not suffice that `offset` is beyond the leader's horizon, because a leader with a lower
+    horizon sends records that a tombstone below the follower's horizon deletes.
     """
     return offset < max(follower.offset, leader.offset) and follower != leader
 
