@@ -30,8 +30,7 @@ import msgspec
 
 import raftlog
 from raftlog.kafka.apis import APIS
-from raftlog.kafka.connection import Connection
-from raftlog.kafka.listener import KafkaListener
+from raftlog.kafka.listener import Connection, KafkaListener
 from raftlog.kafka.messages.produce import (
     PartitionProduceData,
     ProduceRequest,

@@ -13,8 +13,7 @@ import pytest
 
 from raftlog.broker.limits import address_group
 from raftlog.kafka import listener
-from raftlog.kafka.connection import Connection
-from raftlog.kafka.listener import KafkaListener
+from raftlog.kafka.listener import Connection, KafkaListener
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from raftlog.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from raftlog.kafka.messages.offsets import (

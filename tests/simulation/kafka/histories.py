@@ -29,7 +29,7 @@ from unittest import mock
 from raftlog.coordinator.shard import service
 from raftlog.coordinator.transactions.kind import TOPIC as TRANSACTIONS_TOPIC
 from raftlog.http.settings import ServerSettings
-from raftlog.kafka import connection, listener
+from raftlog.kafka import listener
 from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.errors import LogError
@@ -141,8 +141,8 @@ class Cast:
                 idle_s=pick((2.0, 5.0)),
                 shutdown_s=pick((0.5, 5.0)),
             ),
-            large_bytes=pick((100, 1_000, connection.LARGE_BYTES)),
-            write_buffer_bytes=pick((200, 5_000, connection.WRITE_BUFFER_BYTES)),
+            large_bytes=pick((100, 1_000, listener.LARGE_BYTES)),
+            write_buffer_bytes=pick((200, 5_000, listener.WRITE_BUFFER_BYTES)),
             receive_buffer_bytes=receive_bytes,
             bytes_in_flight_max=pick((120_000, 1 << 26)),
             client_links_per_s=0.0 if is_calm else pick((0.0, 1.0)),
@@ -331,10 +331,10 @@ class History:
 
     def note_refusals(self) -> Any:
         """Note why listeners close connections."""
-        refuse = connection.Connection._refuse
+        refuse = listener.Connection._refuse
 
         def noted(
-            one: connection.Connection,
+            one: listener.Connection,
             complaint: str,
             reason: EndReason = EndReason.MALFORMED,
         ) -> None:
@@ -346,7 +346,7 @@ class History:
                 self.nonsense.append(complaint)
             refuse(one, complaint, reason)
 
-        return mock.patch.object(connection.Connection, "_refuse", noted)
+        return mock.patch.object(listener.Connection, "_refuse", noted)
 
     async def _finish(self, senders: Sequence[asyncio.Task[None]]) -> None:
         nodes, loop = self.data.nodes, self.world.loop
@@ -479,8 +479,8 @@ def _difference(values: Sequence[str], expected: Sequence[str]) -> str:
 def sizes(cast: Cast) -> Iterator[None]:
     """The sizes at which the listener changes its ways."""
     with (
-        mock.patch.object(connection, "LARGE_BYTES", cast.large_bytes),
-        mock.patch.object(connection, "WRITE_BUFFER_BYTES", cast.write_buffer_bytes),
+        mock.patch.object(listener, "LARGE_BYTES", cast.large_bytes),
+        mock.patch.object(listener, "WRITE_BUFFER_BYTES", cast.write_buffer_bytes),
         mock.patch.object(listener, "RECEIVE_BUFFER_BYTES", cast.receive_buffer_bytes),
         mock.patch.object(service, "PARTITIONS", COORDINATORS),
     ):

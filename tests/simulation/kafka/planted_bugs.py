@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest import mock
 
-from raftlog.kafka import connection
+from raftlog.kafka import listener
 from raftlog.kafka.apis import APIS, PRODUCE
-from raftlog.kafka.connection import Connection
 from raftlog.kafka.framing import parse_head
 from raftlog.kafka.handlers import produce
+from raftlog.kafka.listener import Connection
 from raftlog.replication.partition import Acks
 from raftlog.schema.codec import ELEMENTS_MAX
 from raftlog.schema.errors import DecodeError
@@ -50,7 +50,7 @@ def _method(name: str, wrong: Any) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def _builtin(name: str, wrong: Any) -> Callable[[], AbstractContextManager[Any]]:
-    return lambda: mock.patch.object(connection, name, wrong, create=True)
+    return lambda: mock.patch.object(listener, name, wrong, create=True)
 
 
 def _api(key: int, **changes: Any) -> Callable[[], AbstractContextManager[Any]]:
@@ -85,13 +85,13 @@ def _same(data: Any = b"") -> Any:
 
 
 class _Reused:
-    """`bytearray`, but large ones of one size share their bytes."""
+    """Large buffers, but those of one size share their bytes."""
 
     def __init__(self) -> None:
         self._known: dict[int, bytearray] = {}
 
-    def __call__(self, size: int = 0) -> bytearray:
-        return self._known.setdefault(size, bytearray(size)) if size else bytearray()
+    def __call__(self, size: int) -> memoryview:
+        return memoryview(self._known.setdefault(size, bytearray(size)))
 
 
 _LOST: Final = Connection.connection_lost
@@ -147,7 +147,7 @@ BUGS: Final = (
     PlantedBug(
         "large-buffer-shared",
         "records as they were sent",
-        lambda: mock.patch.object(connection, "bytearray", _Reused(), create=True),
+        lambda: mock.patch.object(listener, "_large_buffer", _Reused()),
         2,
     ),
     PlantedBug(
