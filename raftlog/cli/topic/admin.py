@@ -130,7 +130,7 @@ def list_topics(servers: str, output_format: str) -> None:
     elif rows:
         output.write_table(("name", "partitions", "replicas"), rows)
     else:
-        output.message("There are no topics yet; `raftlog topic create NAME` makes outcome.")
+        output.message("There are no topics yet; `raftlog topic create NAME` makes one.")
 
 
 @click.command()

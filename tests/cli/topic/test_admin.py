@@ -1,5 +1,6 @@
 import json
 import socket
+from collections.abc import Coroutine
 from typing import cast
 from uuid import uuid4
 
@@ -55,6 +56,19 @@ def test_text_output_keeps_data_on_stdout_and_messages_on_stderr(run: Run) -> No
     described = run("topic", "describe", name)
     assert "\x1b" not in described.stdout
     assert described.stderr == ""
+
+
+def test_the_list_of_an_empty_cluster_says_how_to_create_a_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_topics(_: str, describing: Coroutine[object, object, object]) -> list[TopicDescription]:
+        describing.close()
+        return []
+
+    monkeypatch.setattr(topic_admin, "run", no_topics)
+    listed = CliRunner().invoke(cli, ["topic", "list"])
+    assert listed.stdout == ""
+    assert listed.stderr == "There are no topics yet; `raftlog topic create NAME` makes one.\n"
 
 
 def test_existing_topic_is_an_error_unless_asked_for(run: Run, topic: str) -> None:
