@@ -38,5 +38,5 @@ def test_fields_of_a_newer_writer_are_ignored() -> None:
      b'{"log": "a", "cluster": "c", "state": "asleep"}', b"\xff"],
 )  # fmt: skip
 def test_value_that_is_no_entry_is_refused(value: bytes) -> None:
-    with pytest.raises(ValueError, match="no entry of the catalog"):
+    with pytest.raises(ValueError, match="not a catalog entry"):
         decode_entry(value)

@@ -110,7 +110,7 @@ def test_long_message_is_not_copied_again_with_each_piece() -> None:
 
 def test_limit_can_be_raised_between_frames() -> None:
     frames = FrameReader(is_masked=False, bytes_max=100)
-    with pytest.raises(FrameError, match="100 is the limit"):
+    with pytest.raises(FrameError, match="over the limit of 100"):
         frames.feed(framed([bytes(97)], None))
     frames = FrameReader(is_masked=False, bytes_max=100)
     assert frames.feed(framed([bytes(96)], None)) == [bytes(96)]

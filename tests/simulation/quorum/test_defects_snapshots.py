@@ -162,7 +162,7 @@ def test_installed_snapshot_is_answered_as_covered_without_guard_fails(
         await members.propose(await members.elected(), b"after")
         await members.until(members._agree, 3.0)
 
-    with violation(match="the condition did not come true"):
+    with violation(match="not within"):
         run(1, trace)
 
 

@@ -17,6 +17,8 @@ from tests.simulation.replicated.world import NAMES, SNAPSHOT_BYTES, AnyReplica,
 from tests.waiting import until
 
 PATIENCE_S: Final = 12.0
+POLL_S: Final = 0.01
+"""Poll interval of a wait, in virtual time. Seeds depend on it."""
 SCENARIO_S_MAX: Final = 60.0
 SERVING: Final = {Role.REPLICA, Role.PRIMARY}
 Scenario = Callable[[World], Coroutine[Any, Any, None]]
@@ -50,7 +52,7 @@ async def primary_of(world: World, *, besides: str = "") -> str:
         names = [name for name in NAMES if name != besides]
         return [name for name in names if replica(world, name).role is Role.PRIMARY]
 
-    await until(lambda: len(found()) == 1)
+    await until(lambda: len(found()) == 1, poll_s=POLL_S)
     return found()[0]
 
 
@@ -90,5 +92,6 @@ async def caught_up(world: World, name: str) -> None:
         lambda: (
             replica(world, name)._offsets.value == world.service.end()
             and replica(world, name).role in SERVING
-        )
+        ),
+        poll_s=POLL_S,
     )
