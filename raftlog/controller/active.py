@@ -133,7 +133,7 @@ class ActiveController:
         self._controller_term: _ControllerTerm | None = None
         self._wakeup = Wakeup(clock)
         self._confirmed_at = -math.inf
-        """Time until when, at least, a majority of the voters knew of no later controller."""
+        """Time until which, at least, a majority of the voters knew of no later controller."""
         self._confirmed_until = -math.inf
 
     def role_changed(self) -> None:

@@ -1,9 +1,9 @@
-"""Sessions and leases of the active controller, dead brokers, and a node's lease. Pure.
+"""The active controller's sessions, dead brokers, and a node's lease. Pure.
 
 **Sessions.** A table is made at the start of a controller term and dropped at its end, so that no
 entry rests on heartbeats of an earlier term. Times are monotonic seconds and never fall. Time in
 which the controller itself was stopped does not count against the brokers. An observation that
-comes much too late moves the ends of all sessions by the gap.
+comes much too late moves the ends of all sessions later by the gap.
 
 **Session timeouts that change.** The metadata holds the timeout set by the operator, and the *lease
 bound*, which only the active controller changes. A heartbeat is granted the smaller of both, and
@@ -12,16 +12,17 @@ leader without the quorum stops before another node leads) then holds in both di
 lease outlasts the patience of a controller:
 
 - *This controller* fences a silent broker at the latest end of all timeouts granted to the broker
-(`expires_at`), never by only the newest timeout.
+  (`expires_at`), never by only the newest timeout.
 - *A longer timeout* is granted only after the longer bound is applied. So each granted lease rests
-on a committed bound, which is in the log of every later controller.
+  on a committed bound, which is in the log of every later controller.
 - *The next controller* fences no silent broker within the bound after its term began. Leases of its
-predecessors were granted, less their unconfirmed age, before that term.
+  predecessors were granted, less their unconfirmed age, before that term
+  (docs/decisions/sessions-and-leases.md).
 - *A shorter timeout* is granted at once, but the bound falls only after the old bound has passed
-since the last longer grant and since the term began. The operator may raise the timeout between
-the decision and its application. While a lower bound may be in the log, no longer timeout is
-granted (`_cap_s`). Proposals of one term are ordered. A later applied proposal settles all
-earlier proposals of unknown outcome. Those of an earlier term are below `first_index`.
+  since the last longer grant and since the term began. The operator may raise the timeout between
+  the decision and its application. While a lower bound may be in the log, no longer timeout is
+  granted (`_cap_s`). Proposals of one term are ordered. A later applied proposal settles all
+  earlier proposals of unknown outcome. Proposals of an earlier term are below `first_index`.
 
 **Dead brokers** are proven dead by a refused connection to their address. Every node keeps the
 table, active controller or not, because the peers of a dying controller find the death before one
@@ -32,8 +33,8 @@ and no message has come from the node.
 
 **A lease** begins when the heartbeat was *sent*, less the time for which the controller cannot
 prove to be the only controller, and is shorter than a session.
-docs/decisions/sessions-and-leases.md
-has the argument why a lease ends before any controller may fence its holder for silence.
+docs/decisions/sessions-and-leases.md has the argument why a lease ends before any controller may
+fence its holder for silence.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId
 
 STALL_S: Final = 2 * HEARTBEAT_S
-"""Silence after which the controller was itself stopped, and could receive no heartbeat."""
+"""Longest gap between two observations of a running controller, in seconds. After a longer gap the
+controller was stopped, and could receive no heartbeat."""
 CLUSTER_TIME_S: Final = 1.0
 """Seconds between two computations of the cluster time."""
 DEAD_BROKERS_MAX: Final = 1_000
@@ -100,7 +102,7 @@ class _Session:
     silent: bool = False
     """No heartbeat has come since the newest decision to fence."""
     done: bool = False
-    """Executed, and nothing was heard since. There is nothing to do until something is."""
+    """Executed, and nothing was heard since. Nothing is due until a heartbeat comes."""
 
 
 class Sessions:

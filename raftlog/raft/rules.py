@@ -32,7 +32,7 @@ class Timing:
     """Election and heartbeat times. A message takes far less than `heartbeat_s`."""
 
     election_min_s: float = 0.3
-    """Seconds without a leader's message after which a voter requests an election, at least."""
+    """Least seconds without a leader's message after which a voter requests an election."""
     election_max_s: float = 0.6
     heartbeat_s: float = 0.08
     """Seconds between a leader's messages to each other member, without other traffic."""
@@ -46,8 +46,8 @@ class Timing:
 
         The possible successors of a leader, `others` in number, each have a part of the range
         between the two election times, in the order of their ids (`before` is the number of lower
-        ids). Each draws (`chance` from 0 to 1) from the first half of its part. Two voters that
-        start together split the votes, and lose a whole election time.
+        ids). Each draws (`chance` from 0 to 1) from the first half of its part, because two
+        voters that start together split the votes, and lose a whole election time.
         """
         step_s = (self.election_max_s - self.election_min_s) / max(others, 1)
         return self.election_min_s + step_s * (before + chance / 2)

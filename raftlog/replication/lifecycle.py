@@ -232,7 +232,7 @@ class ReplicaLifecycle:
             await asyncio.gather(*(self._open(*key) for key in group))
 
     async def _open(self, topic_id: TopicId, number: PartitionId) -> None:
-        # A later change may have deleted the topic, or changed the row, during the work.
+        # A later change may have deleted the topic, or changed the row, before this open.
         topic = self._assigned_topic(topic_id, number)
         if topic is not None and self._replica(topic_id, number) is None:
             try:

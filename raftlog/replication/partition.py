@@ -21,8 +21,8 @@ acknowledged only for offsets below the high watermark. A reader gets only offse
 watermark. A change of a follower's log names the leader epoch that sent it, and is refused in any
 other. No replica leads while such a change is under way.
 
-Durable means, by the log's flush mode, `sync` synced to disk, `async` handed to the
-operating system (promises 1 and 2).
+Durable depends on the log's flush mode. With `sync` it means synced to disk, with `async` handed to
+the operating system (promises 1 and 2).
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class Partition(Replica):
 
     def refuse_writes(self, error: LogError | None) -> None:
         """Refuse all appends with `error`, an error of the node, not of the partition. None
-        accepts.
+        accepts appends again.
 
         Waiting readers wake, and their next read reports whether the node still serves records. A
         leader that may act again commits at once.
@@ -439,7 +439,7 @@ class Partition(Replica):
         self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[tuple[Offset, int] | None, Offset]:
         """Search like `offset_for_timestamp`, among the records known here to be committed. Also
-        returns the end of these records. None excludes no later records. Raises LogError."""
+        returns the end of these records. None does not exclude later records. Raises LogError."""
         self.require_leader()
         end = self.readable_end(isolation)
         return await self.log.reader.offset_for_timestamp(timestamp_ms, end=end), end

@@ -3,10 +3,10 @@
 | finding | repair |
 |---|---|
 | damaged batches, in service | good copies from any replica, in place, the role stays |
-| the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR, follow |
-| the files are gone | leave, even as the last, renew once another leads, or elected uncleanly |
-| no good copy, or log offline | leave ISR and ELR, once another broker leads, replace, fetch all |
-| no disk space to open or replace the log | leave if others are in sync, try again |
+| the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR, then follow |
+| the files are gone | leave, even as the last, then renew once another leads, or elected uncleanly |
+| no good copy, or log offline | leave ISR and ELR, then replace once another broker leads, fetch all |
+| no disk space to open or replace the log | leave if others are in sync, then try again |
 | no other replica has all committed records, log offline | good copies, offline, opened again |
 | the same, without good copies or in service | none, the files may be the only copy |
 
@@ -197,7 +197,7 @@ class Repairs:
             self._spawn(self._reports, (topic_id, number), self._report_late((topic_id, number)))
 
     async def _report_late(self, key: ReplicaKey) -> None:
-        # Compare keys, as another partition may serve the same log before the report is committed.
+        # Look up by key, as another partition may serve the same log before the report is committed.
         while (
             (replica := self._replicas.replica(*key)) is not None
             and replica.loss_gate.may_have_lost_data
@@ -287,7 +287,7 @@ class Repairs:
             self._renewed.pop(key, None)
 
     def _waits_for_row(self, key: ReplicaKey, row: PartitionImage) -> bool:
-        """Whether the repair of a lost replica without a leader waits for another row."""
+        """Whether the repair of a lost replica waits for another row, or for its report."""
         if not self._replicas.is_lost(*key) or self._is_loss_accepted(key, row):
             return False
         is_led = row.leader not in (NO_LEADER_ID, self._broker_id)
@@ -471,7 +471,7 @@ class Repairs:
         return len(times) < RENEWALS_MAX
 
     def _log_once(self, key: ReplicaKey, reason: str) -> None:
-        """Log why a replica is not repaired yet, unless the reason was just logged."""
+        """Log why a replica is not repaired yet, unless the last logged reason is the same."""
         if self._last_logged.get(key) != reason:
             self._last_logged[key] = reason
             logger.error("%s-%d is not repaired yet: %s", *key, reason)

@@ -1,7 +1,4 @@
-"""Applies commands about the cluster as a whole.
-
-It also applies commands about brokers.
-"""
+"""Applies commands about the cluster as a whole, and commands about brokers."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def create_cluster(image: MetadataImage, command: ClusterCreated) -> str:
 def alter_cluster_settings(
     image: MetadataImage, command: AlterClusterSettings
 ) -> tuple[ClusterSettings, MetadataDelta]:
-    """Set values without checks, except for min.insync.replicas, see `without_elr`."""
+    """Set values without examining them, except min.insync.replicas, see `without_elr`."""
     before = image.cluster_settings
     after = {
         name: value
@@ -170,7 +167,7 @@ def replace_directory(
 
 
 def fence_broker(image: MetadataImage, command: FenceBroker) -> tuple[BrokerImage, MetadataDelta]:
-    """Fence the broker. The controller decides about the broker's partitions."""
+    """Fence the broker. Changes no partition, as the controller decides about partitions."""
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     return _put_broker(image, broker, replace(broker, fenced=True))
 

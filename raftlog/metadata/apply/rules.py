@@ -103,7 +103,7 @@ def in_order(replicas: tuple[BrokerId, ...], members: Collection[BrokerId]) -> t
 def min_isr_in_force(
     configs: Mapping[str, str], cluster_settings: Mapping[str, str], default: int
 ) -> int:
-    """min.insync.replicas of a topic, set by the topic, the cluster, or `default`.
+    """min.insync.replicas of a topic, set by the topic, else the cluster, else `default`.
 
     `default` comes with the command, because releases may differ. A value other than a number
     counts as 1, the safest value for the ELR, since the fewest members stay eligible.

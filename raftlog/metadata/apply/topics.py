@@ -71,7 +71,7 @@ def delete_topic(image: MetadataImage, command: DeleteTopic) -> tuple[TopicImage
 def add_partitions(
     image: MetadataImage, command: AddPartitions
 ) -> tuple[TopicImage, MetadataDelta]:
-    """Add partitions. Refused if the topic's number of partitions has changed since."""
+    """Add partitions. Refused if their number has changed since the decision."""
     before = topic_of(image, command.topic_id)
     present = len(before.partitions)
     if command.partition_count != present:
@@ -90,7 +90,7 @@ def add_partitions(
 def alter_configs(
     image: MetadataImage, command: AlterTopicConfigs
 ) -> tuple[TopicImage, MetadataDelta]:
-    """Set values without checks, except for min.insync.replicas, see `without_elr`."""
+    """Set values without examining them, except min.insync.replicas, see `without_elr`."""
     before = topic_of(image, command.topic_id)
     configs = {
         name: value

@@ -322,7 +322,7 @@ def undecided_elections(
 ) -> Iterator[PartitionKey]:
     """The partitions of `keys`, or all, whose next leader depends on the ends of logs.
 
-    They have no leader, or an `excluding` leader. Their config allows an unclean election, no clean
+    They have no leader, or a leader in `excluding`. Their config allows an unclean election, no clean
     election is possible, and several replicas live.
     """
     available = available_brokers(image) - excluding
@@ -454,7 +454,7 @@ def plan_leader_transfer(
 def plan_handover(
     image: MetadataImage, key: PartitionKey, row: PartitionImage, successor: BrokerId
 ) -> ChangePartitions | None:
-    """Transfer leadership from a leader cut off from its followers to the ISR or ELR.
+    """Transfer leadership from a leader without its followers to an ISR or ELR member.
 
     `row` names the leader. None if the partition has changed since. From the ELR, the new leader
     starts a new ISR, and the others enter as they catch up.
@@ -475,7 +475,7 @@ def plan_unclean_election(
     broker_id: BrokerId | None = None,
     ends: LogEnds | None = None,
 ) -> ChangePartitions:
-    """Elect the living replica with the longest log, or the named replica, without a leader.
+    """Elect the named replica, or the longest living log, in a leaderless partition.
 
     `ends` are the ends of the logs, if no broker is named. An operator accepts the loss of records.
     Raises LogError with UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND or ILLEGAL_STATE.

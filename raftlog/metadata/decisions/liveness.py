@@ -63,7 +63,7 @@ from raftlog.record.types import BrokerId
 def brokers_without_kafka_addresses(
     image: MetadataImage, registering: BrokerId
 ) -> tuple[BrokerId, ...]:
-    """Other brokers than the registering broker, of releases that know no Kafka address."""
+    """Other registered brokers, with releases that know no Kafka address."""
     return tuple(
         broker_id
         for broker_id in sorted(image.brokers)
@@ -75,7 +75,7 @@ def brokers_without_kafka_addresses(
 def registration_command(image: MetadataImage, wanted: RegisterBroker) -> RegisterBroker:
     """The registration in a version that all other registered brokers know.
 
-    While a broker runs an older release, the Kafka address is left out. `image` must hold every
+    While another broker runs an older release, the Kafka address is left out. `image` must hold every
     registration made before, so pass a read barrier first.
     """
     if wanted.kafka_host is None:

@@ -30,11 +30,17 @@ def place(
 
     The preferred leader is first. It is the broker that leads the fewest partitions, then holds the
     fewest replicas, then has the lowest id. A broker in maintenance leads only without another
-    choice, and an `unwritable` broker, whose disk takes no writes, after those. The criteria of
-    each follower are, in this order, a broker that is available, a rack with the fewest replicas of
-    the partition, a broker that is not `unwritable`, the broker that follows this leader least
-    often, so that a dead leader's load spreads over all others, the broker with the fewest
-    replicas, and the lowest id. Decommissioned brokers are left out. Fenced and stopping brokers
+    choice, and an `unwritable` broker, whose disk takes no writes, after those. Each follower is
+    chosen by these criteria, in this order:
+
+    1. it is available,
+    2. its rack has the fewest replicas of the partition,
+    3. it is not `unwritable`,
+    4. it follows this leader least often, so that a dead leader's load spreads over all others,
+    5. it has the fewest replicas,
+    6. it has the lowest id.
+
+    Decommissioned brokers are left out. Fenced and stopping brokers
     join when they are back, since a topic created while a node is away must neither have fewer
     replicas nor wait, as long as enough brokers are there to accept writes. Raises LogError with
     INVALID_PARTITIONS if there are too few brokers, NOT_ENOUGH_REPLICAS if too few of them are
@@ -104,11 +110,10 @@ class Replacements:
     ) -> tuple[BrokerId, ...] | None:
         """The replicas with others in place of `leaving`. None if there are too few brokers.
 
-        The rules of `place` apply, but a writable disk is before racks, since all records are
-        copied
-        now. Next is a rack with the fewest of the rest. In the first place it is the broker that
-        leads least, elsewhere the broker that follows the first least. Last is the broker with the
-        fewest replicas.
+        The rules of `place` apply, but a writable disk goes before racks, since all records
+        are copied now. Next is a rack with the fewest of the remaining replicas. Then, in the first
+        place, the broker that leads least, elsewhere the broker that follows the first replica
+        least. Last is the broker with the fewest replicas.
         """
         chosen = list(replicas)
         for position, broker_id in enumerate(replicas):
@@ -188,5 +193,5 @@ class _Load:
 
 
 def _rack(broker: BrokerImage) -> tuple[str, str | BrokerId]:
-    """The rack of a broker. Without a rack it shares none with a rack of any name."""
+    """The rack of a broker. Without a rack, a key that no other broker or rack name shares."""
     return ("broker", broker.broker_id) if broker.rack is None else ("rack", broker.rack)

@@ -130,7 +130,7 @@ def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> Cha
 def plan_completions(
     image: MetadataImage, keys: Collection[PartitionKey] | None = None
 ) -> Iterator[ChangePartitions]:
-    """End every reassignment of `keys`, or all, with new replicas in sync and alive."""
+    """End each reassignment, of `keys` or all, with all new replicas in sync and alive."""
     elections = Elections(image)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:

@@ -75,7 +75,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VoteRecord:
-    """Promises no message before `term`, and no vote in `term` except for `vote`."""
+    """Promises no message in a term before `term`, and only `vote` in `term`."""
 
     term: int
     vote: int | None

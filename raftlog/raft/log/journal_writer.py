@@ -95,7 +95,7 @@ class JournalWriter:
         log, store = self._log, self._store
         may_trim = log.lsn == log.durable_lsn or self._trim_waits >= TRIM_WAITS_MAX
         if log.rewrite_due or (self._trim_due and may_trim):
-            # The pending records go first again, without room for the trim.
+            # If there is no room for the trim, the pending records go first again.
             self._trim_waits = 0
             content, lsn = log.content()
             done = await self._try(lambda: store.rewrite(content))

@@ -1,4 +1,4 @@
-"""Log divergence gives the leader's response to a fetch position, and the truncation point. Pure.
+"""Decides the leader's response to a fetch position, and the truncation point. Pure.
 
 A follower never truncates by a high watermark (KIP-101). Records below its own may have been
 replaced elsewhere, and records above may be committed. Leader and follower compare the leader
@@ -69,8 +69,7 @@ def compare(
     """The leader's response to a follower at `position`, None if the follower continues.
 
     None means that the follower's log is a prefix of the leader's. Raises LogError(ILLEGAL_STATE)
-    if
-    the follower's log cannot belong to this partition.
+    if the follower's log cannot belong to this partition.
     """
     answer = _compare_epochs(history, log_start=log_start, log_end=log_end, position=position)
     if answer is None and is_outrun(position.offset, position.horizon, horizon):

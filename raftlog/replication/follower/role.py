@@ -57,7 +57,7 @@ class FollowerRole:
             self._trim.cancel()
 
     async def until_idle(self) -> None:
-        """Return when no change of the log is under way, so other replicas may use it."""
+        """Return when no change of the log is under way. Only then may another replica use it."""
         for task in (self._work, self._trim):
             if task is not None:
                 await asyncio.wait([task])

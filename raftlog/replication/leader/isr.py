@@ -43,8 +43,7 @@ CHECKED_PER_TURN_MAX: Final = 500
 """Most led partitions checked in one turn of the event loop, about 3 ms."""
 STARTS_PER_TURN_MAX: Final = 64
 """Most proposals started in one turn of the event loop, 0.1 ms each. A returning follower catches
-up
-with thousands of partitions at once."""
+up with thousands of partitions at once."""
 PROPOSALS_MAX: Final = 128
 """Most proposals in flight at once."""
 RETRY_S: Final = 0.1

@@ -52,12 +52,12 @@ from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 SEQUENCE_ERRORS: Final = frozenset({OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID})
-"""Refusals of a replaced leader, which lacks the newest batches of the producer, among others."""
+"""Refusals that a replaced leader also returns, as it lacks the producer's newest batches."""
 COORDINATOR: Final = Terms(is_coordinator=True)
 LOG_START_S: Final = 10.0
 """Longest wait of a deletion for the log start of the in-sync replicas."""
 CATCH_UP_S: Final = 60.0
-"""Seconds for which tombstones wait for a moving follower below them, or
+"""Seconds since its last move for which a follower below tombstones holds them, or
 `delete.retention.ms` if longer. Otherwise a copy that takes longer than both would never end."""
 
 
@@ -72,8 +72,7 @@ class Feed:
     """The follower's incarnation."""
     on_appended: Callable[[Offset, Offset, Sequence[Buffer], int], None]
     """Called when the leader's log has grown. The arguments are base offset, next offset, the
-    stamped
-    batches in their order, and their bytes."""
+    stamped batches in their order, and their bytes."""
     on_watermarks: Callable[[], None]
     """Called when the high watermark or the log start offset has moved."""
     on_ended: Callable[[LogError], None]
@@ -525,7 +524,7 @@ class LeaderRole:
 
     @property
     def deletion_horizon(self) -> DeletionHorizon:
-        """Bounds of the tombstones gone from this log, and from a copy that starts now."""
+        """Bound below which tombstones may be gone from this log, and from a copy that starts now."""
         return self._log.deletion_horizon
 
     def tombstones_held_from(self) -> Offset | None:

@@ -1,6 +1,6 @@
 """The leader's knowledge of its followers gives the committed end and the ISR.
 
-Pure, without log, clock and I/O.
+Pure, with no log, clock or I/O.
 
 One `LeaderState` is one leader epoch of one partition. It ends with the epoch, and no part of it
 outlives the epoch (mistake 4, docs/decisions/ten-mistakes.md).
@@ -31,7 +31,7 @@ Invariants:
    acknowledgements of the incarnation in the applied metadata (mistake 6; KIP-903).
 4. A follower enters only with a sign of life, and not while it would be removed as late. Below
    min.insync.replicas the high watermark stands still, so a silent follower stays at it. A
-   follower that is late again and again enters ever later, which bounds metadata changes.
+   follower that is late again and again enters ever later, so it changes the metadata ever less often.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ STEADY_S: Final = 60.0
 RETURN_S_MIN: Final = 2.0
 RETURN_DOUBLINGS_MAX: Final = 4
 """Most doublings of the delay of a return, up to 32 s. The second removal delays the return by
-RETURN_S_MIN. The first return is not delayed, because below min.insync.replicas writes wait for it.
+RETURN_S_MIN, each later removal by twice as much. The first return is not delayed, because below
+min.insync.replicas writes wait for it.
 """
 
 
@@ -286,7 +287,7 @@ class LeaderState:
         now: float,
         lag_max_s: float,
     ) -> bool:
-        """Whether a follower outside the ISR has caught up and is not almost late. Caught up
+        """Whether a follower outside the ISR has caught up and is not about to be late. Caught up
         includes the deletions of records."""
         follower = self._followers.get(broker_id)
         return (

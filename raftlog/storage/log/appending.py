@@ -13,7 +13,7 @@ make its log differ from the leader's, or unreadable at its next start. These ar
 their CRCs, offsets that continue the log, and epochs that do not go back. Offsets may jump ahead,
 since compaction takes batches out of a leader's log.
 
-Cost is per batch, not per record, for a header and a CRC.
+The cost is a header and a CRC per batch, and nothing per record.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class Appender:
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Start `leader_epoch` at the log end in the epoch history, before its first append.
 
-        Raises LogError, NO_LEADER if the history has a newer epoch.
+        Raises LogError NO_LEADER if the history has a newer epoch.
         """
         core = self._core
         core.require_online()
@@ -463,7 +463,7 @@ class Appender:
         return None
 
     async def _note_gaps(self, gap_to: Offset) -> None:
-        """Record durably that the log has gaps. The next start would take gaps for damage."""
+        """Record durably that the log has gaps. Otherwise the next start takes gaps for damage."""
         core = self._core
         if gap_to < core.gaps_below:
             return

@@ -4,11 +4,13 @@
 first invalid batch of a scan is the torn end of an unacknowledged write, or damage to data that may
 have been acknowledged.
 
-| first invalid batch, at offset x | verdict | |---|---| | x is below the checkpoint's flushed
-offset | damaged | | not in the last segment (each was synced before the next segment took data) |
-damaged | | the kernel did not stop, and the bytes are not just the start of a batch | damaged | |
-the kernel did not stop, or no checkpoint is there, and a valid batch follows | damaged | | anything
-else | torn: cut at x |
+| first invalid batch, at offset x | verdict |
+|---|---|
+| x is below the checkpoint's flushed offset | damaged |
+| not in the last segment (each was synced before the next segment took data) | damaged |
+| the kernel did not stop, and the bytes are not just the start of a batch | damaged |
+| the kernel did not stop, or no checkpoint is there, and a valid batch follows | damaged |
+| anything else | torn: cut at x |
 
 A damaged log is left exactly as it is. Only a torn end is ever cut.
 """
