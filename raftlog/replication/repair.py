@@ -4,8 +4,8 @@
 |---|---|
 | damaged batches, in service | good copies from any replica, in place, the role stays |
 | the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR, then follow |
-| the files are gone | leave, even as the last, then renew once another leads, or elected uncleanly |
-| no good copy, or log offline | leave ISR and ELR, then replace once another broker leads, fetch all |
+| the files are gone | leave, even as last, then renew once another leads, or elected uncleanly |
+| no good copy, or log offline | leave ISR and ELR, replace once another broker leads, fetch all |
 | no disk space to open or replace the log | leave if others are in sync, then try again |
 | no other replica has all committed records, log offline | good copies, offline, opened again |
 | the same, without good copies or in service | none, the files may be the only copy |
@@ -197,7 +197,7 @@ class Repairs:
             self._spawn(self._reports, (topic_id, number), self._report_late((topic_id, number)))
 
     async def _report_late(self, key: ReplicaKey) -> None:
-        # Look up by key, as another partition may serve the same log before the report is committed.
+        # Look up by key, as another partition may serve this log before the report is committed.
         while (
             (replica := self._replicas.replica(*key)) is not None
             and replica.loss_gate.may_have_lost_data

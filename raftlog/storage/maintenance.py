@@ -1,12 +1,16 @@
 """Background work for logs, a bounded piece at each tick.
 
-| each tick | for | |---|---| | start due syncs | logs with flush=async that took appends | | let
-logs rest | logs with flush=async without appends for a while, see `checkpoints` | | measure the
-free room | the node | | advance recovery points | logs far behind, or behind for long, the farthest
-first | | write the checkpoint file | the node, once a second while logs change | | retention | some
-logs, in turn | | one compaction at a time | logs with cleanup.policy=compact, in turn | | remove
-files | deleted topics and replicas | | read finished segments again | damage not found by a reader,
-see `scrub` |
+| each tick | for |
+|---|---|
+| start due syncs | logs with flush=async that took appends |
+| let logs rest | logs with flush=async without appends for a while, see `checkpoints` |
+| measure the free room | the node |
+| advance recovery points | logs far behind, or behind for long, the farthest first |
+| write the checkpoint file | the node, once a second while logs change |
+| retention | some logs, in turn |
+| one compaction at a time | logs with cleanup.policy=compact, in turn |
+| remove files | deleted topics and replicas |
+| read finished segments again | damage not found by a reader, see `scrub` |
 
 A failed log is skipped, after its report. Any other error ends maintenance, and `on_failed` gets
 the reason. The node must then end, as its logs take no more checkpoints, and only a start reads the

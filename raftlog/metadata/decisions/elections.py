@@ -322,8 +322,8 @@ def undecided_elections(
 ) -> Iterator[PartitionKey]:
     """The partitions of `keys`, or all, whose next leader depends on the ends of logs.
 
-    They have no leader, or a leader in `excluding`. Their config allows an unclean election, no clean
-    election is possible, and several replicas live.
+    They have no leader, or a leader in `excluding`. Their config allows an unclean election, no
+    clean election is possible, and several replicas live.
     """
     available = available_brokers(image) - excluding
     leaderless = {NO_LEADER_ID, *excluding}

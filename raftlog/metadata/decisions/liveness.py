@@ -75,8 +75,8 @@ def brokers_without_kafka_addresses(
 def registration_command(image: MetadataImage, wanted: RegisterBroker) -> RegisterBroker:
     """The registration in a version that all other registered brokers know.
 
-    While another broker runs an older release, the Kafka address is left out. `image` must hold every
-    registration made before, so pass a read barrier first.
+    While another broker runs an older release, the Kafka address is left out. `image` must hold
+    every registration made before, so pass a read barrier first.
     """
     if wanted.kafka_host is None:
         return wanted

@@ -3,9 +3,9 @@
 A reader must apply up to an index which covers every response given before its request (Ongaro
 2014, section 6.4). The leader's commit index is this index, on two conditions. First, the leader
 has committed an entry of its current term. Otherwise its commit index may be behind commits of
-earlier leaders. Second, no later term had a leader when the request came, because a majority of the
-voters has responded to appends of this term *sent after* the request. Each response proves that its
-voter had voted in no later term until then, so no candidate had the votes.
+earlier leaders. Second, no later term had a leader when the request came. The proof is that a
+majority of the voters has responded to appends of this term *sent after* the request. Each response
+proves that its voter had voted in no later term until then, so no candidate had the votes.
 
 Appends before and after the request differ by their numbers, not by times. Many events happen at
 one instant, of a clock with slow ticks or of a simulated clock.

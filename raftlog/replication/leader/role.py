@@ -524,7 +524,7 @@ class LeaderRole:
 
     @property
     def deletion_horizon(self) -> DeletionHorizon:
-        """Bound below which tombstones may be gone from this log, and from a copy that starts now."""
+        """Bounds of tombstones that may be gone from this log, and from a copy that starts now."""
         return self._log.deletion_horizon
 
     def tombstones_held_from(self) -> Offset | None:

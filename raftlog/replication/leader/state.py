@@ -31,7 +31,8 @@ Invariants:
    acknowledgements of the incarnation in the applied metadata (mistake 6; KIP-903).
 4. A follower enters only with a sign of life, and not while it would be removed as late. Below
    min.insync.replicas the high watermark stands still, so a silent follower stays at it. A
-   follower that is late again and again enters ever later, so it changes the metadata ever less often.
+   follower that is late again and again enters ever later, so it changes the metadata
+   ever less often.
 """
 
 from __future__ import annotations

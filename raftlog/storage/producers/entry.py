@@ -4,12 +4,16 @@ Every batch of such a producer carries (producer id, producer epoch, base sequen
 records, per partition, and follow each other without a gap (KIP-98). The last five batches of each
 producer are remembered, as many as a client may have in flight, and so may have to repeat.
 
-| a batch arrives with | result | |---|---| | the epoch known, and the next sequence | Append | |
-epoch, first and last sequence of one of the last five batches | Duplicate, with its offsets | | the
-epoch known, only sequences written before those five | DUPLICATE_SEQUENCE | | the epoch known, any
-other sequence | OUT_OF_ORDER_SEQUENCE | | an older epoch | PRODUCER_FENCED | | a newer epoch, or a
-producer not known, and sequence 0 | Append | | a newer epoch, and another sequence |
-OUT_OF_ORDER_SEQUENCE | | a producer not known, and another sequence | UNKNOWN_PRODUCER_ID |
+| a batch arrives with | result |
+|---|---|
+| the epoch known, and the next sequence | Append |
+| epoch, first and last sequence of one of the last five batches | Duplicate, with its offsets |
+| the epoch known, only sequences written before those five | DUPLICATE_SEQUENCE |
+| the epoch known, any other sequence | OUT_OF_ORDER_SEQUENCE |
+| an older epoch | PRODUCER_FENCED |
+| a newer epoch, or a producer not known, and sequence 0 | Append |
+| a newer epoch, and another sequence | OUT_OF_ORDER_SEQUENCE |
+| a producer not known, and another sequence | UNKNOWN_PRODUCER_ID |
 
 The last two lines are KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first sequence",
 so that a producer with expired state could continue. This loses records silently. When the first of
@@ -20,24 +24,31 @@ written to (KAFKA-15591). Here the rule is strict throughout. A producer silent 
 expiry time, or evicted, gets UNKNOWN_PRODUCER_ID, and starts again at sequence 0 with the next
 epoch or another producer id (the client's half of KIP-360), once the outcome of every batch in
 flight is known. UNKNOWN_PRODUCER_ID is a separate entry because Kafka's clients recover from it,
-and not from OUT_OF_ORDER_SEQUENCE. A topic that is deleted and created again knows no producer.
+and not from OUT_OF_ORDER_SEQUENCE. They meet it after a topic is deleted and created again, as the
+new topic knows no producer.
 
 A coordinator's own batch has no sequence (-1). Only its epoch is judged, and sequences stay.
 
 **Transactions.** A batch that would be appended by the table above is judged again:
 
-| open transaction | the batch | result | |---|---|---| | none | not transactional | Append | | none
-| transactional, confirmed by the coordinator | Append, which opens it | | none | transactional
-otherwise | TRANSACTION_NOT_VERIFIED | | of this epoch | transactional | Append, which continues it
-| | of this or an older epoch | not transactional | INVALID_TXN_STATE | | of an older epoch |
-transactional | TRANSACTION_NOT_VERIFIED, as its marker has not come yet |
+| open transaction | the batch | result |
+|---|---|---|
+| none | not transactional | Append |
+| none | transactional, confirmed by the coordinator | Append, which opens it |
+| none | transactional otherwise | TRANSACTION_NOT_VERIFIED |
+| of this epoch | transactional | Append, which continues it |
+| of this or an older epoch | not transactional | INVALID_TXN_STATE |
+| of an older epoch | transactional | TRANSACTION_NOT_VERIFIED, as its marker has not come yet |
 
 So all records between a transaction's first offset and its marker that have its producer id are its
 own, and transactional. Readers and compaction identify them by that alone.
 
-| a marker arrives with | result | |---|---| | an older coordinator epoch than the newest marker's |
-COORDINATOR_FENCED | | an older producer epoch | PRODUCER_FENCED | | the epoch of the open
-transaction, of version 2 | PRODUCER_FENCED, as it is late (KIP-1228) | | anything else | Append |
+| a marker arrives with | result |
+|---|---|
+| an older coordinator epoch than the newest marker's | COORDINATOR_FENCED |
+| an older producer epoch | PRODUCER_FENCED |
+| the epoch of the open transaction, of version 2 | PRODUCER_FENCED, as it is late (KIP-1228) |
+| anything else | Append |
 
 An appended marker ends the open transaction and fences older epochs. Version 2 of the protocol
 (KIP-890) bumps the epoch with each end, version 1 keeps it. A marker of a newer coordinator is
