@@ -124,8 +124,7 @@ def claim(
     """Make the directory this node's, durably, before any other write. Blocks.
 
     Before there is a journal, another request for the first start replaces the earlier request.
-    Raises
-    IdentityError if the directory is another node's, and DiskError.
+    Raises IdentityError if the directory is another node's, and DiskError.
     """
     known = state.identity
     if known is not None and known.node_id != settings.node_id:
@@ -159,8 +158,7 @@ def remember(disk: Disk, settings: NodeSettings) -> None:
     A full disk does not prevent the start. Addresses and rack are then not kept, which is logged.
 
     Call this once the node has started with them, and has its journal. A mistyped address is then
-    not
-    remembered, and from now on a missing journal is a loss.
+    not remembered, and from now on a missing journal is a loss.
     """
     content = msgspec.json.encode(
         Remembered(
@@ -196,8 +194,7 @@ def load_cluster_id(disk: Disk) -> str | None:
     """The cluster of the directory's node. None before the node knew. Blocks.
 
     The metadata also names the cluster. A restarted voter finds out only from other nodes how much
-    of
-    its log is committed, and must know beforehand whether they are of its cluster. Raises
+    of its log is committed, and must know beforehand whether they are of its cluster. Raises
     IdentityError, DiskError.
     """
     content = read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX)
@@ -220,8 +217,7 @@ def warn_if_shared(root: Path) -> None:
     """Warn if other users of the machine can enter the data directory. Raises OSError.
 
     New directories are made only for their owner. The mode of an existing directory stays, as it
-    may be
-    an operator's decision, such as a group for backups.
+    may be an operator's decision, such as a group for backups.
     """
     mode = stat.S_IMODE(root.stat().st_mode)
     if mode & 0o077:
@@ -240,12 +236,9 @@ def remembered_settings(
     """The settings remembered by a data directory, by name. None if new or missing.
 
     They override the defaults, and every other source overrides them. `listen` and `kafka_listen`
-    are
-    the given addresses, if any. A changed address makes the remembered advertised address useless.
-    Read
-    by path, because the settings are needed before the node locks its directory. Raises
-    IdentityError
-    and OSError.
+    are the given addresses, if any. A changed address makes the remembered advertised address
+    useless. Read by path, because the settings are needed before the node locks its directory.
+    Raises IdentityError and OSError.
     """
     content = _read_path(data_dir / IDENTITY_FILE)
     if content is None:

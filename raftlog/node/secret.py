@@ -49,8 +49,7 @@ def obtain_secrets(
 
     Given secrets override the remembered secrets. With neither, a node that begins a cluster alone
     makes a secret. A restart may still be refused, so its secrets are kept by `keep_secrets`.
-    Raises
-    StartError, OSError.
+    Raises StartError, OSError.
     """
     path = data_dir / SECRET_FILE
     remembered = _read(path) if path.exists() else None

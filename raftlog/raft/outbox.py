@@ -3,8 +3,8 @@
 Every message rests on the sender's log as of that moment. A vote rests on the term and vote written
 before it, a response on the entries it acknowledges, and an append on the leader's copy of the log.
 So a message leaves only once the log is durable up to there, in order, and on the connection on
-which it was
-sent, because on the next connection the peer may be another process, or have a newer log.
+which it was sent, because on the next connection the peer may be another process, or have a newer
+log.
 
 An append may go ahead (Ongaro 2014, section 10.2.1). Its entries are under way while the leader's
 disk writes the same entries, because a leader counts itself only for entries durable there

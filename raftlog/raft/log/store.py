@@ -47,9 +47,9 @@ SNAPSHOT_NAME: Final = "snapshot"
 TEMPORARY_SUFFIX: Final = ".tmp"
 RECEIVED_SUFFIX: Final = ".received"
 BATCH_BYTES: Final = 1024 * 1024
-"""Bytes copied into one buffer and written at once. Few system calls, and no large copies."""
+"""Bytes copied into one buffer and written at once, for few system calls and no large copies."""
 RECEIVED_BYTES_MAX: Final = 1024**3
-"""Bytes of a received snapshot. No image comes near it, and a defect must not fill the disk."""
+"""Most bytes of a received snapshot. No image is so large, and a defect must not fill the disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class SnapshotReader:
 class SnapshotStore:
     """The snapshot in place, the snapshot being saved, and the snapshot being received.
 
-    Each may be used from its thread, by one caller at a time.
+    Each may be used from a separate thread, by one caller at a time.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -120,8 +120,8 @@ class SnapshotStore:
     def read_snapshot(self) -> tuple[SnapshotMeta, Iterator[bytes]] | None:
         """The snapshot in place, if any, and its pieces as saved, each verified.
 
-        No piece can be missing only once the pieces are exhausted. Raises, at once or from the
-        iterator, LogError(STORAGE_FAILED) for damage, or DiskError.
+        Only once the pieces are exhausted is it certain that no piece is missing. Raises, at once
+        or from the iterator, LogError(STORAGE_FAILED) for damage, or DiskError.
         """
         opened = self._open_snapshot()
         if opened is None:

@@ -16,8 +16,7 @@ from raftlog.record.types import ProducerEpoch, ProducerId
 
 GUARDS_MAX: Final = 10_000
 """Most guards of one partition. Beyond it the oldest guard ends, and its producer's batch is
-refused,
-to be sent again."""
+refused, to be sent again."""
 
 
 class VerificationGuard:

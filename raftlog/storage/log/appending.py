@@ -356,8 +356,8 @@ class Appender:
         False, with nothing done, if a change must become durable first or other writers wait. Call
         `append_fetched` then. The fetch must have started at the log's end. A later first offset
         counts as a gap of compaction, an earlier offset is rejected. Raises LogError.
-        CORRUPT_BATCH, MALFORMED_BATCH and DISK_FULL mean that nothing was written, unlike
-        STORAGE_FAILED.
+        CORRUPT_BATCH, MALFORMED_BATCH and DISK_FULL mean that nothing was written. STORAGE_FAILED
+        does not.
         """
         self._core.require_online()
         return self._is_free and self._append_fetched(data, leader_epoch)

@@ -560,7 +560,7 @@ class ProducerStates:
         return AbortedEntry(ProducerId(producer_id), Offset(start), last_offset, stable_offset)
 
     def _evict(self) -> bool:
-        """Forget the longest silent producer without an open transaction, if any."""
+        """Forget the longest silent producer without an open transaction. False if none."""
         for producer_id, producer in self._producers.items():
             if producer.transaction_start is None:
                 del self._producers[producer_id]
