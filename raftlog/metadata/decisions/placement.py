@@ -1,6 +1,14 @@
 """Places replicas spread over racks, and evenly over brokers. Pure.
 
 It serves new partitions and moving replicas. No present replica moves for the sake of balance.
+These criteria choose each follower of a new partition, in this order:
+
+1. it is available,
+2. its rack has the fewest replicas of the partition,
+3. it is not `unwritable`,
+4. it follows this leader least often, so that a dead leader's load spreads over all others,
+5. it has the fewest replicas,
+6. it has the lowest id.
 """
 
 from __future__ import annotations
@@ -30,19 +38,12 @@ def place(
 
     The preferred leader is first. It is the broker that leads the fewest partitions, then holds the
     fewest replicas, then has the lowest id. A broker in maintenance leads only without another
-    choice, and an `unwritable` broker, whose disk takes no writes, after those. Each follower is
-    chosen by these criteria, in this order:
+    choice, and an `unwritable` broker, whose disk takes no writes, after those. The module's
+    criteria choose the followers.
 
-    1. it is available,
-    2. its rack has the fewest replicas of the partition,
-    3. it is not `unwritable`,
-    4. it follows this leader least often, so that a dead leader's load spreads over all others,
-    5. it has the fewest replicas,
-    6. it has the lowest id.
-
-    Decommissioned brokers are left out. Fenced and stopping brokers
-    join when they are back, since a topic created while a node is away must neither have fewer
-    replicas nor wait, as long as enough brokers are there to accept writes. Raises LogError with
+    Decommissioned brokers are left out. Fenced and stopping brokers join when they are back, since
+    a topic created while a node is away must neither have fewer replicas nor wait, as long as
+    enough brokers are there to accept writes. Raises LogError with
     INVALID_PARTITIONS if there are too few brokers, NOT_ENOUGH_REPLICAS if too few of them are
     available at the moment.
     """

@@ -47,7 +47,7 @@ SNAPSHOT_NAME: Final = "snapshot"
 TEMPORARY_SUFFIX: Final = ".tmp"
 RECEIVED_SUFFIX: Final = ".received"
 BATCH_BYTES: Final = 1024 * 1024
-"""Bytes copied into one buffer and written at once, for few system calls and no large copies."""
+"""Bytes copied into one buffer and written at once. Few system calls, and no large copies."""
 RECEIVED_BYTES_MAX: Final = 1024**3
 """Most bytes of a received snapshot. No image is so large, and a defect must not fill the disk."""
 
