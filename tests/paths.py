@@ -69,7 +69,7 @@ class _Tracer:
 
     def __init__(self) -> None:
         self.called: dict[str, bool] = {}
-        """In the order of the first calls: whether the function receives the record."""
+        """Whether each function receives the record, in the order of first calls."""
         self.carrying: set[str] = set()
         self.is_on = False
         self.is_over = False

@@ -60,7 +60,7 @@ NOTHING: Final = Fetched(
     log_start_offset=NO_OFFSET,
     last_stable_offset=NO_OFFSET,
 )
-"""Of a partition with an error."""
+"""Result of a fetch from a partition that has an error."""
 
 
 @dataclass(slots=True)

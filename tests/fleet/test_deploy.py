@@ -454,7 +454,7 @@ def release(directory: Path, version: str, code: str) -> Release:
 async def test_a_node_is_set_up_upgraded_taken_back_and_stopped(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With releases that are installed from wheels, and the unit's own command line."""
+    """Deploy uses releases that are installed from wheels, and the unit's own command line."""
     monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
     python = machine / f"bin/python3.{sys.version_info[1]}"
     python.symlink_to(REAL_PYTHON)

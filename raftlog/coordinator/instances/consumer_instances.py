@@ -2,7 +2,7 @@
 
 An instance is a record of its group. While subscribed it is a member of the group, and the
 coordinator heartbeats for it. Positions beyond the last commit are soft state, as timers are: a new
-coordinator goes on from the commit. docs/decisions/rest-consumers.md has the reads.
+coordinator resumes from the commit. docs/decisions/rest-consumers.md has the reads.
 
 | state | event | next |
 |---|---|---|
