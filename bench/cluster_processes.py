@@ -244,6 +244,11 @@ class ClusterProcesses:
         return ",".join(node.kafka_address for node in self.nodes.values())
 
     @property
+    def pids(self) -> list[int]:
+        """The running processes."""
+        return [node.pid for node in self.nodes.values() if node.is_running]
+
+    @property
     def secret(self) -> str:
         """The secret of the cluster, which its nodes authenticate each other with."""
         return self.local.layout.secret.read_text().strip()

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Final
 
 from bench.coordination import groups, takeover, transactions
-from bench.kafka import faults
+from bench.kafka import beside, faults
 from bench.kafka import lone as kafka_lone
 from bench.kafka import suite as kafka_clients
 from bench.replication import catch_up, gaps, lone, many, produce
@@ -78,6 +78,8 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "kafka-lone": kafka_lone.lone_requests,
         "kafka-leader-kill": faults.leader_kill,
         "kafka-idle": kafka_lone.idle,
+        "beside-lone": beside.one_at_a_time,
+        "beside-memory": beside.memory,
     },
     "spark": {
         "start": starting.start,

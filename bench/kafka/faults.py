@@ -1,4 +1,4 @@
-"""`scripts/bench kafka --only leader-kill`: a leader is killed under librdkafka's producer."""
+"""`scripts/bench kafka`: a leader is killed under librdkafka's producer, beside Apache Kafka."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
-from bench.cluster_processes import ClusterProcesses
-from bench.node import data_directory
-from bench.replication.cluster import NODES, PARTITIONS, Cluster, Options, run_workload
+from bench.kafka.suite import System, create, systems
+from bench.replication.cluster import NODES, PARTITIONS, Options
 from bench.report import Result
 
 TRIALS: Final = 12
@@ -22,6 +22,7 @@ RATE: Final = 1000
 CALM_S: Final = (0.5, 1.5)
 """Before a fault, drawn: it meets the client's timers at any phase."""
 RECOVERY_S_MAX: Final = 30.0
+IN_SYNC_S_MAX: Final = 90.0
 ON_THE_WAY_S: Final = 0.05
 """Reports of a dead node are still in sockets and queues for so long."""
 GOAL_S: Final = 1.0
@@ -97,35 +98,39 @@ def leader_kill(options: Options) -> list[Result]:
     """Seconds without a delivery report after `kill -9` of a node, in the worst partition."""
     trials = max(1, int(TRIALS * options.scale))
     chance = random.Random(SEED)
-    result = Result("librdkafka: leader killed, no reports", "s", goal=GOAL_S)
-    with (
-        data_directory() as directory,
-        ClusterProcesses(directory, NODES, flush=options.flush, kafka=True) as processes,
-    ):
-        processes.start()
-        processes.wait_quiet()
-        cluster = Cluster(processes)
-        run_workload(cluster.create_topic(TOPIC))
-        with Probe(processes.kafka_servers) as probe:
-            probe.wait_all_since(time.perf_counter(), time.perf_counter())
-            for trial in range(trials):
-                victim = trial % NODES + 1
-                run_workload(_spread(cluster))
-                time.sleep(chance.uniform(*CALM_S))
-                struck = time.perf_counter()
-                processes.kill(victim)
-                result.runs.append(probe.wait_all_since(struck, time.perf_counter()))
-                print(f"node {victim} killed: {result.runs[-1]:.2f} s", flush=True)
-                processes.revive(victim)
-                run_workload(cluster.wait_settled([TOPIC]))
-            result.details["errors"] = probe.errors[:10]
-    return [result]
+    with systems(options) as measured:
+        results = []
+        for system in measured:
+            goal = GOAL_S if system.name == "raftlog" else None
+            name = f"librdkafka: leader killed, no reports, {system.name}"
+            results.append(_kill_leaders(Result(name, "s", goal=goal), system, trials, chance))
+    return results
 
 
-async def _spread(cluster: Cluster) -> None:
-    """Each node leads some partitions: their first replicas lead."""
-    for row in await cluster.known([TOPIC]):
-        if row.leader != row.replicas[0]:
-            path = f"/v1/topics/{TOPIC}/partitions/{row.partition}/leader"
-            await cluster.change("POST", path, {"broker": row.replicas[0]})
-    await cluster.wait_in_sync([TOPIC])
+def _kill_leaders(result: Result, system: System, trials: int, chance: random.Random) -> Result:
+    """The same fault again and again: the leader of partition 0 is killed and comes back."""
+    create(system, TOPIC)
+    admin = AdminClient({"bootstrap.servers": system.servers, "log_level": 0})
+    with Probe(system.servers) as probe:
+        probe.wait_all_since(time.perf_counter(), time.perf_counter())
+        for _ in range(trials):
+            victim = _wait_in_sync(admin)
+            time.sleep(chance.uniform(*CALM_S))
+            struck = time.perf_counter()
+            system.nodes.kill(victim)
+            result.runs.append(probe.wait_all_since(struck, time.perf_counter()))
+            print(f"{system.name}: node {victim} killed: {result.runs[-1]:.2f} s", flush=True)
+            system.nodes.revive(victim)
+        result.details["errors"] = probe.errors[:10]
+    return result
+
+
+def _wait_in_sync(admin: AdminClient) -> int:
+    """The leader of partition 0, once every replica is in sync. Raises TimeoutError."""
+    deadline = time.perf_counter() + IN_SYNC_S_MAX
+    while time.perf_counter() < deadline:
+        partitions = admin.list_topics(TOPIC, timeout=IN_SYNC_S_MAX).topics[TOPIC].partitions
+        if all(len(partition.isrs) == NODES for partition in partitions.values()):
+            return int(partitions[0].leader)
+        time.sleep(0.1)
+    raise TimeoutError(f"replicas were out of sync for {IN_SYNC_S_MAX} s")

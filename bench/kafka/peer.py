@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 from raftlog.cluster.process import free_ports
 
 NODES: Final = 3
+NODE_IDS: Final = range(1, NODES + 1)
 HEAP: Final = "1G"
 """Kafka's default."""
 CLUSTER_ID: Final = "bXktY2x1c3Rlci1pZC0wMQ"
@@ -50,7 +51,8 @@ class KafkaPeer:
         self._classpath = classpath
         ports = free_ports("127.0.0.1", 2 * NODES)
         self._brokers, self._controllers = ports[:NODES], ports[NODES:]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        """By node id."""
 
     @property
     def servers(self) -> str:
@@ -60,39 +62,46 @@ class KafkaPeer:
     @property
     def pids(self) -> list[int]:
         """The processes."""
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self._processes.values()]
 
     def start(self) -> None:
         """Format the directories and start all nodes. Raises PeerError."""
         self._directory.mkdir(parents=True)
-        for number in range(NODES):
-            config = self._directory / f"{number}.properties"
-            config.write_text(self._properties(number))
+        for node_id in NODE_IDS:
+            config = self._config(node_id)
+            config.write_text(self._properties(node_id))
             tool = ("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(config))
             done = subprocess.run(
                 java(self._classpath, *tool), capture_output=True, text=True, check=False
             )
             if done.returncode:
                 raise PeerError(done.stdout + done.stderr)
-        for number in range(NODES):
-            config = self._directory / f"{number}.properties"
-            with self._log(number).open("ab") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        java(self._classpath, "kafka.Kafka", str(config), heap=HEAP),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                    )
-                )
+        for node_id in NODE_IDS:
+            self.revive(node_id)
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         self._wait(lambda: len(admin.list_topics(timeout=METADATA_TIMEOUT_S).brokers) == NODES)
 
+    def kill(self, node_id: int) -> None:
+        """Kill a node (SIGKILL) and return once it has ended."""
+        process = self._processes.pop(node_id)
+        process.kill()
+        process.wait()
+
+    def revive(self, node_id: int) -> None:
+        """Start a node from its directory. Do not wait until it is ready."""
+        with self._log(node_id).open("ab") as log:
+            self._processes[node_id] = subprocess.Popen(
+                java(self._classpath, "kafka.Kafka", str(self._config(node_id)), heap=HEAP),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
     def stop(self) -> None:
         """Stop all nodes, and remove their directories."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
-        for process in self._processes:
+        for process in self._processes.values():
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -103,9 +112,10 @@ class KafkaPeer:
     def _wait(self, is_true: Callable[[], bool]) -> None:
         deadline = time.perf_counter() + READY_TIMEOUT_S
         while time.perf_counter() < deadline:
-            for number, process in enumerate(self._processes):
+            for node_id, process in self._processes.items():
                 if process.poll() is not None:
-                    raise PeerError(f"node {number} ended: {self._log(number).read_text()[-2000:]}")
+                    output = self._log(node_id).read_text()
+                    raise PeerError(f"node {node_id} ended: {output[-2000:]}")
             try:
                 if is_true():
                     return
@@ -114,21 +124,24 @@ class KafkaPeer:
             time.sleep(POLL_S)
         raise PeerError(f"Apache Kafka was not ready within {READY_TIMEOUT_S} s")
 
-    def _log(self, number: int) -> Path:
-        return self._directory / f"{number}.log"
+    def _config(self, node_id: int) -> Path:
+        return self._directory / f"{node_id}.properties"
 
-    def _properties(self, number: int) -> str:
-        broker, controller = self._brokers[number], self._controllers[number]
+    def _log(self, node_id: int) -> Path:
+        return self._directory / f"{node_id}.log"
+
+    def _properties(self, node_id: int) -> str:
+        broker, controller = self._brokers[node_id - 1], self._controllers[node_id - 1]
         voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in enumerate(self._controllers, 1))
         return f"""
 process.roles=broker,controller
-node.id={number + 1}
+node.id={node_id}
 listeners=BROKER://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
 inter.broker.listener.name=BROKER
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
 controller.quorum.voters={voters}
-log.dirs={self._directory}/{number}
+log.dirs={self._directory}/{node_id}
 default.replication.factor={NODES}
 min.insync.replicas=2
 offsets.topic.replication.factor={NODES}

@@ -44,9 +44,9 @@ class System:
     """A running cluster."""
 
     name: str
+    nodes: ClusterProcesses | KafkaPeer
     servers: str
     """For Kafka's clients."""
-    rest_servers: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,13 @@ def systems(options: Options) -> Iterator[list[System]]:
         )
         processes.start()
         processes.wait_quiet()
-        rest = ",".join(node.address for node in processes.nodes.values())
-        found = [System("raftlog", processes.kafka_servers, rest)]
+        found = [System("raftlog", processes, processes.kafka_servers)]
         if options.kafka_classpath is not None:
             beside = stack.enter_context(data_directory())
             peer: KafkaPeer = stack.enter_context(
                 running_peer(beside, classpath_of(options.kafka_classpath))
             )
-            found.append(System("Kafka", peer.servers))
+            found.append(System("Kafka", peer, peer.servers))
         yield found
 
 

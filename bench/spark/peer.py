@@ -39,7 +39,7 @@ def peer(options: Options) -> list[Result]:
                 create(system, topic)
                 fill(system, topic, size, count)
             reads = {
-                "raftlog": ("raftlog", ours.rest_servers, topic),
+                "raftlog": ("raftlog", ours.nodes.servers, topic),
                 "Kafka": ("kafka", theirs.servers, topic),
                 "Spark's Kafka connector on raftlog": ("kafka", ours.servers, topic),
             }
