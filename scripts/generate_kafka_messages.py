@@ -46,6 +46,8 @@ FAMILIES: Final = {
     ),
 }  # fmt: skip
 """The APIs that the listener serves, by module. The handlers have modules of the same names."""
+LATEST: Final = {"AddPartitionsToTxn": 3}
+"""The newest version of an API whose later versions are not for clients."""
 TARGET: Final = Path(__file__).resolve().parent.parent / "raftlog" / "kafka" / "messages"
 TYPES: Final = {
     "int8": ("Int8", "0"),
@@ -87,7 +89,8 @@ def definition(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
 def pair(archive: zipfile.ZipFile, api: str) -> tuple[Message, Message]:
     """Request and response of an API, without a name in common."""
     request, response = (
-        Message(definition(archive, f"{api}{kind}")) for kind in ("Request", "Response")
+        Message(definition(archive, f"{api}{kind}"), LATEST.get(api, LAST))
+        for kind in ("Request", "Response")
     )
     for name in request.structs.keys() & response.structs.keys():
         request.rename(name, f"Request{name}")
@@ -150,16 +153,17 @@ def span(text: str | None) -> tuple[int, int] | None:
 class Message:
     """One message's Structs."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], latest: int) -> None:
         self._spec = spec
         self._name = spec["name"]
         versions = span(spec["validVersions"])
         assert versions is not None, self._name
-        self._versions = versions
+        self._versions = versions[0], min(versions[1], latest)
         self.structs: dict[str, list[dict[str, Any]]] = {}
         """Fields by the name of the struct; nested structs come before those that have them."""
         for struct in (*spec.get("commonStructs", []), spec):
-            self._collect(struct["name"], struct["fields"])
+            if self._is_known(struct):
+                self._collect(struct["name"], struct["fields"])
 
     def rename(self, old: str, new: str) -> None:
         """Give a nested struct another name: request and response have one of that name."""
@@ -171,6 +175,7 @@ class Message:
                     field["type"] = field["type"].replace(old, new)
 
     def _collect(self, name: str, fields: list[dict[str, Any]]) -> None:
+        fields = [field for field in fields if self._is_known(field)]
         for field in fields:
             if "fields" in field:
                 self._collect(field["type"].removeprefix("[]"), field["fields"])
@@ -183,25 +188,18 @@ class Message:
         more = "" if flexible is None else f", flexible={flexible[0]}"
         lines = []
         for name, fields in self.structs.items():
-            is_whole = name == self._name
             lines += [f"class {name}(msgspec.Struct, frozen=True, gc=False):"]
-            if is_whole:
-                lines += [
-                    f'    """API {self._spec["apiKey"]}."""',
-                    "",
-                    f"    VERSIONS: ClassVar = Versions({first}, {last}{more})",
-                    "",
-                ]
-            else:
-                lines += [f'    """A part of {self._name}."""', ""]
-            lines += [f"    {self._field(field)}" for field in fields if self._is_known(field)]
+            if name == self._name:
+                lines += [f"    VERSIONS: ClassVar = Versions({first}, {last}{more})"]
+            lines += [f"    {self._field(field)}" for field in fields]
             lines += ["", ""]
         return "\n".join(lines)
 
-    def _is_known(self, field: dict[str, Any]) -> bool:
-        """Whether any version that is left has the field."""
-        versions = span(field.get("versions"))
-        return versions is not None and versions[1] >= self._versions[0]
+    def _is_known(self, part: dict[str, Any]) -> bool:
+        """Whether any version that is left has the field or struct."""
+        versions = span(part.get("versions", "0+"))
+        first, last = self._versions
+        return versions is not None and versions[0] <= last and first <= versions[1]
 
     def _field(self, field: dict[str, Any]) -> str:
         assert field.get("flexibleVersions") is None, field

@@ -13,17 +13,12 @@ from raftlog.schema.fields import Field, Int16, Int32, Versions
 
 
 class JoinGroupRequestProtocol(msgspec.Struct, frozen=True, gc=False):
-    """A part of JoinGroupRequest."""
-
     name: str = ""
     metadata: bytes = b""
 
 
 class JoinGroupRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 11."""
-
     VERSIONS: ClassVar = Versions(0, 9, flexible=6)
-
     group_id: str = ""
     session_timeout_ms: Int32 = 0
     rebalance_timeout_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = -1
@@ -35,18 +30,13 @@ class JoinGroupRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class JoinGroupResponseMember(msgspec.Struct, frozen=True, gc=False):
-    """A part of JoinGroupResponse."""
-
     member_id: str = ""
     group_instance_id: Annotated[str | None, Field(since=5, is_ignorable=True)] = None
     metadata: bytes = b""
 
 
 class JoinGroupResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 11."""
-
     VERSIONS: ClassVar = Versions(0, 9, flexible=6)
-
     throttle_time_ms: Annotated[Int32, Field(since=2, is_ignorable=True)] = 0
     error_code: Int16 = 0
     generation_id: Int32 = -1
@@ -59,10 +49,7 @@ class JoinGroupResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 12."""
-
     VERSIONS: ClassVar = Versions(0, 4, flexible=4)
-
     group_id: str = ""
     generation_id: Int32 = 0
     member_id: str = ""
@@ -70,62 +57,44 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeartbeatResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 12."""
-
     VERSIONS: ClassVar = Versions(0, 4, flexible=4)
-
     throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
     error_code: Int16 = 0
 
 
 class MemberIdentity(msgspec.Struct, frozen=True, gc=False):
-    """A part of LeaveGroupRequest."""
-
     member_id: Annotated[str, Field(since=3)] = ""
     group_instance_id: Annotated[str | None, Field(since=3)] = None
     reason: Annotated[str | None, Field(since=5, is_ignorable=True)] = None
 
 
 class LeaveGroupRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 13."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=4)
-
     group_id: str = ""
     member_id: Annotated[str, Field(until=2)] = ""
     members: Annotated[tuple[MemberIdentity, ...], Field(since=3)] = ()
 
 
 class MemberResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of LeaveGroupResponse."""
-
     member_id: Annotated[str, Field(since=3)] = ""
     group_instance_id: Annotated[str | None, Field(since=3)] = ""
     error_code: Annotated[Int16, Field(since=3)] = 0
 
 
 class LeaveGroupResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 13."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=4)
-
     throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
     error_code: Int16 = 0
     members: Annotated[tuple[MemberResponse, ...], Field(since=3)] = ()
 
 
 class SyncGroupRequestAssignment(msgspec.Struct, frozen=True, gc=False):
-    """A part of SyncGroupRequest."""
-
     member_id: str = ""
     assignment: bytes = b""
 
 
 class SyncGroupRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 14."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=4)
-
     group_id: str = ""
     generation_id: Int32 = 0
     member_id: str = ""
@@ -136,10 +105,7 @@ class SyncGroupRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class SyncGroupResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 14."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=4)
-
     throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
     error_code: Int16 = 0
     protocol_type: Annotated[str | None, Field(since=5, is_ignorable=True)] = None

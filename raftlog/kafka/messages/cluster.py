@@ -14,23 +14,16 @@ from raftlog.schema.fields import Field, Int8, Int16, Int32, Int64, OptionalUuid
 
 
 class DescribableLogDirTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeLogDirsRequest."""
-
     topic: str = ""
     partitions: tuple[Int32, ...] = ()
 
 
 class DescribeLogDirsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 35."""
-
     VERSIONS: ClassVar = Versions(1, 5, flexible=2)
-
     topics: tuple[DescribableLogDirTopic, ...] | None = ()
 
 
 class DescribeLogDirsPartition(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeLogDirsResponse."""
-
     partition_index: Int32 = 0
     partition_size: Int64 = 0
     offset_lag: Int64 = 0
@@ -38,15 +31,11 @@ class DescribeLogDirsPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeLogDirsTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeLogDirsResponse."""
-
     name: str = ""
     partitions: tuple[DescribeLogDirsPartition, ...] = ()
 
 
 class DescribeLogDirsResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeLogDirsResponse."""
-
     error_code: Int16 = 0
     log_dir: str = ""
     topics: tuple[DescribeLogDirsTopic, ...] = ()
@@ -56,101 +45,72 @@ class DescribeLogDirsResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeLogDirsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 35."""
-
     VERSIONS: ClassVar = Versions(1, 5, flexible=2)
-
     throttle_time_ms: Int32 = 0
     error_code: Annotated[Int16, Field(since=3, is_ignorable=True)] = 0
     results: tuple[DescribeLogDirsResult, ...] = ()
 
 
 class TopicPartitions(msgspec.Struct, frozen=True, gc=False):
-    """A part of ElectLeadersRequest."""
-
     topic: str = ""
     partitions: tuple[Int32, ...] = ()
 
 
 class ElectLeadersRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 43."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=2)
-
     election_type: Annotated[Int8, Field(since=1)] = 0
     topic_partitions: tuple[TopicPartitions, ...] | None = ()
     timeout_ms: Int32 = 60_000
 
 
 class PartitionResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of ElectLeadersResponse."""
-
     partition_id: Int32 = 0
     error_code: Int16 = 0
     error_message: str | None = ""
 
 
 class ReplicaElectionResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of ElectLeadersResponse."""
-
     topic: str = ""
     partition_result: tuple[PartitionResult, ...] = ()
 
 
 class ElectLeadersResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 43."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=2)
-
     throttle_time_ms: Int32 = 0
     error_code: Annotated[Int16, Field(since=1)] = 0
     replica_election_results: tuple[ReplicaElectionResult, ...] = ()
 
 
 class ReassignablePartition(msgspec.Struct, frozen=True, gc=False):
-    """A part of AlterPartitionReassignmentsRequest."""
-
     partition_index: Int32 = 0
     replicas: tuple[Int32, ...] | None = None
 
 
 class ReassignableTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of AlterPartitionReassignmentsRequest."""
-
     name: str = ""
     partitions: tuple[ReassignablePartition, ...] = ()
 
 
 class AlterPartitionReassignmentsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 45."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     timeout_ms: Int32 = 60_000
     allow_replication_factor_change: Annotated[bool, Field(since=1)] = True
     topics: tuple[ReassignableTopic, ...] = ()
 
 
 class ReassignablePartitionResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of AlterPartitionReassignmentsResponse."""
-
     partition_index: Int32 = 0
     error_code: Int16 = 0
     error_message: str | None = ""
 
 
 class ReassignableTopicResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of AlterPartitionReassignmentsResponse."""
-
     name: str = ""
     partitions: tuple[ReassignablePartitionResponse, ...] = ()
 
 
 class AlterPartitionReassignmentsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 45."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     throttle_time_ms: Int32 = 0
     allow_replication_factor_change: Annotated[bool, Field(since=1, is_ignorable=True)] = True
     error_code: Int16 = 0
@@ -159,24 +119,17 @@ class AlterPartitionReassignmentsResponse(msgspec.Struct, frozen=True, gc=False)
 
 
 class ListPartitionReassignmentsTopics(msgspec.Struct, frozen=True, gc=False):
-    """A part of ListPartitionReassignmentsRequest."""
-
     name: str = ""
     partition_indexes: tuple[Int32, ...] = ()
 
 
 class ListPartitionReassignmentsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 46."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     timeout_ms: Int32 = 60_000
     topics: tuple[ListPartitionReassignmentsTopics, ...] | None = None
 
 
 class OngoingPartitionReassignment(msgspec.Struct, frozen=True, gc=False):
-    """A part of ListPartitionReassignmentsResponse."""
-
     partition_index: Int32 = 0
     replicas: tuple[Int32, ...] = ()
     adding_replicas: tuple[Int32, ...] = ()
@@ -184,17 +137,12 @@ class OngoingPartitionReassignment(msgspec.Struct, frozen=True, gc=False):
 
 
 class OngoingTopicReassignment(msgspec.Struct, frozen=True, gc=False):
-    """A part of ListPartitionReassignmentsResponse."""
-
     name: str = ""
     partitions: tuple[OngoingPartitionReassignment, ...] = ()
 
 
 class ListPartitionReassignmentsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 46."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     error_message: str | None = ""
@@ -202,29 +150,20 @@ class ListPartitionReassignmentsResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestPartitionData(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeQuorumRequest."""
-
     partition_index: Int32 = 0
 
 
 class RequestTopicData(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeQuorumRequest."""
-
     topic_name: str = ""
     partitions: tuple[RequestPartitionData, ...] = ()
 
 
 class DescribeQuorumRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 55."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=0)
-
     topics: tuple[RequestTopicData, ...] = ()
 
 
 class ReplicaState(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeQuorumResponse."""
-
     replica_id: Int32 = 0
     replica_directory_id: Annotated[OptionalUuid, Field(since=2)] = None
     log_end_offset: Int64 = 0
@@ -233,8 +172,6 @@ class ReplicaState(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResponsePartitionData(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeQuorumResponse."""
-
     partition_index: Int32 = 0
     error_code: Int16 = 0
     error_message: Annotated[str | None, Field(since=2, is_ignorable=True)] = ""
@@ -246,32 +183,23 @@ class ResponsePartitionData(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResponseTopicData(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeQuorumResponse."""
-
     topic_name: str = ""
     partitions: tuple[ResponsePartitionData, ...] = ()
 
 
 class Listener(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeQuorumResponse."""
-
     name: Annotated[str, Field(since=2)] = ""
     host: Annotated[str, Field(since=2)] = ""
     port: Annotated[Uint16, Field(since=2)] = 0
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeQuorumResponse."""
-
     node_id: Annotated[Int32, Field(since=2)] = 0
     listeners: Annotated[tuple[Listener, ...], Field(since=2)] = ()
 
 
 class DescribeQuorumResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 55."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=0)
-
     error_code: Int16 = 0
     error_message: Annotated[str | None, Field(since=2, is_ignorable=True)] = ""
     topics: tuple[ResponseTopicData, ...] = ()
@@ -279,18 +207,13 @@ class DescribeQuorumResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeClusterRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 60."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=0)
-
     include_cluster_authorized_operations: bool = False
     endpoint_type: Annotated[Int8, Field(since=1)] = 1
     include_fenced_brokers: Annotated[bool, Field(since=2)] = False
 
 
 class DescribeClusterBroker(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeClusterResponse."""
-
     broker_id: Int32 = 0
     host: str = ""
     port: Int32 = 0
@@ -299,10 +222,7 @@ class DescribeClusterBroker(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeClusterResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 60."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=0)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     error_message: str | None = None

@@ -13,34 +13,25 @@ from raftlog.schema.fields import Field, Int8, Int16, Int32, Versions
 
 
 class DescribeConfigsResource(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeConfigsRequest."""
-
     resource_type: Int8 = 0
     resource_name: str = ""
     configuration_keys: tuple[str, ...] | None = ()
 
 
 class DescribeConfigsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 32."""
-
     VERSIONS: ClassVar = Versions(1, 4, flexible=4)
-
     resources: tuple[DescribeConfigsResource, ...] = ()
     include_synonyms: bool = False
     include_documentation: Annotated[bool, Field(since=3)] = False
 
 
 class DescribeConfigsSynonym(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeConfigsResponse."""
-
     name: str = ""
     value: str | None = ""
     source: Int8 = 0
 
 
 class DescribeConfigsResourceResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeConfigsResponse."""
-
     name: str = ""
     value: str | None = ""
     read_only: bool = False
@@ -52,8 +43,6 @@ class DescribeConfigsResourceResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeConfigsResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeConfigsResponse."""
-
     error_code: Int16 = 0
     error_message: str | None = ""
     resource_type: Int8 = 0
@@ -62,41 +51,29 @@ class DescribeConfigsResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeConfigsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 32."""
-
     VERSIONS: ClassVar = Versions(1, 4, flexible=4)
-
     throttle_time_ms: Int32 = 0
     results: tuple[DescribeConfigsResult, ...] = ()
 
 
 class AlterConfigsAlterableConfig(msgspec.Struct, frozen=True, gc=False):
-    """A part of AlterConfigsRequest."""
-
     name: str = ""
     value: str | None = ""
 
 
 class AlterConfigsResource(msgspec.Struct, frozen=True, gc=False):
-    """A part of AlterConfigsRequest."""
-
     resource_type: Int8 = 0
     resource_name: str = ""
     configs: tuple[AlterConfigsAlterableConfig, ...] = ()
 
 
 class AlterConfigsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 33."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=2)
-
     resources: tuple[AlterConfigsResource, ...] = ()
     validate_only: bool = False
 
 
 class AlterConfigsResourceResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of AlterConfigsResponse."""
-
     error_code: Int16 = 0
     error_message: str | None = ""
     resource_type: Int8 = 0
@@ -104,42 +81,30 @@ class AlterConfigsResourceResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class AlterConfigsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 33."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=2)
-
     throttle_time_ms: Int32 = 0
     responses: tuple[AlterConfigsResourceResponse, ...] = ()
 
 
 class IncrementalAlterConfigsAlterableConfig(msgspec.Struct, frozen=True, gc=False):
-    """A part of IncrementalAlterConfigsRequest."""
-
     name: str = ""
     config_operation: Int8 = 0
     value: str | None = ""
 
 
 class IncrementalAlterConfigsAlterConfigsResource(msgspec.Struct, frozen=True, gc=False):
-    """A part of IncrementalAlterConfigsRequest."""
-
     resource_type: Int8 = 0
     resource_name: str = ""
     configs: tuple[IncrementalAlterConfigsAlterableConfig, ...] = ()
 
 
 class IncrementalAlterConfigsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 44."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=1)
-
     resources: tuple[IncrementalAlterConfigsAlterConfigsResource, ...] = ()
     validate_only: bool = False
 
 
 class IncrementalAlterConfigsAlterConfigsResourceResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of IncrementalAlterConfigsResponse."""
-
     error_code: Int16 = 0
     error_message: str | None = ""
     resource_type: Int8 = 0
@@ -147,34 +112,23 @@ class IncrementalAlterConfigsAlterConfigsResourceResponse(msgspec.Struct, frozen
 
 
 class IncrementalAlterConfigsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 44."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=1)
-
     throttle_time_ms: Int32 = 0
     responses: tuple[IncrementalAlterConfigsAlterConfigsResourceResponse, ...] = ()
 
 
 class ListConfigResourcesRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 74."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     resource_types: Annotated[tuple[Int8, ...], Field(since=1)] = ()
 
 
 class ConfigResource(msgspec.Struct, frozen=True, gc=False):
-    """A part of ListConfigResourcesResponse."""
-
     resource_name: str = ""
     resource_type: Annotated[Int8, Field(since=1, is_ignorable=True)] = 16
 
 
 class ListConfigResourcesResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 74."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     config_resources: tuple[ConfigResource, ...] = ()

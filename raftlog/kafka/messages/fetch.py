@@ -13,15 +13,11 @@ from raftlog.schema.fields import Field, Int8, Int16, Int32, Int64, OptionalUuid
 
 
 class ReplicaState(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchRequest."""
-
     replica_id: Annotated[Int32, Field(since=15)] = -1
     replica_epoch: Annotated[Int64, Field(since=15)] = -1
 
 
 class FetchPartition(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchRequest."""
-
     partition: Int32 = 0
     current_leader_epoch: Annotated[Int32, Field(since=9, is_ignorable=True)] = -1
     fetch_offset: Int64 = 0
@@ -35,26 +31,19 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchRequest."""
-
     topic: Annotated[str, Field(until=12, is_ignorable=True)] = ""
     topic_id: Annotated[OptionalUuid, Field(since=13, is_ignorable=True)] = None
     partitions: tuple[FetchPartition, ...] = ()
 
 
 class ForgottenTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchRequest."""
-
     topic: Annotated[str, Field(since=7, until=12, is_ignorable=True)] = ""
     topic_id: Annotated[OptionalUuid, Field(since=13, is_ignorable=True)] = None
     partitions: Annotated[tuple[Int32, ...], Field(since=7)] = ()
 
 
 class FetchRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 1."""
-
     VERSIONS: ClassVar = Versions(4, 18, flexible=12)
-
     cluster_id: Annotated[str | None, Field(since=12, tag=0, is_ignorable=True)] = None
     replica_id: Annotated[Int32, Field(until=14)] = -1
     replica_state: Annotated[ReplicaState, Field(since=15, tag=1)] = ReplicaState()
@@ -70,36 +59,26 @@ class FetchRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochEndOffset(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchResponse."""
-
     epoch: Annotated[Int32, Field(since=12)] = -1
     end_offset: Annotated[Int64, Field(since=12)] = -1
 
 
 class LeaderIdAndEpoch(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchResponse."""
-
     leader_id: Annotated[Int32, Field(since=12)] = -1
     leader_epoch: Annotated[Int32, Field(since=12)] = -1
 
 
 class SnapshotId(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchResponse."""
-
     end_offset: Int64 = -1
     epoch: Int32 = -1
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchResponse."""
-
     producer_id: Int64 = 0
     first_offset: Int64 = 0
 
 
 class PartitionData(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchResponse."""
-
     partition_index: Int32 = 0
     error_code: Int16 = 0
     high_watermark: Int64 = 0
@@ -114,16 +93,12 @@ class PartitionData(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchableTopicResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchResponse."""
-
     topic: Annotated[str, Field(until=12, is_ignorable=True)] = ""
     topic_id: Annotated[OptionalUuid, Field(since=13, is_ignorable=True)] = None
     partitions: tuple[PartitionData, ...] = ()
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, gc=False):
-    """A part of FetchResponse."""
-
     node_id: Annotated[Int32, Field(since=16)] = 0
     host: Annotated[str, Field(since=16)] = ""
     port: Annotated[Int32, Field(since=16)] = 0
@@ -131,10 +106,7 @@ class NodeEndpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 1."""
-
     VERSIONS: ClassVar = Versions(4, 18, flexible=12)
-
     throttle_time_ms: Int32 = 0
     error_code: Annotated[Int16, Field(since=7, is_ignorable=True)] = 0
     session_id: Annotated[Int32, Field(since=7)] = 0

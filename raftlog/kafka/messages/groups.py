@@ -14,18 +14,13 @@ from raftlog.schema.fields import Field, Int8, Int16, Int32, OptionalUuid, Versi
 
 
 class FindCoordinatorRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 10."""
-
     VERSIONS: ClassVar = Versions(0, 6, flexible=3)
-
     key: Annotated[str, Field(until=3)] = ""
     key_type: Annotated[Int8, Field(since=1)] = 0
     coordinator_keys: Annotated[tuple[str, ...], Field(since=4)] = ()
 
 
 class Coordinator(msgspec.Struct, frozen=True, gc=False):
-    """A part of FindCoordinatorResponse."""
-
     key: Annotated[str, Field(since=4)] = ""
     node_id: Annotated[Int32, Field(since=4)] = 0
     host: Annotated[str, Field(since=4)] = ""
@@ -35,10 +30,7 @@ class Coordinator(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindCoordinatorResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 10."""
-
     VERSIONS: ClassVar = Versions(0, 6, flexible=3)
-
     throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
     error_code: Annotated[Int16, Field(until=3)] = 0
     error_message: Annotated[str | None, Field(since=1, until=3, is_ignorable=True)] = ""
@@ -49,17 +41,12 @@ class FindCoordinatorResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeGroupsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 15."""
-
     VERSIONS: ClassVar = Versions(0, 6, flexible=5)
-
     groups: tuple[str, ...] = ()
     include_authorized_operations: Annotated[bool, Field(since=3)] = False
 
 
 class DescribedGroupMember(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeGroupsResponse."""
-
     member_id: str = ""
     group_instance_id: Annotated[str | None, Field(since=4, is_ignorable=True)] = None
     client_id: str = ""
@@ -69,8 +56,6 @@ class DescribedGroupMember(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeGroupsDescribedGroup(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeGroupsResponse."""
-
     error_code: Int16 = 0
     error_message: Annotated[str | None, Field(since=6)] = None
     group_id: str = ""
@@ -82,26 +67,18 @@ class DescribeGroupsDescribedGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeGroupsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 15."""
-
     VERSIONS: ClassVar = Versions(0, 6, flexible=5)
-
     throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
     groups: tuple[DescribeGroupsDescribedGroup, ...] = ()
 
 
 class ListGroupsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 16."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
     states_filter: Annotated[tuple[str, ...], Field(since=4)] = ()
     types_filter: Annotated[tuple[str, ...], Field(since=5)] = ()
 
 
 class ListedGroup(msgspec.Struct, frozen=True, gc=False):
-    """A part of ListGroupsResponse."""
-
     group_id: str = ""
     protocol_type: str = ""
     group_state: Annotated[str, Field(since=4, is_ignorable=True)] = ""
@@ -109,51 +86,35 @@ class ListedGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListGroupsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 16."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
     throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0
     error_code: Int16 = 0
     groups: tuple[ListedGroup, ...] = ()
 
 
 class DeleteGroupsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 42."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=2)
-
     groups_names: tuple[str, ...] = ()
 
 
 class DeletableGroupResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of DeleteGroupsResponse."""
-
     group_id: str = ""
     error_code: Int16 = 0
 
 
 class DeleteGroupsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 42."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=2)
-
     throttle_time_ms: Int32 = 0
     results: tuple[DeletableGroupResult, ...] = ()
 
 
 class RequestTopicPartitions(msgspec.Struct, frozen=True, gc=False):
-    """A part of ConsumerGroupHeartbeatRequest."""
-
     topic_id: OptionalUuid = None
     partitions: tuple[Int32, ...] = ()
 
 
 class ConsumerGroupHeartbeatRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 68."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     group_id: str = ""
     member_id: str = ""
     member_epoch: Int32 = 0
@@ -167,23 +128,16 @@ class ConsumerGroupHeartbeatRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResponseTopicPartitions(msgspec.Struct, frozen=True, gc=False):
-    """A part of ConsumerGroupHeartbeatResponse."""
-
     topic_id: OptionalUuid = None
     partitions: tuple[Int32, ...] = ()
 
 
 class ConsumerGroupHeartbeatAssignment(msgspec.Struct, frozen=True, gc=False):
-    """A part of ConsumerGroupHeartbeatResponse."""
-
     topic_partitions: tuple[ResponseTopicPartitions, ...] = ()
 
 
 class ConsumerGroupHeartbeatResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 68."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     error_message: str | None = None
@@ -194,31 +148,22 @@ class ConsumerGroupHeartbeatResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConsumerGroupDescribeRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 69."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     group_ids: tuple[str, ...] = ()
     include_authorized_operations: bool = False
 
 
 class TopicPartitions(msgspec.Struct, frozen=True, gc=False):
-    """A part of ConsumerGroupDescribeResponse."""
-
     topic_id: OptionalUuid = None
     topic_name: str = ""
     partitions: tuple[Int32, ...] = ()
 
 
 class ConsumerGroupDescribeAssignment(msgspec.Struct, frozen=True, gc=False):
-    """A part of ConsumerGroupDescribeResponse."""
-
     topic_partitions: tuple[TopicPartitions, ...] = ()
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
-    """A part of ConsumerGroupDescribeResponse."""
-
     member_id: str = ""
     instance_id: str | None = None
     rack_id: str | None = None
@@ -233,8 +178,6 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConsumerGroupDescribeDescribedGroup(msgspec.Struct, frozen=True, gc=False):
-    """A part of ConsumerGroupDescribeResponse."""
-
     error_code: Int16 = 0
     error_message: str | None = None
     group_id: str = ""
@@ -247,9 +190,6 @@ class ConsumerGroupDescribeDescribedGroup(msgspec.Struct, frozen=True, gc=False)
 
 
 class ConsumerGroupDescribeResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 69."""
-
     VERSIONS: ClassVar = Versions(0, 1, flexible=0)
-
     throttle_time_ms: Int32 = 0
     groups: tuple[ConsumerGroupDescribeDescribedGroup, ...] = ()

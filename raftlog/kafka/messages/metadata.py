@@ -13,17 +13,12 @@ from raftlog.schema.fields import Field, Int16, Int32, Int64, OptionalUuid, Vers
 
 
 class MetadataRequestTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of MetadataRequest."""
-
     topic_id: Annotated[OptionalUuid, Field(since=10, is_ignorable=True)] = None
     name: Annotated[str | None, Field(nullable_since=10)] = ""
 
 
 class MetadataRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 3."""
-
     VERSIONS: ClassVar = Versions(0, 13, flexible=9)
-
     topics: Annotated[tuple[MetadataRequestTopic, ...] | None, Field(nullable_since=1)] = ()
     allow_auto_topic_creation: Annotated[bool, Field(since=4)] = True
     include_cluster_authorized_operations: Annotated[bool, Field(since=8, until=10)] = False
@@ -31,8 +26,6 @@ class MetadataRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class MetadataResponseBroker(msgspec.Struct, frozen=True, gc=False):
-    """A part of MetadataResponse."""
-
     node_id: Int32 = 0
     host: str = ""
     port: Int32 = 0
@@ -40,8 +33,6 @@ class MetadataResponseBroker(msgspec.Struct, frozen=True, gc=False):
 
 
 class MetadataResponsePartition(msgspec.Struct, frozen=True, gc=False):
-    """A part of MetadataResponse."""
-
     error_code: Int16 = 0
     partition_index: Int32 = 0
     leader_id: Int32 = 0
@@ -52,8 +43,6 @@ class MetadataResponsePartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class MetadataResponseTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of MetadataResponse."""
-
     error_code: Int16 = 0
     name: Annotated[str | None, Field(nullable_since=12)] = ""
     topic_id: Annotated[OptionalUuid, Field(since=10, is_ignorable=True)] = None
@@ -63,10 +52,7 @@ class MetadataResponseTopic(msgspec.Struct, frozen=True, gc=False):
 
 
 class MetadataResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 3."""
-
     VERSIONS: ClassVar = Versions(0, 13, flexible=9)
-
     throttle_time_ms: Annotated[Int32, Field(since=3, is_ignorable=True)] = 0
     brokers: tuple[MetadataResponseBroker, ...] = ()
     cluster_id: Annotated[str | None, Field(since=2, is_ignorable=True)] = None
@@ -77,43 +63,31 @@ class MetadataResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApiVersionsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 18."""
-
     VERSIONS: ClassVar = Versions(0, 4, flexible=3)
-
     client_software_name: Annotated[str, Field(since=3, is_ignorable=True)] = ""
     client_software_version: Annotated[str, Field(since=3, is_ignorable=True)] = ""
 
 
 class ApiVersion(msgspec.Struct, frozen=True, gc=False):
-    """A part of ApiVersionsResponse."""
-
     api_key: Int16 = 0
     min_version: Int16 = 0
     max_version: Int16 = 0
 
 
 class SupportedFeatureKey(msgspec.Struct, frozen=True, gc=False):
-    """A part of ApiVersionsResponse."""
-
     name: Annotated[str, Field(since=3)] = ""
     min_version: Annotated[Int16, Field(since=3)] = 0
     max_version: Annotated[Int16, Field(since=3)] = 0
 
 
 class FinalizedFeatureKey(msgspec.Struct, frozen=True, gc=False):
-    """A part of ApiVersionsResponse."""
-
     name: Annotated[str, Field(since=3)] = ""
     max_version_level: Annotated[Int16, Field(since=3)] = 0
     min_version_level: Annotated[Int16, Field(since=3)] = 0
 
 
 class ApiVersionsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 18."""
-
     VERSIONS: ClassVar = Versions(0, 4, flexible=3)
-
     error_code: Int16 = 0
     api_keys: tuple[ApiVersion, ...] = ()
     throttle_time_ms: Annotated[Int32, Field(since=1, is_ignorable=True)] = 0

@@ -13,25 +13,18 @@ from raftlog.schema.fields import Field, Int16, Int32, Int64, OptionalUuid, Reco
 
 
 class PartitionProduceData(msgspec.Struct, frozen=True, gc=False):
-    """A part of ProduceRequest."""
-
     index: Int32 = 0
     records: Records | None = b""
 
 
 class TopicProduceData(msgspec.Struct, frozen=True, gc=False):
-    """A part of ProduceRequest."""
-
     name: Annotated[str, Field(until=12, is_ignorable=True)] = ""
     topic_id: Annotated[OptionalUuid, Field(since=13, is_ignorable=True)] = None
     partition_data: tuple[PartitionProduceData, ...] = ()
 
 
 class ProduceRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 0."""
-
     VERSIONS: ClassVar = Versions(3, 13, flexible=9)
-
     transactional_id: str | None = None
     acks: Int16 = 0
     timeout_ms: Int32 = 0
@@ -39,22 +32,16 @@ class ProduceRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchIndexAndErrorMessage(msgspec.Struct, frozen=True, gc=False):
-    """A part of ProduceResponse."""
-
     batch_index: Annotated[Int32, Field(since=8)] = 0
     batch_index_error_message: Annotated[str | None, Field(since=8)] = None
 
 
 class LeaderIdAndEpoch(msgspec.Struct, frozen=True, gc=False):
-    """A part of ProduceResponse."""
-
     leader_id: Annotated[Int32, Field(since=10)] = -1
     leader_epoch: Annotated[Int32, Field(since=10)] = -1
 
 
 class PartitionProduceResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of ProduceResponse."""
-
     index: Int32 = 0
     error_code: Int16 = 0
     base_offset: Int64 = 0
@@ -68,16 +55,12 @@ class PartitionProduceResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicProduceResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of ProduceResponse."""
-
     name: Annotated[str, Field(until=12, is_ignorable=True)] = ""
     topic_id: Annotated[OptionalUuid, Field(since=13, is_ignorable=True)] = None
     partition_responses: tuple[PartitionProduceResponse, ...] = ()
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, gc=False):
-    """A part of ProduceResponse."""
-
     node_id: Annotated[Int32, Field(since=10)] = 0
     host: Annotated[str, Field(since=10)] = ""
     port: Annotated[Int32, Field(since=10)] = 0
@@ -85,10 +68,7 @@ class NodeEndpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 0."""
-
     VERSIONS: ClassVar = Versions(3, 13, flexible=9)
-
     responses: tuple[TopicProduceResponse, ...] = ()
     throttle_time_ms: Int32 = 0
     node_endpoints: Annotated[tuple[NodeEndpoint, ...], Field(since=10, tag=0)] = ()

@@ -13,22 +13,16 @@ from raftlog.schema.fields import Field, Int8, Int16, Int32, OptionalUuid, Versi
 
 
 class CreatableReplicaAssignment(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreateTopicsRequest."""
-
     partition_index: Int32 = 0
     broker_ids: tuple[Int32, ...] = ()
 
 
 class CreatableTopicConfig(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreateTopicsRequest."""
-
     name: str = ""
     value: str | None = ""
 
 
 class CreatableTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreateTopicsRequest."""
-
     name: str = ""
     num_partitions: Int32 = 0
     replication_factor: Int16 = 0
@@ -37,18 +31,13 @@ class CreatableTopic(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreateTopicsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 19."""
-
     VERSIONS: ClassVar = Versions(2, 7, flexible=5)
-
     topics: tuple[CreatableTopic, ...] = ()
     timeout_ms: Int32 = 60_000
     validate_only: bool = False
 
 
 class CreatableTopicConfigs(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreateTopicsResponse."""
-
     name: Annotated[str, Field(since=5)] = ""
     value: Annotated[str | None, Field(since=5)] = ""
     read_only: Annotated[bool, Field(since=5)] = False
@@ -57,8 +46,6 @@ class CreatableTopicConfigs(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreatableTopicResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreateTopicsResponse."""
-
     name: str = ""
     topic_id: Annotated[OptionalUuid, Field(since=7, is_ignorable=True)] = None
     error_code: Int16 = 0
@@ -72,34 +59,24 @@ class CreatableTopicResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreateTopicsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 19."""
-
     VERSIONS: ClassVar = Versions(2, 7, flexible=5)
-
     throttle_time_ms: Int32 = 0
     topics: tuple[CreatableTopicResult, ...] = ()
 
 
 class DeleteTopicState(msgspec.Struct, frozen=True, gc=False):
-    """A part of DeleteTopicsRequest."""
-
     name: Annotated[str | None, Field(since=6)] = None
     topic_id: Annotated[OptionalUuid, Field(since=6)] = None
 
 
 class DeleteTopicsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 20."""
-
     VERSIONS: ClassVar = Versions(1, 6, flexible=4)
-
     topics: Annotated[tuple[DeleteTopicState, ...], Field(since=6)] = ()
     topic_names: Annotated[tuple[str, ...], Field(until=5, is_ignorable=True)] = ()
     timeout_ms: Int32 = 0
 
 
 class DeletableTopicResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of DeleteTopicsResponse."""
-
     name: Annotated[str | None, Field(nullable_since=6)] = ""
     topic_id: Annotated[OptionalUuid, Field(since=6, is_ignorable=True)] = None
     error_code: Int16 = 0
@@ -107,81 +84,57 @@ class DeletableTopicResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeleteTopicsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 20."""
-
     VERSIONS: ClassVar = Versions(1, 6, flexible=4)
-
     throttle_time_ms: Int32 = 0
     responses: tuple[DeletableTopicResult, ...] = ()
 
 
 class CreatePartitionsAssignment(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreatePartitionsRequest."""
-
     broker_ids: tuple[Int32, ...] = ()
 
 
 class CreatePartitionsTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreatePartitionsRequest."""
-
     name: str = ""
     count: Int32 = 0
     assignments: tuple[CreatePartitionsAssignment, ...] | None = ()
 
 
 class CreatePartitionsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 37."""
-
     VERSIONS: ClassVar = Versions(0, 3, flexible=2)
-
     topics: tuple[CreatePartitionsTopic, ...] = ()
     timeout_ms: Int32 = 0
     validate_only: bool = False
 
 
 class CreatePartitionsTopicResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of CreatePartitionsResponse."""
-
     name: str = ""
     error_code: Int16 = 0
     error_message: str | None = None
 
 
 class CreatePartitionsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 37."""
-
     VERSIONS: ClassVar = Versions(0, 3, flexible=2)
-
     throttle_time_ms: Int32 = 0
     results: tuple[CreatePartitionsTopicResult, ...] = ()
 
 
 class TopicRequest(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeTopicPartitionsRequest."""
-
     name: str = ""
 
 
 class RequestCursor(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeTopicPartitionsRequest."""
-
     topic_name: str = ""
     partition_index: Int32 = 0
 
 
 class DescribeTopicPartitionsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 75."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     topics: tuple[TopicRequest, ...] = ()
     response_partition_limit: Int32 = 2_000
     cursor: RequestCursor | None = None
 
 
 class DescribeTopicPartitionsResponsePartition(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeTopicPartitionsResponse."""
-
     error_code: Int16 = 0
     partition_index: Int32 = 0
     leader_id: Int32 = 0
@@ -194,8 +147,6 @@ class DescribeTopicPartitionsResponsePartition(msgspec.Struct, frozen=True, gc=F
 
 
 class DescribeTopicPartitionsResponseTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeTopicPartitionsResponse."""
-
     error_code: Int16 = 0
     name: str | None = ""
     topic_id: OptionalUuid = None
@@ -205,17 +156,12 @@ class DescribeTopicPartitionsResponseTopic(msgspec.Struct, frozen=True, gc=False
 
 
 class ResponseCursor(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeTopicPartitionsResponse."""
-
     topic_name: str = ""
     partition_index: Int32 = 0
 
 
 class DescribeTopicPartitionsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 75."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     throttle_time_ms: Int32 = 0
     topics: tuple[DescribeTopicPartitionsResponseTopic, ...] = ()
     next_cursor: ResponseCursor | None = None

@@ -14,10 +14,7 @@ from raftlog.schema.fields import Field, Int8, Int16, Int32, Int64, Versions
 
 
 class InitProducerIdRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 22."""
-
     VERSIONS: ClassVar = Versions(0, 6, flexible=2)
-
     transactional_id: str | None = ""
     transaction_timeout_ms: Int32 = 0
     producer_id: Annotated[Int64, Field(since=3)] = -1
@@ -27,10 +24,7 @@ class InitProducerIdRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class InitProducerIdResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 22."""
-
     VERSIONS: ClassVar = Versions(0, 6, flexible=2)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     producer_id: Int64 = -1
@@ -40,73 +34,36 @@ class InitProducerIdResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class AddPartitionsToTxnTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of AddPartitionsToTxnRequest."""
-
     name: str = ""
     partitions: tuple[Int32, ...] = ()
 
 
-class AddPartitionsToTxnTransaction(msgspec.Struct, frozen=True, gc=False):
-    """A part of AddPartitionsToTxnRequest."""
-
-    transactional_id: Annotated[str, Field(since=4)] = ""
-    producer_id: Annotated[Int64, Field(since=4)] = 0
-    producer_epoch: Annotated[Int16, Field(since=4)] = 0
-    verify_only: Annotated[bool, Field(since=4)] = False
-    topics: Annotated[tuple[AddPartitionsToTxnTopic, ...], Field(since=4)] = ()
-
-
 class AddPartitionsToTxnRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 24."""
-
-    VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
-    transactions: Annotated[tuple[AddPartitionsToTxnTransaction, ...], Field(since=4)] = ()
-    v3_and_below_transactional_id: Annotated[str, Field(until=3)] = ""
-    v3_and_below_producer_id: Annotated[Int64, Field(until=3)] = 0
-    v3_and_below_producer_epoch: Annotated[Int16, Field(until=3)] = 0
-    v3_and_below_topics: Annotated[tuple[AddPartitionsToTxnTopic, ...], Field(until=3)] = ()
+    VERSIONS: ClassVar = Versions(0, 3, flexible=3)
+    v3_and_below_transactional_id: str = ""
+    v3_and_below_producer_id: Int64 = 0
+    v3_and_below_producer_epoch: Int16 = 0
+    v3_and_below_topics: tuple[AddPartitionsToTxnTopic, ...] = ()
 
 
 class AddPartitionsToTxnTopicResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of AddPartitionsToTxnResponse."""
-
     name: str = ""
     results_by_partition: tuple[AddPartitionsToTxnPartitionResult, ...] = ()
 
 
 class AddPartitionsToTxnPartitionResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of AddPartitionsToTxnResponse."""
-
     partition_index: Int32 = 0
     partition_error_code: Int16 = 0
 
 
-class AddPartitionsToTxnResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of AddPartitionsToTxnResponse."""
-
-    transactional_id: Annotated[str, Field(since=4)] = ""
-    topic_results: Annotated[tuple[AddPartitionsToTxnTopicResult, ...], Field(since=4)] = ()
-
-
 class AddPartitionsToTxnResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 24."""
-
-    VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
+    VERSIONS: ClassVar = Versions(0, 3, flexible=3)
     throttle_time_ms: Int32 = 0
-    error_code: Annotated[Int16, Field(since=4, is_ignorable=True)] = 0
-    results_by_transaction: Annotated[tuple[AddPartitionsToTxnResult, ...], Field(since=4)] = ()
-    results_by_topic_v3_and_below: Annotated[
-        tuple[AddPartitionsToTxnTopicResult, ...], Field(until=3)
-    ] = ()
+    results_by_topic_v3_and_below: tuple[AddPartitionsToTxnTopicResult, ...] = ()
 
 
 class AddOffsetsToTxnRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 25."""
-
     VERSIONS: ClassVar = Versions(0, 4, flexible=3)
-
     transactional_id: str = ""
     producer_id: Int64 = 0
     producer_epoch: Int16 = 0
@@ -114,19 +71,13 @@ class AddOffsetsToTxnRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class AddOffsetsToTxnResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 25."""
-
     VERSIONS: ClassVar = Versions(0, 4, flexible=3)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
 
 
 class EndTxnRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 26."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
     transactional_id: str = ""
     producer_id: Int64 = 0
     producer_epoch: Int16 = 0
@@ -134,10 +85,7 @@ class EndTxnRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndTxnResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 26."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     producer_id: Annotated[Int64, Field(since=5, is_ignorable=True)] = -1
@@ -145,15 +93,11 @@ class EndTxnResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class WritableTxnMarkerTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of WriteTxnMarkersRequest."""
-
     name: str = ""
     partition_indexes: tuple[Int32, ...] = ()
 
 
 class WritableTxnMarker(msgspec.Struct, frozen=True, gc=False):
-    """A part of WriteTxnMarkersRequest."""
-
     producer_id: Int64 = 0
     producer_epoch: Int16 = 0
     transaction_result: bool = False
@@ -163,45 +107,31 @@ class WritableTxnMarker(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteTxnMarkersRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 27."""
-
     VERSIONS: ClassVar = Versions(1, 2, flexible=1)
-
     markers: tuple[WritableTxnMarker, ...] = ()
 
 
 class WritableTxnMarkerPartitionResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of WriteTxnMarkersResponse."""
-
     partition_index: Int32 = 0
     error_code: Int16 = 0
 
 
 class WritableTxnMarkerTopicResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of WriteTxnMarkersResponse."""
-
     name: str = ""
     partitions: tuple[WritableTxnMarkerPartitionResult, ...] = ()
 
 
 class WritableTxnMarkerResult(msgspec.Struct, frozen=True, gc=False):
-    """A part of WriteTxnMarkersResponse."""
-
     producer_id: Int64 = 0
     topics: tuple[WritableTxnMarkerTopicResult, ...] = ()
 
 
 class WriteTxnMarkersResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 27."""
-
     VERSIONS: ClassVar = Versions(1, 2, flexible=1)
-
     markers: tuple[WritableTxnMarkerResult, ...] = ()
 
 
 class TxnOffsetCommitRequestPartition(msgspec.Struct, frozen=True, gc=False):
-    """A part of TxnOffsetCommitRequest."""
-
     partition_index: Int32 = 0
     committed_offset: Int64 = 0
     committed_leader_epoch: Annotated[Int32, Field(since=2, is_ignorable=True)] = -1
@@ -209,17 +139,12 @@ class TxnOffsetCommitRequestPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnOffsetCommitRequestTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of TxnOffsetCommitRequest."""
-
     name: str = ""
     partitions: tuple[TxnOffsetCommitRequestPartition, ...] = ()
 
 
 class TxnOffsetCommitRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 28."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
     transactional_id: str = ""
     group_id: str = ""
     producer_id: Int64 = 0
@@ -231,46 +156,32 @@ class TxnOffsetCommitRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnOffsetCommitResponsePartition(msgspec.Struct, frozen=True, gc=False):
-    """A part of TxnOffsetCommitResponse."""
-
     partition_index: Int32 = 0
     error_code: Int16 = 0
 
 
 class TxnOffsetCommitResponseTopic(msgspec.Struct, frozen=True, gc=False):
-    """A part of TxnOffsetCommitResponse."""
-
     name: str = ""
     partitions: tuple[TxnOffsetCommitResponsePartition, ...] = ()
 
 
 class TxnOffsetCommitResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 28."""
-
     VERSIONS: ClassVar = Versions(0, 5, flexible=3)
-
     throttle_time_ms: Int32 = 0
     topics: tuple[TxnOffsetCommitResponseTopic, ...] = ()
 
 
 class TopicRequest(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeProducersRequest."""
-
     name: str = ""
     partition_indexes: tuple[Int32, ...] = ()
 
 
 class DescribeProducersRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 61."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     topics: tuple[TopicRequest, ...] = ()
 
 
 class ProducerState(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeProducersResponse."""
-
     producer_id: Int64 = 0
     producer_epoch: Int32 = 0
     last_sequence: Int32 = -1
@@ -280,8 +191,6 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeProducersResponse."""
-
     partition_index: Int32 = 0
     error_code: Int16 = 0
     error_message: str | None = None
@@ -289,39 +198,27 @@ class PartitionResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicResponse(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeProducersResponse."""
-
     name: str = ""
     partitions: tuple[PartitionResponse, ...] = ()
 
 
 class DescribeProducersResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 61."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     throttle_time_ms: Int32 = 0
     topics: tuple[TopicResponse, ...] = ()
 
 
 class DescribeTransactionsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 65."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     transactional_ids: tuple[str, ...] = ()
 
 
 class TopicData(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeTransactionsResponse."""
-
     topic: str = ""
     partitions: tuple[Int32, ...] = ()
 
 
 class DescribeTransactionsTransactionState(msgspec.Struct, frozen=True, gc=False):
-    """A part of DescribeTransactionsResponse."""
-
     error_code: Int16 = 0
     transactional_id: str = ""
     transaction_state: str = ""
@@ -333,19 +230,13 @@ class DescribeTransactionsTransactionState(msgspec.Struct, frozen=True, gc=False
 
 
 class DescribeTransactionsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 65."""
-
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
-
     throttle_time_ms: Int32 = 0
     transaction_states: tuple[DescribeTransactionsTransactionState, ...] = ()
 
 
 class ListTransactionsRequest(msgspec.Struct, frozen=True, gc=False):
-    """API 66."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=0)
-
     state_filters: tuple[str, ...] = ()
     producer_id_filters: tuple[Int64, ...] = ()
     duration_filter: Annotated[Int64, Field(since=1)] = -1
@@ -353,18 +244,13 @@ class ListTransactionsRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListTransactionsTransactionState(msgspec.Struct, frozen=True, gc=False):
-    """A part of ListTransactionsResponse."""
-
     transactional_id: str = ""
     producer_id: Int64 = 0
     transaction_state: str = ""
 
 
 class ListTransactionsResponse(msgspec.Struct, frozen=True, gc=False):
-    """API 66."""
-
     VERSIONS: ClassVar = Versions(0, 2, flexible=0)
-
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     unknown_state_filters: tuple[str, ...] = ()
