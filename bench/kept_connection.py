@@ -15,11 +15,15 @@ HEAD_BYTES_MAX: Final = 16 * 1024
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
-class NotSentError(Exception):
+class NoAnswerError(Exception):
+    """No whole answer has come."""
+
+
+class NotSentError(NoAnswerError):
     """No byte of the request was sent: no effect, now or later."""
 
 
-class OutcomeLostError(Exception):
+class OutcomeLostError(NoAnswerError):
     """The request may have left, and no whole answer has come."""
 
 
@@ -29,6 +33,7 @@ class HttpAnswer:
 
     status: int
     body: bytes
+    location: str | None = None
 
 
 class KeptConnection:
@@ -104,4 +109,19 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
     length = int(headers.get("content-length", "0"))
     if "transfer-encoding" in headers or length > BODY_BYTES_MAX:
         raise OSError("an answer in a form that is not expected here")
-    return HttpAnswer(int(status_line.split(" ")[1]), await reader.readexactly(length))
+    return HttpAnswer(
+        status=int(status_line.split(" ")[1]),
+        body=await reader.readexactly(length),
+        location=headers.get("location"),
+    )
+
+
+async def request_once(
+    address: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+) -> HttpAnswer:
+    """Send one request over a connection of that request alone. Raises NoAnswerError."""
+    connection = KeptConnection(address)
+    try:
+        return await connection.request(method, path, body, timeout_s=timeout_s)
+    finally:
+        connection.close()

@@ -13,8 +13,7 @@ from bench import footprint, latency, limits, quorum, rest, throughput
 from bench.node import running_node
 from bench.parts import PARTS, choose_parts
 from bench.parts import run as run_parts
-from bench.replication.cluster import Options
-from bench.report import Result, machine, plot, print_table, write_json
+from bench.report import Options, Result, machine, plot, print_table, write_json
 from bench.sources.curves import plot_curves
 from raftlog.cluster.manifest import Flush
 

@@ -3,7 +3,7 @@
 `MeasuredNode` is any node with a process. `LoneNode` is one `raftlog serve` process without a
 cluster, as a user starts the first node: no voters and no secret. `LocalCluster` cannot serve a
 lone node: its nodes are always voters of a cluster, or join one. Members of clusters:
-bench/cluster_processes.py.
+bench/cluster.py.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from bench.kafka import beside, faults
 from bench.kafka import lone as kafka_lone
 from bench.kafka import suite as kafka_clients
 from bench.replication import catch_up, gaps, lone, many, produce
-from bench.replication.cluster import Options
-from bench.report import Result
+from bench.report import Options, Result
 from bench.sources import claims, linger, promises
 from bench.spark import latency, peer, reading, running, starting, writing
 from bench.state import key_values, primaries, replicas

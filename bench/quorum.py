@@ -16,22 +16,17 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import count, cycle
 from typing import Any, Final
 
-from bench.cluster_processes import ClusterProcesses
-from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
-from bench.node import MeasuredNode, data_directory
+from bench.cluster import MIB, NODES, Cluster, running_cluster
+from bench.kept_connection import NoAnswerError, request_once
+from bench.node import MeasuredNode
 from bench.report import Result, distribution
 from raftlog.cluster.manifest import Flush
-from raftlog.cluster.process import SERVE
 from raftlog.workloads.latencies import Latencies
-from tests.soak.register_clients import FIRST_VALUE, SETTINGS_PATH
 
-MIB: Final = 1 << 20
-VOTERS: Final = 3
 CLIENTS: Final = 32
 COMMITS: Final = 3_000
 THROUGHPUT_S: Final = 5.0
@@ -44,6 +39,9 @@ SNAPSHOTS: Final = 2
 STALLS_S: Final = (5.0, 20.0)
 """Watch of the followers' loops while the leader commits until its snapshots are taken."""
 ANSWER_TIMEOUT_S: Final = 240.0
+FIRST_VALUE: Final = 1_000
+"""Valid for the setting that the probes write, as is every larger value."""
+SETTINGS_PATH: Final = "/v1/cluster/settings"
 WITH_CONSOLE: Final = (sys.executable, "-m", "bench.quorum_node")
 
 
@@ -82,18 +80,6 @@ def execute(node: MeasuredNode, command: str) -> dict[str, Any]:
     return ConsoleCall(node, command).result()
 
 
-@contextmanager
-def _cluster(flush: Flush, *, console: bool) -> Iterator[ClusterProcesses]:
-    program = WITH_CONSOLE if console else SERVE
-    with (
-        data_directory() as directory,
-        ClusterProcesses(directory, VOTERS, flush=flush, program=program) as cluster,
-    ):
-        cluster.start()
-        cluster.wait_quiet()
-        yield cluster
-
-
 def run(*, flush: Flush, runs: int, scale: float) -> list[Result]:
     """The figures of the quorum."""
     return [
@@ -116,7 +102,7 @@ def commits(flush: Flush, runs: int, scale: float) -> list[Result]:
         goal=10_000,
         parameters={"seconds": seconds},
     )
-    with _cluster(flush, console=True) as cluster:
+    with running_cluster(flush, program=WITH_CONSOLE) as cluster:
         for number in range(runs):
             leader = cluster.nodes[cluster.wait_quiet()]
             latencies = Latencies.from_seconds(execute(leader, f"latency {count}")["seconds"])
@@ -131,7 +117,7 @@ def commits(flush: Flush, runs: int, scale: float) -> list[Result]:
 def failovers(flush: Flush, scale: float) -> list[Result]:
     """Leader killed → a change acknowledged by a new one."""
     trial_count = max(3, int(FAILOVERS * scale))
-    with _cluster(flush, console=False) as cluster:
+    with running_cluster(flush) as cluster:
         seconds = failover_trials(cluster, trial_count, seed=trial_count)
     return failover_results(seconds)
 
@@ -139,7 +125,7 @@ def failovers(flush: Flush, scale: float) -> list[Result]:
 def failover_results(seconds: list[float]) -> list[Result]:
     """The distribution of all trials."""
     goals = {"p50": 0.4, "p90": None, "p99": 1.0, "max": None}
-    return distribution("quorum: failover", seconds, goals, {"nodes": VOTERS})
+    return distribution("quorum: failover", seconds, goals, {"nodes": NODES})
 
 
 def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
@@ -149,7 +135,7 @@ def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
         "quorum: idle CPU a node", "% of a core", goal=2.0, parameters={"seconds": seconds}
     )
     rss = Result("quorum: idle RSS a node", "MiB")
-    with _cluster(flush, console=False) as cluster:
+    with running_cluster(flush) as cluster:
         time.sleep(SETTLE_S)
         for number in range(runs):
             before = {node_id: node.cpu_seconds() for node_id, node in cluster.nodes.items()}
@@ -173,7 +159,7 @@ def much_metadata(flush: Flush, scale: float) -> list[Result]:
         f"quorum: {count:,} partitions, longest stall of followers", "ms", goal=20.0
     )
     restart = Result(f"quorum: {count:,} partitions, restart to ready", "s", goal=3.0)
-    with _cluster(flush, console=True) as cluster:
+    with running_cluster(flush, program=WITH_CONSOLE) as cluster:
         empty = _rss(cluster)
         leader = cluster.nodes[cluster.wait_quiet()]
         created = execute(leader, f"partitions {count}")
@@ -209,11 +195,11 @@ def much_metadata(flush: Flush, scale: float) -> list[Result]:
     return [memory, stall, follower_stall, restart]
 
 
-def _rss(cluster: ClusterProcesses) -> dict[int, int]:
+def _rss(cluster: Cluster) -> dict[int, int]:
     return {node_id: node.rss_bytes() for node_id, node in cluster.nodes.items()}
 
 
-def _wait_settled(cluster: ClusterProcesses) -> int:
+def _wait_settled(cluster: Cluster) -> int:
     """The leader, once nothing is committed any more: the absent brokers are fenced first."""
     applied = -1
     for _ in range(SETTLE_ROUNDS_MAX):
@@ -238,7 +224,7 @@ class FailoverError(Exception):
     """No survivor acknowledged anything in time."""
 
 
-def failover_trials(cluster: ClusterProcesses, trial_count: int, seed: int) -> list[float]:
+def failover_trials(cluster: Cluster, trial_count: int, seed: int) -> list[float]:
     """Run so many failovers; return the seconds of each. The cluster is whole after each trial."""
     randomness = random.Random(seed)
     values = count(FIRST_VALUE)
@@ -253,7 +239,7 @@ def failover_trials(cluster: ClusterProcesses, trial_count: int, seed: int) -> l
 
 
 async def _failover(
-    cluster: ClusterProcesses, leader: int, survivors: Sequence[str], values: count[int]
+    cluster: Cluster, leader: int, survivors: Sequence[str], values: count[int]
 ) -> float:
     acknowledged: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     probes: set[asyncio.Task[None]] = set()
@@ -274,13 +260,10 @@ async def _failover(
 
 
 async def _probe(address: str, value: int, acknowledged: asyncio.Future[float]) -> None:
-    connection = KeptConnection(address)
     body = json.dumps({"values": {"retention.ms": str(value)}}).encode()
     try:
-        answer = await connection.request("PUT", SETTINGS_PATH, body, timeout_s=PROBE_TIMEOUT_S)
-    except (NotSentError, OutcomeLostError):
+        answer = await request_once(address, "PUT", SETTINGS_PATH, body, timeout_s=PROBE_TIMEOUT_S)
+    except NoAnswerError:
         return
-    finally:
-        connection.close()
     if answer.status == 200 and not acknowledged.done():
         acknowledged.set_result(time.perf_counter())

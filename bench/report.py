@@ -1,4 +1,4 @@
-"""Reports of benchmarks: results, the machine, the table, JSON and the plot."""
+"""Options and reports of benchmarks: results, the machine, the table, JSON and the plot."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from raftlog.cluster.manifest import Flush
+
 RATIO_MAX = 1_000.0
 """Most that a plot shows of a figure that is better than its goal."""
 
@@ -24,6 +26,19 @@ COSTS: Final = frozenset(
 
 
 RANKS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a benchmark."""
+
+    flush: Flush = "sync"
+    runs: int = 3
+    scale: float = 1.0
+    trials: int = 30
+    gigabytes: float = 1.0
+    kafka_classpath: Path | None = None
+    """A file with the classpath of Apache Kafka, to be measured beside."""
 
 
 @dataclass(slots=True)

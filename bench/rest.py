@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -22,11 +23,9 @@ import uvloop
 from bench.node import LoneNode, cpu_times, data_directory, free_port
 from bench.report import Result
 from raftlog.record.codec import BatchBuilder
-from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame
-from raftlog.record.types import PartitionId
+from raftlog.record.frames import BATCHES_MEDIA_TYPE
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import PARTITIONS, payload
-from tests.record.wire import encode_produce_frames
 
 CONNECTIONS = 32
 RAW_BYTES = 1_000_000
@@ -109,7 +108,8 @@ def raw_request(port: int, topic: str) -> bytes:
     builder = BatchBuilder(size_bytes_max=2 * RAW_BYTES)
     for _ in range(RAW_BYTES // RAW_RECORD_BYTES):
         builder.append(0, None, payload(RAW_RECORD_BYTES))
-    body = encode_produce_frames([ProduceFrame(topic, PartitionId(0), bytes(builder.build()))])
+    batch, name = bytes(builder.build()), topic.encode()
+    body = struct.pack(">HiI", len(name), 0, len(batch)) + name + batch
     return _request(port, "/v1/produce?acks=all", BATCHES_MEDIA_TYPE, body)
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
 
-from bench.cluster_processes import Place
+from bench.cluster import Place
 
 COMMAND_TIMEOUT_S: Final = 10.0
 NETWORK: Final = "198.18"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from urllib.error import URLError
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import MeasuredNode
 from tests.waiting import wait_until
 
 
-def make_whole(cluster: ClusterProcesses) -> None:
+def make_whole(cluster: Cluster) -> None:
     """Start killed nodes, resume paused nodes, and wait until all replicas are in sync.
 
     A test that shares its cluster starts with this call, because an earlier test may have killed a

@@ -14,17 +14,16 @@ from typing import Any, Final
 
 from raftlog_client import Consumer, TopicPartition
 
-from bench.kept_connection import KeptConnection
-from bench.replication.cluster import (
+from bench.cluster import (
     PARTITIONS,
     Cluster,
     Meter,
-    Options,
     cancelled,
     run_workload,
     running_cluster,
 )
-from bench.report import Result
+from bench.kept_connection import KeptConnection
+from bench.report import Options, Result
 from raftlog.record.coordinators import OFFSETS_TOPIC, partition_of
 from raftlog.workloads import groups as load
 from raftlog.workloads.latencies import Latencies

@@ -10,17 +10,16 @@ from typing import Any, Final
 
 from raftlog_client import Admin, Consumer, Producer, RaftlogClientError, TopicPartition
 
-from bench.replication.cluster import (
+from bench.cluster import (
     NODES,
     PARTITIONS,
     Cluster,
     Meter,
-    Options,
     cancelled,
     run_workload,
     running_cluster,
 )
-from bench.report import Result, distribution
+from bench.report import Options, Result, distribution
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
@@ -222,7 +221,7 @@ async def _trials(
         victim = max(led, key=lambda node_id: led[node_id])
         done.forget()
         started = time.perf_counter()
-        await asyncio.to_thread(cluster.processes.kill, victim)
+        await asyncio.to_thread(cluster.kill, victim)
         await done.wait_all_since(time.perf_counter())
         gap = max(done.gap)
         print(
@@ -230,7 +229,7 @@ async def _trials(
             f"{time.perf_counter() - started:.3f} s",
             flush=True,
         )
-        await asyncio.to_thread(cluster.processes.revive, victim)
+        await asyncio.to_thread(cluster.revive, victim)
         return gap
 
     async def all_trials() -> None:

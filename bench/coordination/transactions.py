@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from bench.cluster import PARTITIONS, Meter, run_workload, running_cluster
 from bench.coordination import transaction_loads
-from bench.replication.cluster import PARTITIONS, Meter, Options, run_workload, running_cluster
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.workloads import transactions as load
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import send_many

@@ -8,16 +8,15 @@ from typing import Any, Final
 import psutil
 from confluent_kafka import Producer
 
+from bench.cluster import MIB, PARTITIONS
 from bench.kafka.suite import System, create, systems
-from bench.replication.cluster import PARTITIONS, Options
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload
 
 TOPIC: Final = "one-at-a-time"
 SECONDS: Final = 5.0
 SETTLE_S: Final = 10.0
-MIB: Final = 1 << 20
 
 
 def one_at_a_time(options: Options) -> list[Result]:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from bench.cluster import NODES, PARTITIONS
 from bench.kafka.suite import System, create, systems
-from bench.replication.cluster import NODES, PARTITIONS, Options
-from bench.report import Result
+from bench.report import Options, Result
 
 TRIALS: Final = 12
 TOPIC: Final = "kafka-gaps"

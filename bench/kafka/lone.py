@@ -9,9 +9,9 @@ import time
 from functools import partial
 from typing import Final, cast
 
+from bench.cluster import MIB, run_workload
 from bench.node import LoneNode, data_directory, free_port
-from bench.replication.cluster import Options, run_workload
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.kafka.apis import APIS
 from raftlog.kafka.messages.produce import (
     PartitionProduceData,
@@ -32,7 +32,6 @@ PRODUCE_KEY: Final = 0
 VERSION: Final = 9
 IDLE_CONNECTIONS: Final = 1_000
 SETTLE_S: Final = 3.0
-MIB: Final = 1 << 20
 KIB: Final = 1 << 10
 
 

@@ -15,11 +15,10 @@ from typing import Final
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import NODES, PARTITIONS, Cluster, running_cluster
 from bench.kafka.peer import KafkaPeer, classpath_of, java, running_peer
 from bench.node import data_directory
-from bench.replication.cluster import NODES, PARTITIONS, Options
-from bench.report import Result, ratio
+from bench.report import Options, Result, ratio
 
 SIZES: Final = (100, 1000)
 COUNTS: Final[Mapping[str, Mapping[int, int]]] = {
@@ -44,7 +43,7 @@ class System:
     """A running cluster."""
 
     name: str
-    nodes: ClusterProcesses | KafkaPeer
+    nodes: Cluster | KafkaPeer
     servers: str
     """For Kafka's clients."""
 
@@ -114,13 +113,8 @@ def _compare(
 def systems(options: Options) -> Iterator[list[System]]:
     """raftlog, and Apache Kafka if there is its classpath. All run, one is used at a time."""
     with ExitStack() as stack:
-        directory = stack.enter_context(data_directory())
-        processes = stack.enter_context(
-            ClusterProcesses(directory, NODES, flush=options.flush, kafka=True)
-        )
-        processes.start()
-        processes.wait_quiet()
-        found = [System("raftlog", processes, processes.kafka_servers)]
+        cluster = stack.enter_context(running_cluster(options.flush, kafka=True))
+        found = [System("raftlog", cluster, cluster.kafka_servers)]
         if options.kafka_classpath is not None:
             beside = stack.enter_context(data_directory())
             peer: KafkaPeer = stack.enter_context(

@@ -17,15 +17,14 @@ from typing import Final
 
 from raftlog_client import Producer
 
-from bench.replication.cluster import (
+from bench.cluster import (
     Cluster,
     NotWholeError,
-    Options,
     cancelled,
     run_workload,
     running_cluster,
 )
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.workloads.load import payload
 
 TOPIC: Final = "missed"
@@ -96,7 +95,7 @@ def catch_up(options: Options) -> list[Result]:
 
 async def _run(cluster: Cluster, missed: int) -> dict[str, float]:
     await cluster.create_topic(TOPIC)
-    follower = cluster.processes.nodes[FOLLOWER]
+    follower = cluster.nodes[FOLLOWER]
     value = payload(RECORD_BYTES)
     paced = Paced()
     async with Producer(bootstrap_servers=cluster.servers) as producer:

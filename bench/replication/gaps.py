@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from bench.replication.cluster import (
+from bench.cluster import (
     NODES,
     PARTITIONS,
     Cluster,
     NotWholeError,
-    Options,
     Row,
     cancelled,
     run_workload,
@@ -34,7 +33,7 @@ from bench.replication.probes import (
     by_http,
     wait_all_since,
 )
-from bench.report import Result, distribution
+from bench.report import Options, Result, distribution
 from bench.wires import NoWiresError, Wires
 
 TOPIC: Final = "gaps"
@@ -89,19 +88,19 @@ class Fault:
 
 
 async def _kill(cluster: Cluster, trial: Trial) -> None:
-    await asyncio.to_thread(cluster.processes.kill, trial.victim)
+    await asyncio.to_thread(cluster.kill, trial.victim)
 
 
 async def _revive(cluster: Cluster, trial: Trial) -> None:
-    await asyncio.to_thread(cluster.processes.revive, trial.victim)
+    await asyncio.to_thread(cluster.revive, trial.victim)
 
 
 async def _pause(cluster: Cluster, trial: Trial) -> None:
-    cluster.processes.pause(trial.victim)
+    cluster.pause(trial.victim)
 
 
 async def _resume(cluster: Cluster, trial: Trial) -> None:
-    cluster.processes.resume(trial.victim)
+    cluster.resume(trial.victim)
 
 
 async def _move(cluster: Cluster, trial: Trial) -> None:
@@ -251,7 +250,7 @@ async def _trial(
     calm = time.perf_counter()
     await asyncio.sleep(randomness.uniform(*CALM_S))
     calm_gap_s = max(seen.gaps(calm, time.perf_counter()))
-    controller = await asyncio.to_thread(cluster.processes.leader)
+    controller = await asyncio.to_thread(cluster.leader)
     trial = _choose_trial(fault, await cluster.known([TOPIC]), controller, randomness)
     trial.calm_gap_s = calm_gap_s
     seen.clear()

@@ -7,8 +7,8 @@ from typing import Final
 
 from raftlog_client import Producer
 
-from bench.replication.cluster import PARTITIONS, Cluster, Options, run_workload, running_cluster
-from bench.report import Result
+from bench.cluster import PARTITIONS, Cluster, run_workload, running_cluster
+from bench.report import Options, Result
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload
 from raftlog.workloads.open_loop import open_loop

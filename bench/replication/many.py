@@ -12,17 +12,16 @@ from typing import Any, Final
 
 from raftlog_client import Producer
 
-from bench.replication.cluster import (
+from bench.cluster import (
     NODES,
     PARTITIONS,
     Cluster,
     Meter,
-    Options,
     Row,
     run_workload,
     running_cluster,
 )
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.workloads.load import payload
 
 TOPICS: Final = 10
@@ -103,7 +102,7 @@ def _idle(cluster: Cluster, what: str, options: Options) -> list[Result]:
         cpu.runs.append(sum(percent.values()))
         cpu.details[f"run {run + 1}"] = {
             "percent": percent,
-            "controller": cluster.processes.leader(),
+            "controller": cluster.leader(),
             "load average": os.getloadavg()[0],
         }
         rss.runs.append(max(cluster.rss_mib().values()))
@@ -126,7 +125,7 @@ async def _fail(
     }
     most = max(by_leader.values())
     victim = randomness.choice([one for one, number in by_leader.items() if number == most])
-    controller = await asyncio.to_thread(cluster.processes.leader)
+    controller = await asyncio.to_thread(cluster.leader)
     done: dict[Row, float] = {}
 
     def acknowledged(row: Row, _future: asyncio.Future[Any]) -> None:
@@ -138,7 +137,7 @@ async def _fail(
             await producer.send(row.topic, b"before", partition=row.partition)
         await producer.flush()
         started = time.perf_counter()
-        killing = asyncio.create_task(asyncio.to_thread(cluster.processes.kill, victim))
+        killing = asyncio.create_task(asyncio.to_thread(cluster.kill, victim))
         futures = []
         for row in rows:
             future = await producer.send(row.topic, b"after", partition=row.partition)
@@ -148,7 +147,7 @@ async def _fail(
     led = [seconds for row, seconds in done.items() if row.leader == victim]
 
     healed = time.perf_counter()
-    await asyncio.to_thread(cluster.processes.revive, victim)
+    await asyncio.to_thread(cluster.revive, victim)
     await cluster.wait_settled(names)
     return (
         max(led),

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from raftlog_client import Producer
 
-from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
+from bench.kept_connection import KeptConnection, NoAnswerError
 
 PERIOD_S: Final = 0.005
 """Of the client's probes of each partition."""
@@ -142,7 +142,7 @@ async def by_http(
         path = f"/topics/{topic}/partitions/{partition}"
         try:
             answer = await connection.request("POST", path, body, timeout_s=HTTP_TIMEOUT_S)
-        except (NotSentError, OutcomeLostError) as error:
+        except NoAnswerError as error:
             seen.errors[f"{type(error).__name__}: {error}"] += 1
             return
         except asyncio.CancelledError:

@@ -10,19 +10,18 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.loads import awaited_sends, consume_each, consume_many
-from bench.node import LoneNode, running_node
-from bench.replication.cluster import (
+from bench.cluster import (
     MIN_ISR,
     NODES,
     PARTITIONS,
     Cluster,
     Meter,
-    Options,
     run_workload,
     running_cluster,
 )
-from bench.report import Result
+from bench.loads import awaited_sends, consume_each, consume_many
+from bench.node import LoneNode, running_node
+from bench.report import Options, Result
 from raftlog.workloads.load import send_many
 
 Send = Callable[[str, str, int, int], Coroutine[Any, Any, float]]

@@ -23,9 +23,9 @@ from itertools import count
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from bench.cluster import Cluster, cancelled, run_workload, running_cluster
 from bench.node import data_directory
-from bench.replication.cluster import Cluster, Options, cancelled, run_workload, running_cluster
-from bench.report import Result
+from bench.report import Options, Result
 from bench.sources.curves import Curves, Panel
 from bench.sources.hand_replicas import ByHand, HandReplica, running_replicas
 from bench.sources.partitions import writing
@@ -81,12 +81,10 @@ class Stage:
     def __init__(
         self,
         cluster: Cluster,
-        directory: Path,
         flushed: list[HandReplica],
         in_memory: list[HandReplica],
     ) -> None:
         self._cluster = cluster
-        self._directory = directory
         self._flushed = flushed
         self._in_memory = in_memory
         self._names = count()
@@ -113,7 +111,7 @@ class Stage:
         async with AsyncExitStack() as stack:
             timed = await stack.enter_async_context(timed_primary(cluster.servers, topic))
             followers = await stack.enter_async_context(
-                following(cluster.servers, topic, Shape(replicas + 1), self._directory)
+                following(cluster.servers, topic, Shape(replicas + 1))
             )
 
             async def put(payloads: Sequence[bytes]) -> None:
@@ -288,4 +286,4 @@ def _stage(options: Options) -> Iterator[Stage]:
             for is_flushed in (True, False)
         )
         cluster = stack.enter_context(running_cluster(options.flush))
-        yield Stage(cluster, directory, flushed, in_memory)
+        yield Stage(cluster, flushed, in_memory)

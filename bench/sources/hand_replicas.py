@@ -24,7 +24,7 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
+from bench.kept_connection import KeptConnection, NoAnswerError, request_once
 from raftlog.cluster.process import free_ports
 
 TIMEOUT_S: Final = 30.0
@@ -67,7 +67,7 @@ class ByHand:
     async def put(self, payloads: Sequence[bytes]) -> None:
         """Apply the commands here and on all replicas.
 
-        Raises RuntimeError for a refused call, NotSentError and OutcomeLostError.
+        Raises RuntimeError for a refused call, and NoAnswerError.
         """
         self._values.apply(payloads)
         body = _encode(payloads)
@@ -110,12 +110,7 @@ class HandReplica:
 
     async def values(self) -> list[bytes]:
         """The payloads of the replica, in the order of their keys."""
-        connection = KeptConnection(self.address)
-        try:
-            answer = await connection.request("GET", "/", timeout_s=TIMEOUT_S)
-            return _decode(answer.body)
-        finally:
-            connection.close()
+        return _decode((await request_once(self.address, "GET", "/", timeout_s=TIMEOUT_S)).body)
 
 
 @contextmanager
@@ -144,7 +139,7 @@ async def _answers(replica: HandReplica) -> None:
     while True:
         try:
             await _call(connection, _encode([]))
-        except (NotSentError, OutcomeLostError):
+        except NoAnswerError:
             if time.perf_counter() > deadline or replica.process.poll() is not None:
                 raise TimeoutError(f"the replica {replica.address} does not answer") from None
             await asyncio.sleep(POLL_S)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.loads import awaited_sends
-from bench.replication.cluster import (
+from bench.cluster import (
     PARTITIONS,
     Cluster,
     Meter,
-    Options,
     run_workload,
     running_cluster,
 )
-from bench.report import Result
+from bench.loads import awaited_sends
+from bench.report import Options, Result
 from bench.sources.curves import Curves, Panel
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.open_loop import open_loop

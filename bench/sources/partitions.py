@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from raftlog_client import Producer
 
-from bench.replication.cluster import Cluster, cancelled
+from bench.cluster import Cluster, cancelled
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal, TypeAlias
 
-from bench.replication.cluster import NODES, Cluster, Options, run_workload, running_cluster
-from bench.report import Result
+from bench.cluster import NODES, Cluster, run_workload, running_cluster
+from bench.report import Options, Result
 from bench.sources.curves import Curves, Panel
 from raftlog.cluster.manifest import Flush
 from raftlog.workloads.latencies import Latencies

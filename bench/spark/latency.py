@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftlog_spark.options import DELIVERY_GUARANTEES
 
+from bench.cluster import run_workload
 from bench.node import LoneNode, running_node
-from bench.replication.cluster import Options, run_workload
-from bench.report import Result
+from bench.report import Options, Result
 from bench.spark.running import checkpoint, source, spark
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.open_loop import open_loop

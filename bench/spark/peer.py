@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 from bench.kafka.suite import create, fill, systems
-from bench.replication.cluster import Options
-from bench.report import Result, ratio
+from bench.report import Options, Result, ratio
 from bench.spark.running import LARGE_BYTES, SMALL_BYTES
-from tests.judges import jars
-from tests.judges.jars import UnavailableError
 
 COUNTS: Final = {SMALL_BYTES: 10_000_000, LARGE_BYTES: 2_000_000}
 RECORDS_MIN: Final = 10_000
@@ -25,11 +24,11 @@ def peer(options: Options) -> list[Result]:
     if options.kafka_classpath is None:
         print("left out: Spark's connector for Kafka (no --kafka-classpath)", flush=True)
         return []
-    try:
-        found = ",".join(map(str, jars.class_path("spark")))
-    except UnavailableError as error:
-        print(f"left out: {error}", flush=True)
+    kept = jars_directory() / "spark.classpath"
+    if not kept.exists():
+        print(f"left out: no {kept}, which scripts/trial-kafka makes", flush=True)
         return []
+    jars = kept.read_text().partition("\n")[2].strip().replace(os.pathsep, ",")
     results: list[Result] = []
     with systems(options) as (ours, theirs):
         for size, most in COUNTS.items():
@@ -45,9 +44,15 @@ def peer(options: Options) -> list[Result]:
             }
             # The client sends one record before the time runs.
             rows = count + 1
-            asked = {"jars": found, "runs": options.runs, "rows": rows, "reads": [*reads.values()]}
+            asked = {"jars": jars, "runs": options.runs, "rows": rows, "reads": [*reads.values()]}
             results += _compared(f"spark: batch read {size} B beside", reads, asked, rows)
     return results
+
+
+def jars_directory() -> Path:
+    """The cache of class paths. Each has the checksum of its sources in the first line."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "raftlog/kafka-jars"
+    return Path(os.environ.get("RAFTLOG_KAFKA_JARS") or cache).expanduser()
 
 
 def _compared(

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from bench.node import LoneNode, running_node
-from bench.replication.cluster import Options
-from bench.report import Result, ratio
+from bench.report import Options, Result, ratio
 from bench.spark.running import (
     LARGE_BYTES,
     PARTITIONS,

@@ -15,8 +15,8 @@ from raftlog_spark.cluster import Cluster
 from raftlog_spark.session import session
 
 from bench.node import MeasuredNode
+from raftlog.record.codec import BatchBuilder, RecordTuple
 from raftlog.record.compression import Compression
-from tests.record.wire import encode_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,12 +70,14 @@ def fill(servers: str, topic: str, record_bytes: int, count: int) -> int:
         (now_ms + number // 7, None, value, None)
         for number, value in enumerate(values_of(record_bytes, PATTERN_BYTES // record_bytes))
     )
-    batches = [
-        (bytes(batch.data), batch.record_count)
-        for batch in encode_batches(
-            stamped, compression=Compression.NONE, size_bytes_max=BATCH_BYTES
-        )
-    ]
+    batches: list[tuple[bytes, int]] = []
+    rest: RecordTuple | None = None
+    while not batches or rest is not None:
+        builder = BatchBuilder(Compression.NONE, BATCH_BYTES)
+        if rest is not None:
+            builder.append(*rest)
+        rest = builder.append_many(stamped)
+        batches.append((bytes(builder.build()), builder.record_count))
     written = 0
     with Cluster(servers) as cluster, cluster.writer(topic) as writer:
         number = 0

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.node import running_node
-from bench.replication.cluster import Options
-from bench.report import Result
+from bench.report import Options, Result
 from bench.spark.running import PARTITIONS, fill
 
 RECORDS: Final = 10_000

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from raftlog_spark.options import DELIVERY_GUARANTEES
 
+from bench.cluster import Cluster, run_workload, running_cluster
 from bench.node import MeasuredNode, running_node
-from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
-from bench.report import Result, ratio
+from bench.report import Options, Result, ratio
 from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, records_in, spark
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def write(options: Options) -> list[Result]:
     with running_node(options.flush) as node, running_cluster(options.flush) as cluster:
         places: dict[str, list[MeasuredNode]] = {
             "one node": [node],
-            "three nodes": list(cluster.processes.nodes.values()),
+            "three nodes": list(cluster.nodes.values()),
         }
         for place, nodes in places.items():  # Java compiles hot code
             _written(cluster, (place, nodes), "warm-up", max(RECORDS_MIN, count // 10))

@@ -1,7 +1,7 @@
 """A replica process that follows, and notes when it has applied each command.
 
-`python -m bench.state.follower`: an order is one JSON line on stdin. The process prints a line once
-it has caught up, and at the end of stdin writes its times and ends.
+`python -m bench.state.follower ORDER`: the order is JSON. The process prints a line once it has
+caught up. At the end of stdin it writes its times to stdout, and ends.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import uvloop
 from raftlog_replicated import At, Replicated, Role, StructCodec
 from raftlog_replicated.logs.topics import Layout
-
-from tests.soak.orders import order_from_stdin
 
 SNAPSHOT_BYTES: Final = 1 << 40
 """No snapshot, unless a benchmark is about snapshots."""
@@ -68,7 +65,6 @@ class FollowerOrder(msgspec.Struct, frozen=True):
     name: str
     replica_id: str
     layout: Layout
-    output: str
 
 
 def replica(servers: str, name: str, replica_id: str, layout: Layout = "shared") -> Timed:
@@ -95,34 +91,21 @@ class Followers:
     """Running follower processes."""
 
     def __init__(self, orders: list[FollowerOrder]) -> None:
-        self._orders = orders
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.state.follower"],
+                [sys.executable, "-m", "bench.state.follower", msgspec.json.encode(order)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
-            for _ in orders
+            for order in orders
         ]
-        for order, process in zip(orders, self.processes, strict=True):
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(order) + b"\n")
-            process.stdin.flush()
         for process in self.processes:
             assert process.stdout is not None
             assert process.stdout.readline(), "a follower has ended"
 
     def end(self) -> list[array[float]]:
         """End all; the times of each."""
-        found = []
-        for order, process in zip(self._orders, self.processes, strict=True):
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-            times = array("d")
-            times.frombytes(Path(order.output).read_bytes())
-            found.append(times)
-        return found
+        return [array("d", process.communicate()[0]) for process in self.processes]
 
 
 class Shape(NamedTuple):
@@ -133,9 +116,7 @@ class Shape(NamedTuple):
 
 
 @asynccontextmanager
-async def following(
-    servers: str, name: str, shape: Shape, directory: Path
-) -> AsyncIterator[Followers]:
+async def following(servers: str, name: str, shape: Shape) -> AsyncIterator[Followers]:
     """All but the primary, which is there already; killed at the end."""
     orders = [
         FollowerOrder(
@@ -143,7 +124,6 @@ async def following(
             name=name,
             replica_id=f"follower{number}",
             layout=shape.layout,
-            output=str(directory / f"{name}-{number}"),
         )
         for number in range(shape.replicas - 1)
     ]
@@ -158,13 +138,12 @@ async def following(
 
 
 async def _main() -> None:
-    order, reader = await order_from_stdin(FollowerOrder)
+    order = msgspec.json.decode(sys.argv[1], type=FollowerOrder)
     async with replica(order.servers, order.name, order.replica_id, order.layout) as timed:
         await role_is(timed, Role.REPLICA, Role.PRIMARY)
-        sys.stdout.write("caught up\n")
-        sys.stdout.flush()
-        await reader.read()
-        await asyncio.to_thread(Path(order.output).write_bytes, timed.machine.times.tobytes())
+        print("caught up", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        sys.stdout.buffer.write(timed.machine.times.tobytes())
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from typing import Final
 from raftlog_replicated import EVENTUAL, LEASE, LINEARIZABLE, Read, Replicated, Role, session
 from raftlog_replicated.examples.kv import CODEC, KeyValues, Outcome, Put
 
+from bench.cluster import Cluster, run_workload, running_cluster
 from bench.node import data_directory
-from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
-from bench.report import Result, ratio
+from bench.report import Options, Result, ratio
 from bench.rest import drive
 from bench.state import etcd
 from bench.state.processes import Store, running_store
@@ -178,7 +178,7 @@ def over_http(options: Options) -> list[Result]:
         for run in range(options.runs):
 
             async def measure_store(run: int = run) -> tuple[float, ...]:
-                async with running_store(cluster.servers, f"http-{run}", directory) as store:
+                async with running_store(Store(cluster.servers, f"http-{run}", directory)) as store:
                     return await (await _side_of_store(store)).measure(options)
 
             for figure, value in zip(figures, run_workload(measure_store()), strict=True):

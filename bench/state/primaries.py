@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from bench.cluster import run_workload, running_cluster
+from bench.kept_connection import NoAnswerError
 from bench.node import data_directory
-from bench.replication.cluster import Options, run_workload, running_cluster
-from bench.report import Result, distribution
+from bench.report import Options, Result, distribution
 from bench.state.processes import REPLICAS, Store, running_store
-from tests.soak.state_clients import LostError
 
 RETRY_S: Final = 0.005
 CALM_S: Final = (0.3, 1.3)
@@ -35,7 +35,7 @@ async def _pause(store: Store, victim: str) -> None:
 
 async def _hand_over(store: Store, victim: str) -> None:
     heir = next(name for name in REPLICAS if name != victim)
-    answer = await store.service.call("POST", store.addresses[victim], f"/hand-over/{heir}")
+    answer = await store.call("POST", store.addresses[victim], f"/hand-over/{heir}")
     assert answer.status == 204, answer
 
 
@@ -59,7 +59,7 @@ def _measure(options: Options, how: str, goal_s: float, fault: Fault) -> list[Re
 
     async def trials(servers: str, directory: Path) -> None:
         randomness = random.Random(SEED)
-        async with running_store(servers, "takeover", directory) as store:
+        async with running_store(Store(servers, "takeover", directory)) as store:
             for _ in range(min(options.trials, TRIALS_MAX)):
                 await store.caught_up()
                 await asyncio.sleep(randomness.uniform(*CALM_S))
@@ -86,8 +86,8 @@ async def _trial(store: Store, victim: str, fault: Fault) -> float:
     target, turn = others[0], 0
     while True:
         turn += 1
-        with suppress(LostError):
-            answer = await store.service.call("PUT", target, "/kv/probe", b"x")
+        with suppress(NoAnswerError):
+            answer = await store.call("PUT", target, "/kv/probe", b"x")
             if answer.status == 200:
                 return time.perf_counter() - begun
             if answer.status == 307 and answer.location is not None:

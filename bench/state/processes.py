@@ -1,21 +1,26 @@
-"""Processes of the key-value example, with calls: for benchmarks, and tests of processes."""
+"""Processes of the key-value example, for benchmarks and for tests of processes."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import random
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from bench.kept_connection import HttpAnswer, NoAnswerError, request_once
 from raftlog.cluster.process import free_ports
-from tests.soak.state_clients import LostError, Service, until
 
 REPLICAS: Final = ("a", "b", "c")
+CALL_TIMEOUT_S: Final = 1.0
+WAIT_TIMEOUT_S: Final = 60.0
+POLL_S: Final = 0.02
+
+StoreT = TypeVar("StoreT", bound="Store")
 
 
 class Store:
@@ -26,7 +31,6 @@ class Store:
         self.addresses = {
             one: f"127.0.0.1:{port}" for one, port in zip(REPLICAS, ports, strict=True)
         }
-        self.service = Service(list(self.addresses.values()), random.Random(1))
         self._arguments = ["--servers", servers, "--name", name, "--layout", layout]
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -53,73 +57,56 @@ class Store:
             for name in names:
                 self._processes[name].wait()
 
+    async def call(self, method: str, address: str, path: str, body: bytes = b"") -> HttpAnswer:
+        """Send one request to a replica. Raises NoAnswerError."""
+        return await request_once(address, method, path, body, timeout_s=CALL_TIMEOUT_S)
+
     async def status(self, name: str) -> dict[str, Any] | None:
         """A replica's own status; None without an answer."""
-        with suppress(LostError):
-            answer = await self.service.call("GET", self.addresses[name], "/status")
+        with suppress(NoAnswerError):
+            answer = await self.call("GET", self.addresses[name], "/status")
             if answer.status == 200:
                 found: dict[str, Any] = json.loads(answer.body)
                 return found
         return None
 
     async def primary(self, *names: str) -> str:
-        """The primary among these, or all, once there is one."""
-
-        async def found() -> str:
-            for name in names or REPLICAS:
-                status = await self.status(name)
-                if status is not None and status["role"] == "PRIMARY":
-                    return name
-            return ""
-
-        return await until(found)
+        """The primary among these, or all, once there is one. Raises TimeoutError."""
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            while True:
+                for name in names or REPLICAS:
+                    status = await self.status(name)
+                    if status is not None and status["role"] == "PRIMARY":
+                        return name
+                await asyncio.sleep(POLL_S)
 
     async def caught_up(self) -> None:
-        """Return once all replicas serve, at one position, and there is a primary."""
+        """Return once all replicas serve, at one position, and there is a primary.
 
-        async def level() -> bool:
-            found = [await self.status(name) for name in REPLICAS]
-            roles = [one["role"] for one in found if one is not None]
-            serving = {one["position"] for one in found if one is not None}
-            return sorted(roles) == ["PRIMARY", "REPLICA", "REPLICA"] and len(serving) == 1
+        Raises TimeoutError.
+        """
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            while True:
+                found = [status for name in REPLICAS if (status := await self.status(name))]
+                roles = sorted(one["role"] for one in found)
+                is_level = len({one["position"] for one in found}) == 1
+                if is_level and roles == ["PRIMARY", "REPLICA", "REPLICA"]:
+                    return
+                await asyncio.sleep(POLL_S)
 
-        await until(level)
-
-    async def put(self, key: str, value: str) -> None:
-        """A put that is repeated until it is acknowledged, and happens once."""
-        answer = await self.service.write("PUT", f"/kv/{key}", value.encode(), f"{key}-{value}")
-        assert answer.status == 200, answer
-
-    async def get(self, name: str, key: str, consistency: str = "linearizable") -> str | None:
-        """A key's value at one replica, once it answers."""
-
-        async def found() -> list[str | None]:
-            with suppress(LostError):
-                path = f"/kv/{key}?consistency={consistency}"
-                answer = await self.service.call("GET", self.addresses[name], path)
-                if answer.status in {200, 404}:
-                    return [answer.body.decode() if answer.status == 200 else None]
-            return []
-
-        return (await until(found))[0]
-
-    async def close(self) -> None:
-        """Kill all processes, and close the connections."""
+    def close(self) -> None:
+        """Kill all processes."""
         for process in self._processes.values():
             process.kill()
             process.wait()
-        await self.service.close()
 
 
 @asynccontextmanager
-async def running_store(
-    servers: str, name: str, directory: Path, *, layout: str = "shared"
-) -> AsyncIterator[Store]:
-    """Three replicas, caught up, with a primary."""
-    store = Store(servers, name, directory, layout=layout)
+async def running_store(store: StoreT) -> AsyncIterator[StoreT]:
+    """Three replicas, caught up, with a primary. Killed at the end."""
     store.start(*REPLICAS)
     try:
         await store.caught_up()
         yield store
     finally:
-        await store.close()
+        store.close()

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from raftlog_replicated import Replicated, Role
 from raftlog_replicated.examples.kv import CODEC, KeyValues, Put
 from raftlog_replicated.logs.topics import Layout
 
-from bench.node import data_directory
-from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
-from bench.report import Result
+from bench.cluster import Cluster, run_workload, running_cluster
+from bench.report import Options, Result
 from bench.state.follower import Command, Shape, Timed, following, replica, role_is
 from bench.state.key_values import CLIENTS, lone, many
 from raftlog.workloads.latencies import Latencies
@@ -46,9 +44,9 @@ def lag(options: Options) -> list[Result]:
     given = {"rate": RATE, "replicas": 3}
     p50 = Result("state: replica behind at 10,000 puts/s, p50", "ms", goal=5.0, parameters=given)
     p99 = Result("state: replica behind at 10,000 puts/s, p99", "ms", goal=20.0, parameters=given)
-    with stage(options) as (cluster, directory):
+    with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
-            found = run_workload(_lag(cluster, f"lag-{run}", directory, LAG_S * options.scale))
+            found = run_workload(_lag(cluster, f"lag-{run}", LAG_S * options.scale))
             p50.runs.append(found.percentiles["50pct"])
             p99.runs.append(found.percentiles["99pct"])
             p99.details[f"run {run}"] = found.as_fields("lag")
@@ -56,10 +54,10 @@ def lag(options: Options) -> list[Result]:
     return [p50, p99]
 
 
-async def _lag(cluster: Cluster, name: str, directory: Path, seconds: float) -> Latencies:
+async def _lag(cluster: Cluster, name: str, seconds: float) -> Latencies:
     async with (
         timed_primary(cluster.servers, name) as timed,
-        following(cluster.servers, name, Shape(3), directory) as followers,
+        following(cluster.servers, name, Shape(3)) as followers,
     ):
         sent = 0
         tasks = set[asyncio.Task[object]]()
@@ -88,10 +86,10 @@ def stopped(options: Options) -> list[Result]:
     halted = Result("state: put p99, one replica stopped", "ms")
     share = Result("state: put p99, one replica stopped / none", "latency ratio", goal=1.2)
 
-    async def measure(cluster: Cluster, name: str, directory: Path) -> None:
+    async def measure(cluster: Cluster, name: str) -> None:
         async with (
             timed_primary(cluster.servers, name) as timed,
-            following(cluster.servers, name, Shape(3), directory) as followers,
+            following(cluster.servers, name, Shape(3)) as followers,
         ):
             victim = followers.processes[0]
             samples: dict[bool, list[float]] = {False: [], True: []}
@@ -110,9 +108,9 @@ def stopped(options: Options) -> list[Result]:
             f"   put p99 {whole.runs[-1]:.2f} ms, one stopped {halted.runs[-1]:.2f} ms", flush=True
         )
 
-    with stage(options) as (cluster, directory):
+    with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
-            run_workload(measure(cluster, f"stopped-{run}", directory))
+            run_workload(measure(cluster, f"stopped-{run}"))
     return [whole, halted, share]
 
 
@@ -124,12 +122,12 @@ def many_replicas(options: Options) -> list[Result]:
         for count in (1, MOST):
             name = f"state: puts, {count} replica{'s' if count > 1 else ''}, {layout}"
             results[Shape(count, layout)] = Result(name, "puts/s")
-    with stage(options) as (cluster, directory):
+    with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
             for shape, result in results.items():
                 name = f"many-{shape.layout}-{shape.replicas}-{run}"
                 seconds = MANY_S * options.scale
-                rate = run_workload(puts_with(cluster, name, directory, shape, seconds))
+                rate = run_workload(puts_with(cluster, name, shape, seconds))
                 result.runs.append(rate)
                 print(f"   {shape.layout}, {shape.replicas}: {rate:,.0f} puts/s", flush=True)
     shares = []
@@ -142,13 +140,11 @@ def many_replicas(options: Options) -> list[Result]:
     return [*results.values(), *shares]
 
 
-async def puts_with(
-    cluster: Cluster, name: str, directory: Path, shape: Shape, seconds: float
-) -> float:
+async def puts_with(cluster: Cluster, name: str, shape: Shape, seconds: float) -> float:
     """Puts a second of 256 clients, the primary in this process."""
     async with (
         timed_primary(cluster.servers, name, shape.layout) as timed,
-        following(cluster.servers, name, shape, directory),
+        following(cluster.servers, name, shape),
     ):
         return await many(lambda _: timed.submit(Command(-1, PAYLOAD)), seconds, CLIENTS)
 
@@ -187,18 +183,10 @@ def new_replica(options: Options) -> list[Result]:
             assert count >= size // VALUE_BYTES, f"{count} keys"
             return found
 
-    with stage(options) as (cluster, _):
+    with running_cluster(options.flush) as cluster:
         run_workload(fill(cluster, "large"), 1_800)
         for run in range(options.runs):
             seconds = run_workload(join(cluster, "large", f"new{run}"), 600)
             result.runs.append(size / seconds / 1e6)
             print(f"   {size / 1e6:,.0f} MB in {seconds:.1f} s", flush=True)
     return [result]
-
-
-@contextmanager
-def stage(options: Options) -> Iterator[tuple[Cluster, Path]]:
-    """A cluster, and a directory for what followers write."""
-    with data_directory() as directory, running_cluster(options.flush) as cluster:
-        Path(directory).mkdir()
-        yield cluster, Path(directory)

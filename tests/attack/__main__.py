@@ -22,7 +22,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from bench.cluster_processes import ClusterNode, ClusterProcesses
+from bench.cluster import Cluster, ClusterNode
 from bench.node import MeasuredNode, data_directory
 from tests.attack.attacker import ATTACKERS, READY
 from tests.attack.attacks import ATTACKS, CALM, SECRET_VARIABLE
@@ -96,7 +96,7 @@ def _connections_of_attackers(node: ClusterNode) -> int:
 class Observer:
     """Watches the nodes of a cluster, in a thread of its own."""
 
-    def __init__(self, cluster: ClusterProcesses, slack: float) -> None:
+    def __init__(self, cluster: Cluster, slack: float) -> None:
         self._cluster = cluster
         self._held_s_max = LOOP_HELD_S_MAX * slack
         self._processes = {
@@ -330,7 +330,7 @@ def _cluster_holds(
     failed = False
     with ExitStack() as stack:
         directory = stack.enter_context(data_directory())
-        cluster = stack.enter_context(ClusterProcesses(directory, nodes, kafka=True))
+        cluster = stack.enter_context(Cluster(directory, nodes, kafka=True))
         leader = cluster.start()
         target = cluster.nodes[leader]
         for topic in (TOPIC, VICTIMS_TOPIC):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 
 FAKE = (sys.executable, "-m", "tests.bench.fake_node")
 
 
-def fake_cluster(directory: Path, mistake: str = "none") -> ClusterProcesses:
+def fake_cluster(directory: Path, mistake: str = "none") -> Cluster:
     """Three fake nodes below `directory`; for the mistakes see fake_node.py."""
     arguments = ("--mistake", mistake)
-    return ClusterProcesses(directory / "cluster", 3, arguments=arguments, program=FAKE)
+    return Cluster(directory / "cluster", 3, arguments=arguments, program=FAKE)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from bench.cluster import Row
 from bench.replication import gaps
-from bench.replication.cluster import Options, Row
 from bench.replication.gaps import KILL, MOVE, Trial, gap_results
+from bench.report import Options
 from bench.wires import NoWiresError, Wires
 
 ALL = (1, 2, 3)

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bench.cluster import cancelled
 from bench.replication import probes
-from bench.replication.cluster import cancelled
 from bench.replication.probes import Acknowledgements, by_http, wait_all_since
 
 

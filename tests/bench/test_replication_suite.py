@@ -11,9 +11,8 @@ from bench import main as program
 from bench import parts as suites
 from bench.parts import choose_parts
 from bench.replication.catch_up import Paced
-from bench.replication.cluster import Options
 from bench.replication.produce import Workload
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.workloads.load import send_many
 from tests.bench.fakes import fake_cluster
 

@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from bench import main as program
 from bench import parts as suites
-from bench.replication.cluster import Options
-from bench.report import Result
+from bench.report import Options, Result
 from bench.spark.running import Meter, Used
 
 

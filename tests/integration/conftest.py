@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import LoneNode
 from tests.processes import make_whole
 
@@ -39,16 +39,16 @@ def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
 
 
 @pytest.fixture(scope="session")
-def shared_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+def shared_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three voters; tests use `cluster`."""
     directory = tmp_path_factory.mktemp("shared-cluster") / "cluster"
-    with ClusterProcesses(directory, 3) as processes:
+    with Cluster(directory, 3) as processes:
         processes.start()
         yield processes
 
 
 @pytest.fixture
-def cluster(shared_processes: ClusterProcesses) -> ClusterProcesses:
+def cluster(shared_processes: Cluster) -> Cluster:
     """Three voters with an active leader, all ready, all replicas in sync.
 
     A test may kill, pause and restart the nodes.

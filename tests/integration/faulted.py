@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import LOOPBACK, ClusterProcesses
+from bench.cluster import LOOPBACK, Cluster, NotWholeError, Row, cancelled
 from bench.node import MeasuredNode
-from bench.replication.cluster import Cluster, NotWholeError, Row, cancelled
 from raftlog.cluster.manifest import directory_name
 from tests.soak.clients import Task
 from tests.soak.nemesis import Nemesis
@@ -48,10 +47,6 @@ class Load:
         self._tasks: list[Task] = []
 
     @property
-    def processes(self) -> ClusterProcesses:
-        return self.cluster.processes
-
-    @property
     def acknowledged(self) -> int:
         """Sends acknowledged to the Python client; HTTP requests may fail."""
         return sum(task.acknowledged for task in self._tasks if "client-writer" in task.name)
@@ -60,7 +55,7 @@ class Load:
         """Wait until the condition holds. AssertionError: not in time."""
         await until(
             condition,
-            lambda: f"{what}\n{self.processes.log_ends()}",
+            lambda: f"{what}\n{self.cluster.log_ends()}",
             deadline_s=UNTIL_S_MAX,
             poll_s=POLL_S,
         )
@@ -94,8 +89,8 @@ class Load:
 
     async def back(self, *node_ids: int) -> None:
         """Start nodes again; wait until all replicas are in sync and writes go on."""
-        await asyncio.to_thread(self.processes.restart, *node_ids)
-        await asyncio.to_thread(self.processes.wait_answering)
+        await asyncio.to_thread(self.cluster.restart, *node_ids)
+        await asyncio.to_thread(self.cluster.wait_answering)
         await self.whole()
         await self.progress()
 
@@ -111,7 +106,7 @@ class Load:
         try:
             await self.cluster.wait_in_sync(list(self.topics), UNTIL_S_MAX)
         except NotWholeError as error:
-            nodes = self.processes.nodes
+            nodes = self.cluster.nodes
             ended = [node_id for node_id, node in nodes.items() if node.has_ended]
             raise AssertionError(f"not whole; ended by themselves: {ended}; {error}") from None
 
@@ -138,7 +133,7 @@ class Load:
 
 
 def hurt(
-    processes: ClusterProcesses,
+    cluster: Cluster,
     topic: str,
     directory: Path,
     act: Callable[[Load], Awaitable[None]],
@@ -150,14 +145,13 @@ def hurt(
     """
 
     async def run() -> Load:
-        cluster = Cluster(processes)
         await cluster.create_topic(topic, PARTITIONS, {**CONFIGS, **(configs or {})})
         load = Load(cluster, topic, directory / topic)
         await load.work(act)
-        assert await read_to_end(cluster, load.topics, load.history) == [], processes.log_ends()
-        directories = {node_id: node.data_dir for node_id, node in processes.nodes.items()}
+        assert await read_to_end(cluster, load.topics, load.history) == [], cluster.log_ends()
+        directories = {node_id: node.data_dir for node_id, node in cluster.nodes.items()}
 
-        topic_id = await asyncio.to_thread(topic_id_of, processes.nodes[1], topic)
+        topic_id = await asyncio.to_thread(topic_id_of, cluster.nodes[1], topic)
         assert all((path / "replicas" / topic_id).is_dir() for path in directories.values())
 
         async def is_same() -> bool:
@@ -166,7 +160,7 @@ def hurt(
         # Late writes of requests given up by the clients may still go on.
         await load.until("the files are the same", is_same)
         verdict = judge(load.history, [])
-        assert verdict.anomalies == [], processes.log_ends()
+        assert verdict.anomalies == [], cluster.log_ends()
         assert verdict.acknowledged > PROGRESS
         assert verdict.records_read >= len(NODES) * verdict.acknowledged
         return load
@@ -201,13 +195,13 @@ def disks(directory: Path, node_ids: Sequence[int], *, mib: int) -> Iterator[dic
 
 
 @contextmanager
-def cluster_on(directory: Path, own: Mapping[int, LoopDisk]) -> Iterator[ClusterProcesses]:
+def cluster_on(directory: Path, own: Mapping[int, LoopDisk]) -> Iterator[Cluster]:
     """Three voters, some on disks of their own."""
     root = directory / "cluster"
     root.mkdir()
     for node_id, disk in own.items():
         (root / directory_name(node_id)).symlink_to(disk.data_dir)
     places = [own[n].place if n in own else LOOPBACK for n in NODES]
-    with ClusterProcesses(root, len(NODES), places=places) as processes:
-        processes.start()
-        yield processes
+    with Cluster(root, len(NODES), places=places) as cluster:
+        cluster.start()
+        yield cluster

@@ -15,7 +15,7 @@ import pytest
 from raftlog_client import Admin, Consumer, Producer, Record, TopicPartition
 from raftlog_client.types import RecordMetadata
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import MeasuredNode
 from tests.waiting import wait_until
 
@@ -64,7 +64,7 @@ async def write(address: str, topic: str) -> None:
         )
 
 
-def test_the_client_reads_and_writes_through_any_one_node(cluster: ClusterProcesses) -> None:
+def test_the_client_reads_and_writes_through_any_one_node(cluster: Cluster) -> None:
     asyncio.run(read_and_write(cluster.nodes[2].address))
 
 
@@ -108,7 +108,7 @@ async def read_and_write(address: str) -> None:
             }
 
 
-def test_latest_begins_at_the_end_of_every_partition(cluster: ClusterProcesses) -> None:
+def test_latest_begins_at_the_end_of_every_partition(cluster: Cluster) -> None:
     asyncio.run(read_latest(cluster.nodes[3].address))
 
 
@@ -127,7 +127,7 @@ async def read_latest(address: str) -> None:
     }
 
 
-def test_the_command_line_needs_one_address(cluster: ClusterProcesses) -> None:
+def test_the_command_line_needs_one_address(cluster: Cluster) -> None:
     node = cluster.nodes[1]
     raftlog(node, "topic", "create", "words", "-p", str(PARTITIONS))
     lines = [f"k{number}\tw{number}" for number in range(50)]
@@ -141,7 +141,7 @@ def test_the_command_line_needs_one_address(cluster: ClusterProcesses) -> None:
 
 
 def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_ask_it_alone(
-    cluster: ClusterProcesses,
+    cluster: Cluster,
 ) -> None:
     first, second = cluster.nodes[1], cluster.nodes[2]
     first.request("POST", "/v3/clusters/-/topics", {"topic_name": "asked", "partitions_count": 3})
@@ -179,11 +179,11 @@ def answer_or_none(node: MeasuredNode, method: str, path: str, body: Any = None)
             return None
 
 
-def test_a_killed_node_costs_no_record(cluster: ClusterProcesses) -> None:
+def test_a_killed_node_costs_no_record(cluster: Cluster) -> None:
     asyncio.run(write_through_a_kill(cluster))
 
 
-async def write_through_a_kill(cluster: ClusterProcesses) -> None:
+async def write_through_a_kill(cluster: Cluster) -> None:
     servers = ",".join(node.address for node in cluster.nodes.values())
     async with Admin(bootstrap_servers=servers) as admin:
         await admin.create_topic("safe", partitions=PARTITIONS)
@@ -230,7 +230,7 @@ async def read_of_all(consumer: Consumer[Any, Any]) -> dict[int, list[BytesRecor
     return found
 
 
-def wait_for_loss(cluster: ClusterProcesses, node_id: int) -> None:
+def wait_for_loss(cluster: Cluster, node_id: int) -> None:
     """Wait until the metadata shows no leadership of a killed node."""
     alive = next(node for node in cluster.nodes.values() if node.is_running)
     path = "/topics/safe/partitions"
@@ -240,7 +240,7 @@ def wait_for_loss(cluster: ClusterProcesses, node_id: int) -> None:
     )
 
 
-def wait_for_return(cluster: ClusterProcesses, node_id: int) -> None:
+def wait_for_return(cluster: Cluster, node_id: int) -> None:
     """Return once the node is in sync again, with all others."""
     path = "/topics/safe/partitions"
     wait_until(

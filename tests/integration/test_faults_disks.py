@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from tests.integration.faulted import NODES, Load, cluster_on, disks, hurt
 from tests.soak.power import LoopDisk
 from tests.waiting import wait_for_log, wait_until
@@ -40,13 +40,13 @@ def own(directory: Path) -> Iterator[Mapping[int, LoopDisk]]:
 
 
 @pytest.fixture(scope="module")
-def cluster(directory: Path, own: Mapping[int, LoopDisk]) -> Iterator[ClusterProcesses]:
+def cluster(directory: Path, own: Mapping[int, LoopDisk]) -> Iterator[Cluster]:
     """Three voters, each on a disk of its own."""
     with cluster_on(directory, own) as processes:
         yield processes
 
 
-def cut(cluster: ClusterProcesses, own: Mapping[int, LoopDisk], *node_ids: int) -> None:
+def cut(cluster: Cluster, own: Mapping[int, LoopDisk], *node_ids: int) -> None:
     """Cut the power of nodes, and restore it; the nodes stay down."""
     cluster.kill(*node_ids)
     for node_id in node_ids:
@@ -72,7 +72,7 @@ def test_a_cut_loses_what_was_not_synced_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_promise_1_power_cuts_of_one_node_and_then_of_all_cost_no_acknowledged_record(
-    cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
+    cluster: Cluster, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         await asyncio.to_thread(cut, cluster, own, VICTIM)
@@ -85,7 +85,7 @@ def test_promise_1_power_cuts_of_one_node_and_then_of_all_cost_no_acknowledged_r
 
 @pytest.mark.full  # the simulator has this fault too
 def test_promise_2_a_node_whose_power_was_cut_without_syncs_is_not_believed(
-    cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
+    cluster: Cluster, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
     """With the others alive, and as the only node that was in sync to the end."""
     first, second, third = NODES
@@ -109,7 +109,7 @@ def test_promise_2_a_node_whose_power_was_cut_without_syncs_is_not_believed(
 
 @pytest.mark.full  # the simulator has this fault too
 def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_no_shorter_log(
-    cluster: ClusterProcesses, own: Mapping[int, LoopDisk]
+    cluster: Cluster, own: Mapping[int, LoopDisk]
 ) -> None:
     body = {"topic_name": "all-async", "configs": [{"name": "flush", "value": "async"}]}
     cluster.nodes[1].request("POST", "/v3/clusters/-/topics", body)
@@ -139,7 +139,7 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
 
 @pytest.mark.full  # the simulator has this fault too
 def test_what_a_node_with_a_full_disk_leads_is_led_by_others_until_there_is_room(
-    cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
+    cluster: Cluster, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         ballast = await asyncio.to_thread(own[VICTIM].fill)
@@ -155,7 +155,7 @@ def test_what_a_node_with_a_full_disk_leads_is_led_by_others_until_there_is_room
 
 @pytest.mark.full  # the simulator has this fault too
 def test_a_disk_that_fails_ends_its_node_alone(
-    cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
+    cluster: Cluster, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         node = cluster.nodes[VICTIM]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.wires import Cuts, NoWiresError, Wires
 from tests.integration.faulted import NODES, Load, hurt
 from tests.soak.nemesis import Nemesis
@@ -27,10 +27,10 @@ def wires() -> Iterator[Wires]:
 
 
 @pytest.fixture(scope="module")
-def cluster(wires: Wires, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+def cluster(wires: Wires, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three voters, each on a wire of its own, all ready."""
     directory = tmp_path_factory.mktemp("data") / "cluster"
-    with ClusterProcesses(directory, len(NODES), places=wires.places) as processes:
+    with Cluster(directory, len(NODES), places=wires.places) as processes:
         processes.start()
         yield processes
 
@@ -61,15 +61,15 @@ async def cut(load: Load, cuts: Cuts, *, is_deaf: bool) -> None:
 
 async def until_others_lead(load: Load, victim: int) -> None:
     # The isolated node does not learn of the new leaders, so it must not be the one that answers.
-    node = load.processes.nodes.pop(victim)
+    node = load.cluster.nodes.pop(victim)
     try:
         await load.until_led_without(victim)
     finally:
-        load.processes.nodes[victim] = node
+        load.cluster.nodes[victim] = node
 
 
 def test_promise_7_a_leader_that_the_others_cannot_hear_or_reach_commits_nothing(
-    cluster: ClusterProcesses, cuts: Cuts, tmp_path: Path
+    cluster: Cluster, cuts: Cuts, tmp_path: Path
 ) -> None:
     """Clients reach the leader all the time. First it still receives from the others, then not."""
 
@@ -82,7 +82,7 @@ def test_promise_7_a_leader_that_the_others_cannot_hear_or_reach_commits_nothing
 
 @pytest.mark.full  # the simulator has this fault too
 def test_a_node_without_network_costs_no_acknowledged_record(
-    cluster: ClusterProcesses, wires: Wires, tmp_path: Path
+    cluster: Cluster, wires: Wires, tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         (victim,) = await Nemesis.leader(load.nemesis)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from tests.integration.faulted import NODES, Load, hurt
 from tests.soak.nemesis import Nemesis
 
@@ -26,7 +26,7 @@ async def leader(load: Load) -> int:
 
 
 def test_promise_1_a_killed_leader_and_then_all_killed_cost_no_acknowledged_record(
-    cluster: ClusterProcesses, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         victim = await leader(load)
@@ -42,7 +42,7 @@ def test_promise_1_a_killed_leader_and_then_all_killed_cost_no_acknowledged_reco
 
 @pytest.mark.full  # the simulator has this fault too; test_replicated pauses a process
 def test_promise_7_a_leader_that_was_paused_past_its_session_commits_nothing(
-    cluster: ClusterProcesses, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         victim = await leader(load)
@@ -59,9 +59,7 @@ def test_promise_7_a_leader_that_was_paused_past_its_session_commits_nothing(
 
 
 @pytest.mark.full  # restarts three nodes under load
-def test_a_rolling_restart_is_no_error_to_the_client(
-    cluster: ClusterProcesses, tmp_path: Path
-) -> None:
+def test_a_rolling_restart_is_no_error_to_the_client(cluster: Cluster, tmp_path: Path) -> None:
     async def act(load: Load) -> None:
         for node_id in NODES:
             await asyncio.to_thread(cluster.nodes[node_id].stop)
@@ -73,7 +71,7 @@ def test_a_rolling_restart_is_no_error_to_the_client(
 
 
 def test_promise_6_a_replica_that_is_alone_acknowledges_nothing_and_nothing_is_lost(
-    cluster: ClusterProcesses, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         _, *others = NODES

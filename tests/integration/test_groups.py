@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from raftlog_client import Admin, Consumer, Producer, ServerError, TopicPartition
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import LoneNode
 from raftlog.record.errors import GROUP_NOT_EMPTY, UNKNOWN_GROUP
 
@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 SESSION_MS = 2_000
 
 
-def addresses(cluster: ClusterProcesses) -> str:
+def addresses(cluster: Cluster) -> str:
     return ",".join(node.address for node in cluster.nodes.values())
 
 
@@ -150,7 +150,7 @@ def read_forever(servers: str) -> None:
     asyncio.run(read())
 
 
-def test_another_member_takes_over_from_a_killed_one(cluster: ClusterProcesses) -> None:
+def test_another_member_takes_over_from_a_killed_one(cluster: Cluster) -> None:
     asyncio.run(take_over(addresses(cluster)))
 
 
@@ -177,7 +177,7 @@ async def take_over(servers: str) -> None:
 
 
 def test_members_and_offsets_survive_the_coordinators_kill_and_a_restart_of_all(
-    cluster: ClusterProcesses,
+    cluster: Cluster,
 ) -> None:
     servers = addresses(cluster)
     before = asyncio.run(survive_a_kill(cluster, servers))
@@ -191,7 +191,7 @@ def test_members_and_offsets_survive_the_coordinators_kill_and_a_restart_of_all(
     asyncio.run(go_on(servers, before))
 
 
-async def survive_a_kill(cluster: ClusterProcesses, servers: str) -> dict[TopicPartition, int]:
+async def survive_a_kill(cluster: Cluster, servers: str) -> dict[TopicPartition, int]:
     async with Admin(bootstrap_servers=servers) as admin:
         await admin.create_topic(SURVIVED, partitions=PARTITIONS)
         await fill(servers, SURVIVED, 0, 600)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
-from bench.replication.cluster import Cluster, run_workload
+from bench.cluster import Cluster, run_workload
 from tests.soak.kafka import KafkaRun, is_history, soak
 from tests.soak.nemesis import Pace
 
@@ -22,12 +21,12 @@ PACE = Pace(calm_s=(1.0, 1.0), down_s=(0.2, 0.2), pause_s=(1.0, 1.0))
 def test_kafka_clients_lose_and_double_nothing_under_faults(tmp_path: Path) -> None:
     history = tmp_path / "history"
     history.mkdir()
-    with ClusterProcesses(tmp_path / "cluster", 3, kafka=True) as processes:
+    with Cluster(tmp_path / "cluster", 3, kafka=True) as processes:
         processes.start()
         processes.wait_quiet()
         run = run_workload(
             soak(
-                Cluster(processes),
+                processes,
                 history,
                 kinds=FAULTS,
                 seconds=60.0,

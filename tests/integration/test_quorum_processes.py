@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import LoneNode, MeasuredNode
 from raftlog.cli.main import cli
 from tests.processes import make_whole
@@ -32,24 +32,24 @@ FRESH = f"{SETTINGS}?fresh=true"
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three voters; tests use `cluster`. The tests change the settings of the whole cluster."""
-    with ClusterProcesses(tmp_path_factory.mktemp("quorum") / "cluster", 3) as processes:
+    with Cluster(tmp_path_factory.mktemp("quorum") / "cluster", 3) as processes:
         processes.start()
         yield processes
 
 
 @pytest.fixture
-def cluster(processes: ClusterProcesses) -> ClusterProcesses:
+def cluster(processes: Cluster) -> Cluster:
     """Three voters with an active leader, all ready."""
     make_whole(processes)
     return processes
 
 
 @pytest.fixture
-def own_cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Three voters that a test does not leave as it found them."""
-    with ClusterProcesses(tmp_path / "cluster", 3) as processes:
+    with Cluster(tmp_path / "cluster", 3) as processes:
         processes.start()
         yield processes
 
@@ -64,7 +64,7 @@ def strangers() -> Iterator[list[LoneNode]]:
 
 
 def stranger_of(
-    cluster: ClusterProcesses,
+    cluster: Cluster,
     directory: Path,
     node_id: int,
     *arguments: str,
@@ -88,13 +88,13 @@ def fresh_values(node: MeasuredNode) -> dict[str, str]:
     return values
 
 
-def members(cluster: ClusterProcesses, node_id: int, role: str) -> list[int]:
+def members(cluster: Cluster, node_id: int, role: str) -> list[int]:
     """Voters or observers, as one node sees them."""
     view: Any = cluster.quorum(node_id)
     return [] if view is None else sorted(member["node_id"] for member in view[role])
 
 
-def wait_for_voters(cluster: ClusterProcesses, node_id: int, expected: list[int]) -> None:
+def wait_for_voters(cluster: Cluster, node_id: int, expected: list[int]) -> None:
     wait_until(
         lambda: members(cluster, node_id, "voters") == expected,
         f"voters {expected} at node {node_id}",
@@ -110,9 +110,7 @@ def is_ready(node: MeasuredNode) -> bool:
 
 
 @pytest.mark.full  # histories of the simulator have these faults
-def test_kills_and_pauses_leave_a_linearizable_history(
-    cluster: ClusterProcesses, tmp_path: Path
-) -> None:
+def test_kills_and_pauses_leave_a_linearizable_history(cluster: Cluster, tmp_path: Path) -> None:
     found = asyncio.run(
         soak(cluster, tmp_path, kinds=FAULTS, seconds=60.0, rate=200.0, seed=3, pace=PACE)
     )
@@ -129,7 +127,7 @@ def test_kills_and_pauses_leave_a_linearizable_history(
 
 
 def test_a_cluster_killed_as_a_whole_restarts_from_its_data_directories(
-    cluster: ClusterProcesses,
+    cluster: Cluster,
 ) -> None:
     before = cluster.quorum(1)
     assert before is not None
@@ -146,7 +144,7 @@ def test_a_cluster_killed_as_a_whole_restarts_from_its_data_directories(
     assert after["term"] > before["term"]
 
 
-def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: ClusterProcesses) -> None:
+def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: Cluster) -> None:
     leader = cluster.wait_active()
     first, second = sorted(set(cluster.nodes) - {leader})
     cluster.kill(leader)
@@ -167,7 +165,7 @@ def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: ClusterProces
 
 @pytest.mark.full  # another cluster; simulation/test_cluster_voters has the steps
 def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
-    own_cluster: ClusterProcesses,
+    own_cluster: Cluster,
 ) -> None:
     set_value(own_cluster.nodes[1], "retention.ms", 4_321)
     fourth = own_cluster.join()
@@ -192,7 +190,7 @@ def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
     assert fresh_values(fourth)["retention.ms"] == "4321"
 
 
-def test_leadership_moves_on_request(cluster: ClusterProcesses) -> None:
+def test_leadership_moves_on_request(cluster: Cluster) -> None:
     leader = cluster.wait_active()
     other = next(node_id for node_id in sorted(cluster.nodes) if node_id != leader)
     cluster.nodes[leader].request("POST", "/v1/quorum/transfer", {"node_id": other})
@@ -200,7 +198,7 @@ def test_leadership_moves_on_request(cluster: ClusterProcesses) -> None:
 
 
 def test_a_node_with_another_secret_stays_outside_and_says_why(
-    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+    cluster: Cluster, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     join = ("--join", cluster.nodes[1].address)
     secret = "not the secret of this cluster"
@@ -215,7 +213,7 @@ def test_a_node_with_another_secret_stays_outside_and_says_why(
 
 
 def test_a_second_node_of_a_known_id_stays_outside_and_says_why(
-    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+    cluster: Cluster, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     join = ("--join", cluster.nodes[1].address)
     stranger = stranger_of(cluster, tmp_path / "second-node2", 2, *join)
@@ -228,7 +226,7 @@ def test_a_second_node_of_a_known_id_stays_outside_and_says_why(
 
 @pytest.mark.full  # another cluster; simulation/test_cluster_strangers has the case
 def test_a_node_of_another_cluster_stays_outside_and_both_say_why(
-    own_cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+    own_cluster: Cluster, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     alone = stranger_of(own_cluster, tmp_path / "other-cluster", 1)
     strangers.append(alone)
@@ -244,7 +242,7 @@ def test_a_node_of_another_cluster_stays_outside_and_both_say_why(
 
 
 @pytest.mark.full  # another cluster; simulation/test_cluster_strangers has the case
-def test_a_wiped_disk_is_refused_and_the_others_go_on(own_cluster: ClusterProcesses) -> None:
+def test_a_wiped_disk_is_refused_and_the_others_go_on(own_cluster: Cluster) -> None:
     wiped = own_cluster.nodes[3]
     own_cluster.kill(3)
     shutil.rmtree(wiped.data_dir)
@@ -260,7 +258,7 @@ def test_a_wiped_disk_is_refused_and_the_others_go_on(own_cluster: ClusterProces
 
 
 def test_a_lost_disk_is_replaced_by_the_command_in_its_log(
-    own_cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+    own_cluster: Cluster, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     def raftlog(*words: str, code: int = 0) -> str:
         done = CliRunner().invoke(
@@ -301,7 +299,7 @@ def test_a_lost_disk_is_replaced_by_the_command_in_its_log(
 
 
 def test_a_node_that_is_alive_is_not_replaced(
-    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
+    cluster: Cluster, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     addresses = ",".join(node.address for node in cluster.nodes.values())
     second = stranger_of(cluster, tmp_path / "second", 3, "--replace", "3", "--join", addresses)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
-from bench.cluster_processes import ClusterProcesses, Place
+from bench.cluster import Cluster, Place
 
 RACKS = ("a", "b", "c")
 RECORDS = 500
@@ -20,14 +20,14 @@ PLACE = TopicPartition("t", 0)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     places = [Place("127.0.0.1", ("env", f"RAFTLOG_RACK={rack}")) for rack in RACKS]
-    with ClusterProcesses(tmp_path / "cluster", 3, places=places) as processes:
+    with Cluster(tmp_path / "cluster", 3, places=places) as processes:
         processes.start()
         yield processes
 
 
-def bytes_read(cluster: ClusterProcesses, node_id: int) -> float:
+def bytes_read(cluster: Cluster, node_id: int) -> float:
     """Bytes of the topic's batches that the node has given to readers."""
     url = f"http://{cluster.nodes[node_id].address}/metrics"
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
@@ -55,12 +55,12 @@ async def read(consumer: Consumer[Any, Any], start: int, count: int) -> None:
 
 
 def test_records_come_from_the_follower_in_the_rack_until_it_dies(
-    cluster: ClusterProcesses,
+    cluster: Cluster,
 ) -> None:
     asyncio.run(read_from_the_rack(cluster))
 
 
-async def read_from_the_rack(cluster: ClusterProcesses) -> None:
+async def read_from_the_rack(cluster: Cluster) -> None:
     addresses = ",".join(node.address for node in cluster.nodes.values())
     async with (
         Admin(bootstrap_servers=addresses) as admin,

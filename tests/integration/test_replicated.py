@@ -4,32 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
-from bench.state.processes import REPLICAS, running_store
-from tests.soak.state_clients import TOKEN_HEADER, LostError
-from tests.waiting import until
+from bench.cluster import Cluster
+from bench.state.processes import REPLICAS, Store, running_store
+from tests.soak.state_clients import TOKEN_HEADER, LostError, Service
+from tests.waiting import SLOW_POLL_S, until
 
 LEASE_S = 1.5
 
 
-def servers(cluster: ClusterProcesses) -> str:
-    return ",".join(node.address for node in cluster.nodes.values())
+class Kv(Store):
+    """A store with the clients' calls, which repeat a put until it is acknowledged."""
+
+    def __init__(
+        self, cluster: Cluster, name: str, directory: Path, layout: str = "shared"
+    ) -> None:
+        super().__init__(cluster.servers, name, directory, layout=layout)
+        self.service = Service(list(self.addresses.values()), random.Random(1))
+
+    async def put(self, key: str, value: str) -> None:
+        """A put that is repeated until it is acknowledged, and happens once."""
+        answer = await self.service.write("PUT", f"/kv/{key}", value.encode(), f"{key}-{value}")
+        assert answer.status == 200, answer
+
+    async def get(self, name: str, key: str, consistency: str = "linearizable") -> str | None:
+        """A key's value at one replica, once it answers."""
+
+        async def found() -> list[str | None]:
+            with suppress(LostError):
+                path = f"/kv/{key}?consistency={consistency}"
+                answer = await self.service.call("GET", self.addresses[name], path)
+                if answer.status in {200, 404}:
+                    return [answer.body.decode() if answer.status == 200 else None]
+            return []
+
+        return (await until(found, poll_s=SLOW_POLL_S))[0]
+
+
+@asynccontextmanager
+async def running_kv(
+    cluster: Cluster, name: str, directory: Path, layout: str = "shared"
+) -> AsyncIterator[Kv]:
+    kv = Kv(cluster, name, directory, layout)
+    async with running_store(kv):
+        try:
+            yield kv
+        finally:
+            await kv.service.close()
 
 
 @pytest.mark.parametrize(
     "layout", ["shared", pytest.param("per-replica", marks=pytest.mark.full)]
 )  # the simulator runs both layouts
 async def test_a_killed_primary_is_replaced_and_nothing_is_lost(
-    cluster: ClusterProcesses, tmp_path: Path, layout: str
+    cluster: Cluster, tmp_path: Path, layout: str
 ) -> None:
-    async with running_store(servers(cluster), f"killed-{layout}", tmp_path, layout=layout) as kv:
+    async with running_kv(cluster, f"killed-{layout}", tmp_path, layout) as kv:
         for number in range(20):
             await kv.put(f"key{number}", "1")
         for turn in range(3):
@@ -46,9 +84,9 @@ async def test_a_killed_primary_is_replaced_and_nothing_is_lost(
 
 
 async def test_a_primary_paused_past_its_lease_writes_and_answers_nothing_stale(
-    cluster: ClusterProcesses, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with running_store(servers(cluster), "paused", tmp_path) as kv:
+    async with running_kv(cluster, "paused", tmp_path) as kv:
         await kv.put("x", "old")
         paused = await kv.primary()
         address = kv.addresses[paused]
@@ -73,9 +111,9 @@ async def test_a_primary_paused_past_its_lease_writes_and_answers_nothing_stale(
 
 @pytest.mark.full  # the simulator has this fault too
 async def test_all_replicas_and_all_nodes_are_killed_and_each_put_is_there_once(
-    cluster: ClusterProcesses, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with running_store(servers(cluster), "all", tmp_path) as kv:
+    async with running_kv(cluster, "all", tmp_path) as kv:
         for number in range(30):
             await kv.put(f"key{number}", "1")
         before = (await kv.status(await kv.primary()) or {})["position"]
@@ -98,10 +136,8 @@ async def test_all_replicas_and_all_nodes_are_killed_and_each_put_is_there_once(
         assert after == before + 2
 
 
-async def test_a_hand_over_moves_the_primary_at_once(
-    cluster: ClusterProcesses, tmp_path: Path
-) -> None:
-    async with running_store(servers(cluster), "moved", tmp_path) as kv:
+async def test_a_hand_over_moves_the_primary_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_kv(cluster, "moved", tmp_path) as kv:
         await kv.put("x", "1")
         primary = await kv.primary()
         heir = next(name for name in REPLICAS if name != primary)
@@ -121,9 +157,9 @@ async def test_a_hand_over_moves_the_primary_at_once(
 
 @pytest.mark.full  # the simulator has this fault too
 async def test_a_stopped_replica_holds_up_nobody_and_tokens_go_with_the_client(
-    cluster: ClusterProcesses, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with running_store(servers(cluster), "slow", tmp_path) as kv:
+    async with running_kv(cluster, "slow", tmp_path) as kv:
         primary = await kv.primary()
         stopped, other = (name for name in REPLICAS if name != primary)
         kv.signal(signal.SIGSTOP, stopped)

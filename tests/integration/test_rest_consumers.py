@@ -14,7 +14,7 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from bench.cluster_processes import ClusterNode, ClusterProcesses
+from bench.cluster import Cluster, ClusterNode
 from tests.integration.test_groups import PARTITIONS, addresses, fill
 
 INSTANCE = "/consumers/g/instances/i"
@@ -22,9 +22,9 @@ TIMEOUT_S = 60.0
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three voters with an active leader, all ready."""
-    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
+    with Cluster(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
         processes.start()
         yield processes
 
@@ -54,7 +54,7 @@ class Reader:
                 self.read(node)
 
 
-def produce(cluster: ClusterProcesses, first: int, count: int) -> None:
+def produce(cluster: Cluster, first: int, count: int) -> None:
     asyncio.run(fill(addresses(cluster), "t", first, count))
 
 
@@ -82,7 +82,7 @@ def retried(node: ClusterNode, method: str, path: str, body: Any = None) -> Any:
     ],
 )
 def test_a_killed_coordinator_costs_no_record_and_no_instance(
-    cluster: ClusterProcesses, commits: bool
+    cluster: Cluster, commits: bool
 ) -> None:
     nodes = list(cluster.nodes.values())
     nodes[0].create_topic("t", PARTITIONS)

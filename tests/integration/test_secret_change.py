@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raftlog_client import Producer
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from raftlog.node.secret import SECRET_FILE
 from tests.integration.test_quorum_processes import members, stranger_of
 from tests.waiting import until, wait_for_log, wait_until
@@ -49,7 +49,7 @@ def write_secret(path: Path, *lines: str) -> None:
 
 
 def test_secret_changes_under_load_without_a_stop(tmp_path: Path) -> None:
-    with ClusterProcesses(tmp_path / "cluster", 3) as cluster:
+    with Cluster(tmp_path / "cluster", 3) as cluster:
         cluster.start()
         old, new = cluster.secret, secrets.token_hex(32)
         cluster.nodes[1].create_topic(TOPIC, 6)

@@ -16,7 +16,7 @@ import pytest
 from raftlog_client import Admin, Consumer, Producer, TopicPartition
 from raftlog_client.errors import FencedError, ServerError, TransactionAbortableError
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import LoneNode, MeasuredNode
 from raftlog.coordinator.groups.kind import TOPIC as CONSUMER_OFFSETS
 from raftlog.coordinator.transactions.kind import TOPIC as TRANSACTION_STATE
@@ -102,7 +102,7 @@ def test_a_transaction_is_seen_whole_or_not_at_all(shared_node: LoneNode) -> Non
 
 
 def test_a_transaction_over_three_nodes_is_seen_whole_or_not_at_all(
-    cluster: ClusterProcesses,
+    cluster: Cluster,
 ) -> None:
     play(cluster.nodes[1].address, "ends", ends)
 
@@ -119,7 +119,7 @@ async def fencing(client: Client) -> None:
     await client.read_until([b"new"] * PARTITIONS)
 
 
-def test_a_second_producer_of_the_id_fences_the_first(cluster: ClusterProcesses) -> None:
+def test_a_second_producer_of_the_id_fences_the_first(cluster: Cluster) -> None:
     play(cluster.nodes[2].address, "fenced", fencing)
 
 
@@ -141,7 +141,7 @@ async def leader_of(client: Client, topic: str, partition: int) -> int:
     ],
 )
 def test_a_transaction_outlives_a_killed_node(
-    cluster: ClusterProcesses, role: str, *, is_commit: bool
+    cluster: Cluster, role: str, *, is_commit: bool
 ) -> None:
     name = f"killed-{role}-{is_commit}"
 
@@ -215,7 +215,7 @@ def test_json_reads_have_no_markers_and_committed_ones_no_aborted_records(
     play(shared_node.address, "json", act)
 
 
-def test_json_writes_through_any_node_join_a_transaction(cluster: ClusterProcesses) -> None:
+def test_json_writes_through_any_node_join_a_transaction(cluster: Cluster) -> None:
     async def act(client: Client) -> None:
         nodes = list(cluster.nodes.values())
         for is_commit in (False, True):
@@ -401,7 +401,7 @@ def test_offsets_count_with_the_commit_of_their_transaction(shared_node: LoneNod
     play(shared_node.address, "offsets", offsets_with_the_commit)
 
 
-def test_offsets_over_three_nodes_count_with_the_commit(cluster: ClusterProcesses) -> None:
+def test_offsets_over_three_nodes_count_with_the_commit(cluster: Cluster) -> None:
     play(cluster.nodes[3].address, "offsets", offsets_with_the_commit)
 
 
@@ -471,7 +471,7 @@ async def zombies(client: Client) -> None:
 
 
 def test_a_fenced_producer_and_a_stale_member_commit_no_offsets(
-    cluster: ClusterProcesses,
+    cluster: Cluster,
 ) -> None:
     play(cluster.nodes[1].address, "zombies", zombies)
 
@@ -503,9 +503,7 @@ def test_read_process_write_is_exactly_once_over_restarts(shared_node: LoneNode)
 
 
 @pytest.mark.parametrize("role", ["group", "transaction"])
-def test_read_process_write_outlives_a_killed_coordinator(
-    cluster: ClusterProcesses, role: str
-) -> None:
+def test_read_process_write_outlives_a_killed_coordinator(cluster: Cluster, role: str) -> None:
     count = 60
 
     async def act(client: Client) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from bench.cluster_processes import NoLeaderError
+from bench.cluster import NoLeaderError
 from raftlog.cluster.errors import ClusterError
 from tests.judges import jars
 from tests.judges.catalog import JUDGES, Judge, Result, run

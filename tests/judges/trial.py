@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from tests.judges.programs import DEADLINE_S, Program, ToolShell, java_command, wait_for
 
 NODES: Final = 3
@@ -57,7 +57,7 @@ def _row(message: Any) -> Row:
 class Trial:
     """A running cluster with Kafka listeners, and a directory for the files of judges."""
 
-    def __init__(self, cluster: ClusterProcesses, directory: Path, effort: Effort) -> None:
+    def __init__(self, cluster: Cluster, directory: Path, effort: Effort) -> None:
         self.cluster = cluster
         self.directory = directory
         self.effort = effort
@@ -236,7 +236,7 @@ class Trial:
 def trial(directory: Path, effort: Effort) -> Iterator[Trial]:
     """Start a cluster in `directory`; kill its nodes at the end."""
     directory.mkdir(parents=True, exist_ok=True)
-    with ClusterProcesses(directory / "cluster", NODES, kafka=True) as cluster:
+    with Cluster(directory / "cluster", NODES, kafka=True) as cluster:
         cluster.start()
         files = directory / "files"
         files.mkdir()

@@ -17,8 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import click
 import uvloop
 
-from bench.cluster_processes import ClusterProcesses, NoLeaderError, Place
-from bench.replication.cluster import Cluster, run_workload
+from bench.cluster import Cluster, NoLeaderError, Place, run_workload
 from bench.wires import NoWiresError, Wires
 from raftlog.cluster.errors import ClusterError
 from tests.soak import chain, kafka, records, registers, state
@@ -189,7 +188,7 @@ def _run(options: Options, history: Path) -> bool:
                 print(f"  cut is left out: {error}")
                 groups.remove("cut")
         processes = stack.enter_context(
-            ClusterProcesses(
+            Cluster(
                 directory / "data",
                 options.node_count,
                 places=places,
@@ -211,9 +210,7 @@ def _run(options: Options, history: Path) -> bool:
     return is_clean
 
 
-def _soak(
-    processes: ClusterProcesses, options: Options, history: Path, wires: Wires | None
-) -> bool:
+def _soak(processes: Cluster, options: Options, history: Path, wires: Wires | None) -> bool:
     available = DEFAULTS[options.workload].groups
     groups = {group: available[group] for group in options.groups}
     kinds = endless_kinds(groups, random.Random(options.seed))
@@ -255,7 +252,7 @@ def _soak(
 
 def _struck(
     soak: Callable[..., Coroutine[Any, Any, Run]],
-    processes: ClusterProcesses,
+    processes: Cluster,
     options: Options,
     history: Path,
     kinds: Iterator[str],
@@ -263,7 +260,7 @@ def _struck(
 ) -> Run:
     """Run a soak of clients outside of the quorum; `more`: options of this workload alone."""
     work = soak(
-        Cluster(processes),
+        processes,
         history,
         kinds=kinds,
         seconds=options.seconds,

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 from raftlog_client import Admin, Consumer, RaftlogClientError, TopicPartition
 
-from bench.replication.cluster import Cluster, NotWholeError
+from bench.cluster import Cluster, NotWholeError
 from raftlog.api.transactions import TransactionListing
 from tests.soak.chain_clients import (
     GROUP,
@@ -213,7 +213,7 @@ async def soak(
     if not isinstance(failure, asyncio.CancelledError):
         anomalies.append(f"the reader of {OUTPUT} ended: {failure!r}")
     logs.watched = dict(watched)
-    anomalies += node_anomalies(cluster.processes.nodes)
+    anomalies += node_anomalies(cluster.nodes)
     return ChainRun(logs, nemesis.faults, [*anomalies, *judge(logs)])
 
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 from raftlog_client import Admin, RaftlogClientError, ServerError
 
-from bench.replication.cluster import Cluster, NotWholeError
+from bench.cluster import Cluster, NotWholeError
 from bench.wires import Cuts, Wires
 from tests.soak import kafka_verdict
 from tests.soak import verdict as verdicts
@@ -155,7 +155,7 @@ async def soak(
     """
     for topic in TOPICS:
         await cluster.create_topic(topic, PARTITIONS, CONFIGS)
-    kafka_servers = cluster.processes.kafka_servers
+    kafka_servers = cluster.kafka_servers
     orders = client_orders(kafka_servers, directory, rate)
     processors = [number for number, each in enumerate(orders) if each.role == "processor"]
     producers = [number for number, each in enumerate(orders) if each.role != "processor"]
@@ -219,7 +219,7 @@ async def _conclude(
 ) -> KafkaRun:
     """Read all by every door and replica, stop the nodes, and judge."""
     cluster = nemesis.cluster
-    nodes = cluster.processes.nodes
+    nodes = cluster.nodes
     for node_id, node in nodes.items():
         if node.has_ended:
             anomalies.append(f"node {node_id} ended by itself")

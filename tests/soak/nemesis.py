@@ -17,8 +17,7 @@ from typing import Final
 
 import msgspec
 
-from bench.cluster_processes import NoLeaderError
-from bench.replication.cluster import Cluster, NotWholeError
+from bench.cluster import Cluster, NoLeaderError, NotWholeError
 from bench.wires import Cuts, Wires
 from tests.soak.client_processes import ClientProcesses
 
@@ -97,16 +96,15 @@ class Nemesis:
         victims = await choose(self)
         struck = time.monotonic_ns()
         healed = whole = 0
-        processes = self.cluster.processes
         try:
             await act(self, victims)
-            await asyncio.to_thread(processes.wait_answering)
+            await asyncio.to_thread(self.cluster.wait_answering)
             healed = time.monotonic_ns()
-            await asyncio.to_thread(processes.wait_active, ACTIVE_TIMEOUT_S)
+            await asyncio.to_thread(self.cluster.wait_active, ACTIVE_TIMEOUT_S)
             await self.wait_in_sync()
             whole = time.monotonic_ns()
         except (NotWholeError, NoLeaderError, RuntimeError) as error:
-            self.anomalies.append(f"after {kind} of {victims}: {error}\n{processes.log_ends()}")
+            self.anomalies.append(f"after {kind} of {victims}: {error}\n{self.cluster.log_ends()}")
         fault = Fault(kind, victims, struck, healed, whole)
         self.faults.append(fault)
         self.log(
@@ -136,7 +134,7 @@ class Nemesis:
 
     async def controller(self) -> tuple[int, ...]:
         """The active controller; any node if there is none."""
-        found = await asyncio.to_thread(self.cluster.processes.leader)
+        found = await asyncio.to_thread(self.cluster.leader)
         return await self.any_node() if found is None else (found,)
 
     async def quorum_follower(self) -> tuple[int, ...]:
@@ -196,17 +194,15 @@ class Nemesis:
 
     async def kill(self, victims: tuple[int, ...]) -> None:
         """Kill the nodes, and start them again after a while."""
-        processes = self.cluster.processes
-        await asyncio.to_thread(processes.kill, *victims)
+        await asyncio.to_thread(self.cluster.kill, *victims)
         await asyncio.sleep(self._draw(self.pace.down_s))
-        await asyncio.to_thread(processes.restart, *victims)
+        await asyncio.to_thread(self.cluster.restart, *victims)
 
     async def pause(self, victims: tuple[int, ...]) -> None:
         """Pause the nodes for a while."""
-        processes = self.cluster.processes
-        await asyncio.to_thread(processes.pause, *victims)
+        await asyncio.to_thread(self.cluster.pause, *victims)
         await asyncio.sleep(self._draw(self.pace.pause_s))
-        await asyncio.to_thread(processes.resume, *victims)
+        await asyncio.to_thread(self.cluster.resume, *victims)
 
     async def kill_clients(self, victims: tuple[int, ...]) -> None:
         """Kill client processes, and start them again after a while."""
@@ -235,7 +231,7 @@ class Nemesis:
     async def roll(self, victims: tuple[int, ...]) -> None:
         """Restart the nodes cleanly, each once all replicas are in sync."""
         for node_id in victims:
-            node = self.cluster.processes.nodes[node_id]
+            node = self.cluster.nodes[node_id]
             await asyncio.to_thread(node.stop)
             await asyncio.to_thread(node.relaunch)
             await asyncio.to_thread(node.wait_ready)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from bench.cluster_processes import LOOPBACK, Place
+from bench.cluster import LOOPBACK, Place
 
 EXT4_SHUTDOWN: Final = 0x8004587D
 NO_JOURNAL_FLUSH: Final = struct.pack("I", 2)

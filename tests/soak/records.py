@@ -16,8 +16,7 @@ from typing import Final
 
 import msgspec
 
-from bench.cluster_processes import ClusterNode
-from bench.replication.cluster import Cluster, NotWholeError
+from bench.cluster import Cluster, ClusterNode, NotWholeError
 from bench.wires import Cuts, Wires
 from tests.soak import verdict as verdicts
 from tests.soak.nemesis import WHOLE_TIMEOUT_S, Fault, Nemesis, Pace
@@ -67,7 +66,12 @@ class RecordsRun:
 
 
 def worker_orders(
-    cluster: Cluster, topics: Mapping[str, int], history: Path, *, rate: float, writers: int
+    cluster: Cluster,
+    topics: Mapping[str, int],
+    history: Path,
+    *,
+    rate: float,
+    writers: int,
 ) -> list[WorkerOrder]:
     """An order for each worker process: one writer in each, the readers spread among them."""
     readers = [{"client-reader": 0.0, "http-writer": 20.0}, {"replica-reader": 0.0}]
@@ -158,7 +162,7 @@ async def soak(
 async def _conclude(nemesis: Nemesis, history: Path, account: Account) -> RecordsRun:
     """Wait until the cluster is whole, read all replicas, stop the nodes, and judge."""
     cluster = nemesis.cluster
-    nodes = cluster.processes.nodes
+    nodes = cluster.nodes
     anomalies = list(nemesis.anomalies)
     for node_id, node in nodes.items():
         if node.has_ended:
@@ -182,7 +186,7 @@ async def _conclude(nemesis: Nemesis, history: Path, account: Account) -> Record
 async def read_to_end(cluster: Cluster, topics: Mapping[str, int], history: Path) -> list[str]:
     """Heal the cluster, wait until it is whole, and read all replicas; return the anomalies."""
     try:
-        await asyncio.to_thread(cluster.processes.heal)
+        await asyncio.to_thread(cluster.heal)
         await cluster.wait_in_sync(list(topics), WHOLE_TIMEOUT_S)
         await verdicts.read_all(cluster.addresses, await cluster.known(list(topics)), history)
     except (NotWholeError, UnreadError, RuntimeError) as error:

@@ -25,9 +25,8 @@ from typing import Final
 
 import msgspec
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
-from bench.replication.cluster import Cluster
 from raftlog.api.cluster import QuorumInfo
 from tests.soak.nemesis import Fault, Nemesis, Pace
 from tests.soak.register_clients import FIRST_VALUE, REGISTERS, RegisterClient
@@ -64,7 +63,7 @@ class RegistersRun:
 
 
 async def soak(
-    processes: ClusterProcesses,
+    processes: Cluster,
     directory: Path,
     *,
     kinds: Iterable[str],
@@ -100,7 +99,7 @@ async def soak(
         for number in range(CLIENTS)
     ]
     last = RegisterClient(CLIENTS, addresses, record, random.Random(seed), lambda: next(values))
-    nemesis = Nemesis(Cluster(processes), (), random.Random(seed), pace, log=log)
+    nemesis = Nemesis(processes, (), random.Random(seed), pace, log=log)
     watch = LeaderWatch(addresses)
     stop, stop_watch = asyncio.Event(), asyncio.Event()
     try:
@@ -125,7 +124,7 @@ async def soak(
     return run
 
 
-async def _final_reads(client: RegisterClient, processes: ClusterProcesses) -> list[str]:
+async def _final_reads(client: RegisterClient, processes: Cluster) -> list[str]:
     """Read every register through every node of a healed cluster."""
     unread = [(key, node_id) for key in REGISTERS for node_id in processes.nodes]
     deadline = time.monotonic() + FINAL_READS_TIMEOUT_S

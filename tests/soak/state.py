@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.replication.cluster import Cluster, NotWholeError
+from bench.cluster import Cluster, NotWholeError
 from raftlog.cluster.process import free_ports
 from tests.soak.client_processes import ClientProcesses
 from tests.soak.nemesis import WHOLE_TIMEOUT_S, Fault, Nemesis, Pace
@@ -204,7 +204,7 @@ async def soak(
         await replicas.kill(replicas.numbers)
         await stage.close()
         writer.close()
-    run.anomalies += node_anomalies(cluster.processes.nodes)
+    run.anomalies += node_anomalies(cluster.nodes)
     run.faults = nemesis.faults
     run.transfers = sum(one.transfers for one in stage.banks)
     for state, term in stage.watch.found:

@@ -19,8 +19,7 @@ import msgspec
 import pytest
 from raftlog_client import Consumer, Producer, RaftlogClientError, TopicPartition
 
-from bench.cluster_processes import ClusterProcesses
-from bench.replication.cluster import (
+from bench.cluster import (
     NODES,
     POLL_S,
     Cluster,
@@ -146,11 +145,11 @@ async def test_a_broken_promise_is_an_error(
 @pytest.mark.full  # a minute of nine nodes
 def test_as_many_nodes_may_die_as_promised(tmp_path: Path) -> None:
     """Two of three nodes are killed, one after the other, of either kind. All come back."""
-    with ClusterProcesses(tmp_path / "data", NODES) as nodes:
+    with Cluster(tmp_path / "data", NODES) as nodes:
         nodes.start()
         for _ in BESIDE_VOTERS:
             nodes.join()
-        totals = run_workload(_kills(Cluster(nodes)))
+        totals = run_workload(_kills(nodes))
     assert all(acknowledged > 0 for acknowledged, _ in totals.values())
     assert totals["all"][1] == 0
 
@@ -186,7 +185,7 @@ async def _kills(cluster: Cluster) -> dict[Acks, tuple[int, int]]:
                 await asyncio.gather(*(one.check(dead) for one in own))
             if nodes == BESIDE_VOTERS:
                 await _read(cluster, own, nodes[-1:])
-            await asyncio.to_thread(cluster.processes.restart, *nodes[:-1])
+            await asyncio.to_thread(cluster.restart, *nodes[:-1])
             await cluster.wait_settled(sorted({one.topic for one in cells}))
         return await _losses(cluster, cells)
 
@@ -201,7 +200,7 @@ async def _kill_under_load(cluster: Cluster, victim: int, cells: Sequence[Cell])
     writing = asyncio.create_task(write())
     try:
         await asyncio.sleep(LOAD_S)
-        await asyncio.to_thread(cluster.processes.kill, victim)
+        await asyncio.to_thread(cluster.kill, victim)
     finally:
         await cancelled(writing)
 
@@ -240,7 +239,7 @@ async def _read(cluster: Cluster, cells: Sequence[Cell], nodes: Sequence[int]) -
 async def _values_at(cluster: Cluster, node_id: int, topic: str) -> set[bytes]:
     """The values that a node shows by its own replica."""
     path = f"/topics/{topic}/partitions/0/records?offset=0&replica=any&isolation=read_uncommitted"
-    node = cluster.processes.nodes[node_id]
+    node = cluster.nodes[node_id]
     return {
         msgspec.json.encode(record["value"])
         for record in await asyncio.to_thread(node.request, "GET", path)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster_processes import NoLeaderError
-from bench.replication.cluster import Cluster
+from bench.cluster import NoLeaderError
 from tests.bench.fakes import fake_cluster
 from tests.soak.nemesis import KINDS, RECORD_GROUPS, REGISTER_GROUPS, Nemesis, Pace, endless_kinds
 from tests.soak.registers import LeaderWatch, RegistersRun, availability, judge, soak
@@ -79,7 +78,7 @@ def test_a_node_that_ends_by_itself_is_an_anomaly(tmp_path: Path) -> None:
     with fake_cluster(tmp_path) as cluster:
         cluster.start()
         os.kill(cluster.nodes[2].pid, signal.SIGKILL)
-        nemesis = Nemesis(Cluster(cluster), (), random.Random(1), QUICK)
+        nemesis = Nemesis(cluster, (), random.Random(1), QUICK)
         fault = asyncio.run(nemesis.strike("kill controller"))
     (anomaly,) = nemesis.anomalies
     assert "node 2 has ended by itself" in anomaly

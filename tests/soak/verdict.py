@@ -14,7 +14,7 @@ from typing import Final
 
 import aiohttp
 
-from bench.replication.cluster import Row
+from bench.cluster import Row
 from raftlog.record.batch import iterate_headers
 from raftlog.record.errors import LogError
 from raftlog.record.header import BatchHeader

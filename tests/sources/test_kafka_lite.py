@@ -29,7 +29,7 @@ from raftlog_client import (
     TopicPartition,
 )
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import LoneNode, MeasuredNode
 from raftlog.record.errors import NOT_ENOUGH_REPLICAS
 from tests.simulation.data.data_world import DataWorld, simulate_data
@@ -73,8 +73,8 @@ def one_broker(tmp_path: Path) -> Iterator[LoneNode]:
 
 
 @pytest.fixture
-def three_brokers(tmp_path: Path) -> Iterator[ClusterProcesses]:
-    with ClusterProcesses(tmp_path / "cluster", 3) as processes:
+def three_brokers(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster", 3) as processes:
         processes.start()
         yield processes
 
@@ -223,7 +223,7 @@ async def undisturbed(servers: str, *, producers: int, consumers: int) -> None:
         assert not any(reading.errors for reading in running.readings)
 
 
-def addresses(cluster: ClusterProcesses) -> str:
+def addresses(cluster: Cluster) -> str:
     return ",".join(node.address for node in cluster.nodes.values())
 
 
@@ -231,16 +231,16 @@ def test_1_producer_1_consumer_1_broker(one_broker: LoneNode) -> None:
     asyncio.run(undisturbed(one_broker.address, producers=1, consumers=1))
 
 
-def test_1_producer_1_consumer_3_brokers(three_brokers: ClusterProcesses) -> None:
+def test_1_producer_1_consumer_3_brokers(three_brokers: Cluster) -> None:
     asyncio.run(undisturbed(addresses(three_brokers), producers=1, consumers=1))
 
 
-def test_2_producers_2_consumers_3_brokers(three_brokers: ClusterProcesses) -> None:
+def test_2_producers_2_consumers_3_brokers(three_brokers: Cluster) -> None:
     asyncio.run(undisturbed(addresses(three_brokers), producers=2, consumers=2))
 
 
 def test_2_producers_2_consumers_3_brokers_1_follower_fails(
-    three_brokers: ClusterProcesses,
+    three_brokers: Cluster,
 ) -> None:
     async def run() -> None:
         async with scenario(addresses(three_brokers), producers=2, consumers=2) as running:
@@ -256,7 +256,7 @@ def test_2_producers_2_consumers_3_brokers_1_follower_fails(
     asyncio.run(run())
 
 
-def test_2_producers_2_consumers_3_brokers_leader_fails(three_brokers: ClusterProcesses) -> None:
+def test_2_producers_2_consumers_3_brokers_leader_fails(three_brokers: Cluster) -> None:
     async def run() -> None:
         async with scenario(addresses(three_brokers), producers=2, consumers=2) as running:
             await running.produce()
@@ -270,7 +270,7 @@ def test_2_producers_2_consumers_3_brokers_leader_fails(three_brokers: ClusterPr
 
 
 def test_2_producers_2_consumers_3_brokers_all_nodes_fail(
-    three_brokers: ClusterProcesses,
+    three_brokers: Cluster,
 ) -> None:
     async def run() -> None:
         async with scenario(addresses(three_brokers), producers=2, consumers=2) as running:
@@ -345,7 +345,7 @@ def test_below_min_insync_replicas_the_survivor_refuses_writes_and_shows_committ
 
 
 def test_where_n_minus_1_of_n_nodes_are_dead_so_is_the_quorum(
-    three_brokers: ClusterProcesses,
+    three_brokers: Cluster,
 ) -> None:
     """The survivor shows the committed records that it knows, and takes no write: another node
     may have been elected on the other side of a network cut. With one more node all goes on.

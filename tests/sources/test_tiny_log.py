@@ -15,7 +15,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import LoneNode, MeasuredNode
 from raftlog.cli.main import cli
 from raftlog.record.errors import NO_LEADER, NOT_ENOUGH_REPLICAS
@@ -184,9 +184,9 @@ def test_acks_1_does_not_wait_for_the_isr() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes, all ready."""
-    with ClusterProcesses(tmp_path_factory.mktemp("tiny") / "cluster", 3) as processes:
+    with Cluster(tmp_path_factory.mktemp("tiny") / "cluster", 3) as processes:
         processes.start()
         yield processes
 
@@ -205,7 +205,7 @@ def write(node: MeasuredNode, directory: Path, topic: str, lines: str) -> None:
     run(node, "topic", "produce", topic, str(file))
 
 
-def test_a_process_is_light(cluster: ClusterProcesses) -> None:
+def test_a_process_is_light(cluster: Cluster) -> None:
     for node in cluster.nodes.values():
         process = psutil.Process(node.pid)
         assert node.rss_bytes() < LIGHT_MIB * MIB
@@ -214,7 +214,7 @@ def test_a_process_is_light(cluster: ClusterProcesses) -> None:
 
 
 def test_a_killed_process_is_started_again_and_needs_nothing_else(
-    cluster: ClusterProcesses, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     node = cluster.nodes[1]
     node.create_topic("kept", 1)

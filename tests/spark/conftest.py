@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from bench.node import LoneNode
 
 from . import fault_parts, sink_parts
@@ -60,16 +60,16 @@ def spark_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
 
 
 @pytest.fixture(scope="session")
-def spark_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+def spark_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three real nodes. Tests use `spark_cluster`."""
     directory = tmp_path_factory.mktemp("spark-cluster") / "cluster"
-    with ClusterProcesses(directory, 3, flush="async") as processes:
+    with Cluster(directory, 3, flush="async") as processes:
         processes.start()
         yield processes
 
 
 @pytest.fixture
-def spark_cluster(spark_processes: ClusterProcesses) -> ClusterProcesses:
+def spark_cluster(spark_processes: Cluster) -> Cluster:
     """Three real nodes, all running, after any test before."""
     fault_parts.make_whole(spark_processes)
     return spark_processes
@@ -82,7 +82,7 @@ def servers(spark_node: LoneNode) -> str:
 
 
 @pytest.fixture
-def cluster_servers(spark_cluster: ClusterProcesses) -> str:
+def cluster_servers(spark_cluster: Cluster) -> str:
     """The addresses of the three nodes."""
     return spark_cluster.servers
 

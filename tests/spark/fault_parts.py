@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raftlog_client import Admin, TopicPartition
 from raftlog_spark.cluster import Cluster
 
-from bench.cluster_processes import ClusterProcesses
+from bench import cluster as bench_cluster
 from tests.spark.query_parts import encoded
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def failing_once(frame: DataFrame) -> DataFrame:
     return frame.mapInArrow(fail_first, LIST)
 
 
-def make_whole(cluster: ClusterProcesses) -> None:
+def make_whole(cluster: bench_cluster.Cluster) -> None:
     """Start every node that is down and wait until all replicas are in sync."""
     cluster.heal()
     cluster.wait_answering()

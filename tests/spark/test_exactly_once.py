@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from raftlog_client import Admin
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from tests.waiting import wait_until
 
 from .fault_parts import ROOT, make_whole
@@ -293,7 +293,7 @@ def hold(directory: Path) -> Callable[[Any], Any]:
 class Killer:
     """Kills the leader of a topic, or the coordinator of its sink's transactions, once."""
 
-    def __init__(self, cluster: ClusterProcesses, servers: str, topic: str, victim: str) -> None:
+    def __init__(self, cluster: Cluster, servers: str, topic: str, victim: str) -> None:
         self._cluster = cluster
         self._servers = servers
         self._topic = topic
@@ -316,7 +316,7 @@ class Killer:
 @pytest.mark.parametrize("victim", ["leader", pytest.param("coordinator", marks=pytest.mark.full)])
 def test_a_node_that_dies_at_any_step_costs_no_row_and_doubles_none(
     spark: SparkSession,
-    spark_cluster: ClusterProcesses,
+    spark_cluster: Cluster,
     topic_name: str,
     tmp_path: Path,
     victim: str,

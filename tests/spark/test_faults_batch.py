@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from tests.waiting import wait_until
 
 from .fault_parts import LIST, TIMEOUT_S, Topic, batch, failing_once, listed
@@ -123,7 +123,7 @@ def gated(frame: DataFrame, directory: Path) -> DataFrame:
 @pytest.mark.usefixtures("small_batches")
 def test_a_leader_killed_in_the_middle_of_a_query_costs_no_row(
     spark: SparkSession,
-    spark_cluster: ClusterProcesses,
+    spark_cluster: Cluster,
     topic_name: str,
     tmp_path: Path,
 ) -> None:

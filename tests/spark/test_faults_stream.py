@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from tests.waiting import wait_until
 
 from .fault_parts import (
@@ -114,7 +114,7 @@ def test_a_stream_of_new_records_restarted_before_its_first_commit_skips_none(
 
 def test_a_leader_killed_between_a_batchs_plan_and_its_read_costs_no_row(
     spark: SparkSession,
-    spark_cluster: ClusterProcesses,
+    spark_cluster: Cluster,
     topic_name: str,
     tmp_path: Path,
 ) -> None:

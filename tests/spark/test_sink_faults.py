@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.cluster_processes import ClusterProcesses
+from bench.cluster import Cluster
 from raftlog.record.errors import CORRUPT_BATCH
 from tests.client.fake_node import FakeCluster, Fault
 from tests.waiting import wait_until
@@ -95,7 +95,7 @@ def test_a_stream_whose_write_is_refused_fails_and_goes_on_later(
 
 @pytest.mark.full  # writes 100 MB; test_exactly_once kills a leader at every step of a batch
 def test_a_leader_that_dies_while_the_sink_writes_costs_no_row(
-    spark: SparkSession, spark_cluster: ClusterProcesses, topic_name: str
+    spark: SparkSession, spark_cluster: Cluster, topic_name: str
 ) -> None:
     servers = spark_cluster.servers
     topic = create(servers, topic_name, 1, replicas=3)

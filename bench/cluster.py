@@ -1,29 +1,37 @@
-"""Clusters of real processes for synchronous benches and tests: `LocalCluster` in a thread.
+"""The cluster of real processes that benches and tests drive.
 
 `raftlog.cluster` starts, signals and stops the nodes, and gives them ports, data directories, logs
 and the secret. `LocalCluster` belongs to one event loop, which must keep running, while each
-workload here has an event loop of its own: so the manager's loop runs in a thread.
+workload here has another event loop. So the manager's loop runs in a thread.
 
-This module adds the view from outside: the leader, when the quorum is whole again, and whether a
-node died by itself. `LocalCluster` starts such a node again; for a bench its death is an error.
+This module adds the view from outside: the leader, when quorum and replicas are whole again, and
+whether a node died by itself. `LocalCluster` starts such a node again. For a bench its death is an
+error. Methods that manage processes block. Requests of the benchmarks are coroutines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote
 
+import psutil
+import uvloop
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from bench.node import MeasuredNode
+from bench.kept_connection import NoAnswerError, request_once
+from bench.node import MeasuredNode, data_directory
 from raftlog.cluster.local import LocalCluster
 from raftlog.cluster.manifest import Flush, Manifest, NodeEntry, host_port
 from raftlog.cluster.process import SERVE, NodeProcess
@@ -33,6 +41,15 @@ START_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.02
 STATUS_TIMEOUT_S: Final = 1.0
 STOP_TIMEOUT_S: Final = 60.0
+NODES: Final = 3
+PARTITIONS: Final = 16
+MIN_ISR: Final = "2"
+IN_SYNC_TIMEOUT_S: Final = 120.0
+WORKLOAD_TIMEOUT_S: Final = 600.0
+"""Of one workload. A longer workload has failed."""
+METADATA_TIMEOUT_S: Final = 2.0
+CHANGE_TIMEOUT_S: Final = 30.0
+MIB: Final = 1 << 20
 
 _T = TypeVar("_T")
 
@@ -49,6 +66,20 @@ LOOPBACK: Final = Place("127.0.0.1")
 
 class NoLeaderError(Exception):
     """No leader became active in time. `str()` holds the last status of each node."""
+
+
+class NotWholeError(Exception):
+    """The cluster did not reach the expected state in time."""
+
+
+class Row(NamedTuple):
+    """One partition, in one node's metadata."""
+
+    topic: str
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
 
 
 class _PlacedManifest(Manifest, frozen=True):
@@ -107,9 +138,9 @@ class _PlacedCluster(LocalCluster):
 
 
 class ClusterNode(MeasuredNode):
-    """A node of a `ClusterProcesses`."""
+    """A node of a `Cluster`."""
 
-    def __init__(self, cluster: ClusterProcesses, entry: NodeEntry) -> None:
+    def __init__(self, cluster: Cluster, entry: NodeEntry) -> None:
         self._cluster = cluster
         self._node_id = entry.node_id
         self.data_dir = cluster.local.layout.data_dir(entry)
@@ -202,7 +233,7 @@ class ClusterNode(MeasuredNode):
         self.is_paused = False
 
 
-class ClusterProcesses:
+class Cluster:
     """`count` voters, numbered from 1, and nodes that joined later. Use it as a context manager.
 
     The first nodes run in `places`, all others on loopback. `nodes` is filled by `open`.
@@ -387,6 +418,110 @@ class ClusterProcesses:
             time.sleep(POLL_S)
         raise NoLeaderError(f"the nodes did not catch up within {timeout_s} s: {view}")
 
+    @property
+    def addresses(self) -> dict[int, str]:
+        """By node."""
+        return {node_id: node.address for node_id, node in self.nodes.items()}
+
+    async def create_topic(
+        self, name: str, partitions: int = PARTITIONS, configs: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a topic of three replicas, and wait until all replicas are in sync."""
+        wanted = {"min.insync.replicas": MIN_ISR, **(configs or {})}
+        body = {
+            "topic_name": name,
+            "partitions_count": partitions,
+            "replication_factor": NODES,
+            "configs": [{"name": key, "value": value} for key, value in wanted.items()],
+        }
+        await self.change("POST", "/v3/clusters/-/topics", body)
+        await self.wait_in_sync([name])
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        await self.change("DELETE", f"/v3/clusters/-/topics/{name}")
+
+    async def change(self, method: str, path: str, body: object = None) -> None:
+        """One request to the first running node. Raises NotWholeError for any error."""
+        address = next(
+            node.address for node in self.nodes.values() if node.is_running and not node.is_paused
+        )
+        data = b"" if body is None else json.dumps(body).encode()
+        try:
+            answer = await request_once(address, method, path, data, timeout_s=CHANGE_TIMEOUT_S)
+        except NoAnswerError as error:
+            raise NotWholeError(f"{method} {path}: {error}") from error
+        if answer.status >= 400:
+            raise NotWholeError(f"{method} {path}: {answer.status} {answer.body.decode()}")
+
+    async def rows(self, node_id: int, topics: Sequence[str]) -> list[Row] | None:
+        """The partitions of these topics in one node's metadata; None: no answer."""
+        path = f"/v1/metadata?topics={quote(','.join(topics), safe=',')}"
+        try:
+            answer = await request_once(
+                self.addresses[node_id], "GET", path, timeout_s=METADATA_TIMEOUT_S
+            )
+        except NoAnswerError:
+            return None
+        if answer.status != 200:
+            return None
+        return [
+            Row(
+                topic=topic["name"],
+                partition=row["partition"],
+                leader=row["leader"],
+                replicas=tuple(row["replicas"]),
+                isr=tuple(row["isr"]),
+            )
+            for topic in json.loads(answer.body)["topics"]
+            for row in topic["partitions"]
+        ]
+
+    async def known(self, topics: Sequence[str]) -> list[Row]:
+        """The partitions in the metadata of the first node that answers. Raises NotWholeError."""
+        for node_id, node in self.nodes.items():
+            if node.is_running and not node.is_paused:
+                rows = await self.rows(node_id, topics)
+                if rows:
+                    return rows
+        raise NotWholeError(f"no node answered with metadata of {topics}")
+
+    async def wait_in_sync(
+        self, topics: Sequence[str], timeout_s: float = IN_SYNC_TIMEOUT_S
+    ) -> None:
+        """Wait until, for every node, every partition has a leader and a full ISR."""
+        deadline = time.perf_counter() + timeout_s
+        waiting = list(self.nodes)
+        rows: list[Row] | None = None
+        while waiting:
+            rows = await self.rows(waiting[0], topics)
+            if rows and all(row.leader >= 0 and len(row.isr) == NODES for row in rows):
+                waiting.pop(0)
+                continue
+            if time.perf_counter() > deadline:
+                lacking = [row for row in rows or () if row.leader < 0 or len(row.isr) < NODES]
+                raise NotWholeError(
+                    f"node {waiting[0]} after {timeout_s} s: {lacking[:5] if rows else rows}, "
+                    f"{len(lacking)} in all\n{self.log_ends()}"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def wait_settled(self, topics: Sequence[str]) -> None:
+        """Return once the metadata quorum and all replicas are whole."""
+        await asyncio.to_thread(self.wait_quiet)
+        await self.wait_in_sync(topics)
+
+    async def lead_by(self, node_id: int, topic: str) -> None:
+        """Let one node lead all partitions of a topic, for a while."""
+        for row in await self.known([topic]):
+            if row.leader != node_id:
+                path = f"/v1/topics/{topic}/partitions/{row.partition}/leader"
+                await self.change("POST", path, {"broker": node_id})
+
+    def rss_mib(self) -> dict[int, float]:
+        """Resident memory by node."""
+        return {node_id: node.rss_bytes() / MIB for node_id, node in self.nodes.items()}
+
     def log_ends(self) -> str:
         """The last lines of every node's log, for error texts."""
         return "\n".join(
@@ -409,7 +544,7 @@ class ClusterProcesses:
             self._thread.join()
             self._loop.close()
 
-    def __enter__(self) -> ClusterProcesses:
+    def __enter__(self) -> Cluster:
         self._thread.start()
         return self
 
@@ -432,3 +567,62 @@ class ClusterProcesses:
         for node_id, node in self.nodes.items():
             if node.has_ended:
                 raise RuntimeError(f"node {node_id} has ended by itself; see {node.log}")
+
+
+class Meter:
+    """The processor time of the nodes and of this process, from its making on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before = self._now()
+
+    def used(self) -> dict[str, tuple[float, float]]:
+        """Seconds in user and kernel mode: `node1` to `node3`, and `client`."""
+        return {
+            name: (now[0] - self._before[name][0], now[1] - self._before[name][1])
+            for name, now in self._now().items()
+        }
+
+    def _now(self) -> dict[str, tuple[float, float]]:
+        times = {
+            f"node{node_id}": node.cpu_times() for node_id, node in self._cluster.nodes.items()
+        }
+        own = psutil.Process(os.getpid()).cpu_times()
+        return {**times, "client": (own.user, own.system)}
+
+
+@contextmanager
+def running_cluster(
+    flush: Flush,
+    places: Sequence[Place] = (),
+    *,
+    program: Sequence[str] = SERVE,
+    kafka: bool = False,
+) -> Iterator[Cluster]:
+    """Three nodes with empty logs, ended and removed afterwards."""
+    with (
+        data_directory() as directory,
+        Cluster(
+            directory, NODES, flush=flush, places=places, program=program, kafka=kafka
+        ) as cluster,
+    ):
+        cluster.start()
+        cluster.wait_quiet()
+        yield cluster
+
+
+def run_workload(work: Coroutine[Any, Any, _T], timeout_s: float = WORKLOAD_TIMEOUT_S) -> _T:
+    """Run a coroutine on uvloop, as users do, for no longer than `timeout_s`."""
+
+    async def bounded() -> _T:
+        async with asyncio.timeout(timeout_s):
+            return await work
+
+    return uvloop.run(bounded())
+
+
+async def cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait for their end. Errors stay in the tasks."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
