@@ -1,12 +1,12 @@
-"""Administration: topics, configs, records, leaders, reassignments, brokers, the metadata quorum.
+"""Administration of topics, configs, records, leaders, reassignments, brokers and the quorum.
 
-Thin where the metadata decides already (`ClusterMetadata`, the pure plans of raftlog.metadata): a
-method authorizes its principal, and passes on. A change returns once it is in the metadata and this
-node acts by it; copying records and moving leaders away then goes on in the background. Every
-change raises LogError NO_CONTROLLER or RETRIABLE without a quorum.
+A method authorizes its principal and calls `ClusterMetadata` or a pure plan of raftlog.metadata. A
+change returns once it is in the metadata and this node acts by it. Copies of records and moves of
+leaders then continue in the background. Every change raises LogError NO_CONTROLLER or RETRIABLE
+without a quorum.
 
-Descriptions are this node's view: the applied metadata, and the progress of replicas of partitions
-led here.
+Descriptions are this node's view, which is the applied metadata and the progress of replicas of
+partitions led here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ClusterMembership:
     replicas_open: int
     """Replicas that are open on this node."""
     clock_skew_ms: int | None
-    """How far this node's wall clock is ahead of the cluster time; None while that is unknown."""
+    """Milliseconds of this node's wall clock ahead of the cluster time. None if unknown."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -81,12 +81,12 @@ class ClusterMembership:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProgress:
-    """Replication progress of one partition; empty unless this node leads it."""
+    """Replication progress of one partition, empty unless this node leads it."""
 
     row: PartitionImage
     high_watermark: Offset | None
     log_end_offsets: Mapping[int, int]
-    """By broker, where known."""
+    """Log end offsets by broker, where known."""
     log_end_offset: int = 0
     """The leader's."""
 
@@ -117,11 +117,11 @@ class AdminService:
     # The cluster and its topics, as far as the applied metadata knows
 
     def brokers(self) -> Mapping[BrokerId, BrokerImage]:
-        """All brokers. Needs no right: clients find their leaders by it."""
+        """All brokers. Needs no right, because clients find their leaders by it."""
         return self._metadata.image.brokers
 
     def controller_id(self) -> int | None:
-        """The active controller as far as this node knows one. Needs no right."""
+        """The active controller if this node knows it. Needs no right."""
         return self._quorum.leader_id
 
     def topic(self, principal: Principal, name: str) -> TopicImage:
@@ -139,9 +139,9 @@ class AdminService:
         ]
 
     def topics_of(self, principal: Principal, names: Iterable[str]) -> dict[str, TopicImage | None]:
-        """Topics by name, in the order of `names`; None for unknown ones.
+        """Topics by name, in the order of `names`. None stands for an unknown topic.
 
-        A topic that the principal may not describe is unknown: its name must not leak.
+        A topic that the principal may not describe is unknown, because its name must not leak.
         """
         topics = self._metadata.image.topics_by_name
         return {
@@ -161,7 +161,11 @@ class AdminService:
         self, principal: Principal, resource: Resource, operations: Iterable[Operation]
     ) -> list[Operation]:
         """Those of the operations that the principal may perform on the resource."""
-        return [one for one in operations if is_allowed(self._authorize, principal, one, resource)]
+        return [
+            operation
+            for operation in operations
+            if is_allowed(self._authorize, principal, operation, resource)
+        ]
 
     # Topics
 
@@ -176,7 +180,7 @@ class AdminService:
         assignments: Assignments | None = None,
         validate_only: bool = False,
     ) -> TopicImage:
-        """Create a topic, or only decide about it as a real call would; returns the topic.
+        """Create a topic, or only validate its creation, and return the topic.
 
         `assignments` are the brokers of each partition, in place of both counts. Raises LogError as
         `ClusterMetadata.create_topic`.
@@ -218,7 +222,7 @@ class AdminService:
         assignments: Assignments | None = None,
         validate_only: bool = False,
     ) -> TopicImage:
-        """Grow a topic to `total` partitions; with `validate_only`, return it unchanged.
+        """Grow a topic to `total` partitions, or return it unchanged with `validate_only`.
 
         `assignments` are the brokers of each new partition. Raises LogError as
         `ClusterMetadata.add_partitions`.
@@ -236,15 +240,16 @@ class AdminService:
     async def delete_records(
         self, principal: Principal, targets: Sequence[tuple[str, int, Offset]]
     ) -> list[Offset | LogError]:
-        """Delete the records below an offset (-1: all committed ones) of partitions on any node.
+        """Delete the records below an offset of partitions on any node.
 
-        Returns each partition's new log start offset, or its error.
+        An offset of -1 deletes all committed records. Returns each partition's new log start
+        offset, or its error.
         """
         self._settings.check_partition_count(len(targets))
         outcomes: list[Offset | LogError] = []
         for start in range(0, len(targets), DELETIONS_AT_ONCE):
             some = targets[start : start + DELETIONS_AT_ONCE]
-            outcomes += await asyncio.gather(*(self._delete(principal, *one) for one in some))
+            outcomes += await asyncio.gather(*(self._delete(principal, *target) for target in some))
         return outcomes
 
     async def _delete(
@@ -269,7 +274,7 @@ class AdminService:
     def describe_configs_of(
         self, principal: Principal, topic: TopicImage
     ) -> list[ConfigDescription]:
-        """Every config of a topic, which need not exist: it may be one only validated."""
+        """Every config of a topic, which may be only validated and not exist."""
         self._authorize(principal, Operation.DESCRIBE_CONFIGS, topic_resource(topic.name))
         return self._configs_of(topic)
 
@@ -282,7 +287,7 @@ class AdminService:
         )
 
     def config_resources(self, principal: Principal) -> tuple[list[str], list[BrokerId]]:
-        """All topics and all brokers, in order: the resources with configs."""
+        """All topics and all brokers with configs, in order."""
         self._authorize(principal, Operation.DESCRIBE_CONFIGS, CLUSTER)
         image = self._metadata.image
         return sorted(image.topics_by_name), sorted(image.brokers)
@@ -297,14 +302,16 @@ class AdminService:
         replaces: bool = False,
         validate_only: bool = False,
     ) -> None:
-        """Set some configs of a topic and return others to their defaults: all or none.
+        """Set some configs of a topic and return others to their defaults, all or none.
 
         With `replaces`, all that `values` does not set return to their defaults.
         """
         self._authorize(principal, Operation.ALTER_CONFIGS, topic_resource(name))
         metadata = self._metadata
         if replaces:
-            removals = [one for one in metadata.image.topic(name).configs if one not in values]
+            removals = [
+                config for config in metadata.image.topic(name).configs if config not in values
+            ]
         if validate_only:
             admin_plans.plan_configs(metadata.image, name=name, values=values, removals=removals)
         else:
@@ -315,8 +322,8 @@ class AdminService:
     ) -> tuple[int, Mapping[str, str]]:
         """Metadata index, and the topic configs set for all topics.
 
-        The applied ones; with `linearizable`, after a read barrier of the quorum, so that every
-        change acknowledged before the call is in the answer.
+        Both are the applied values. With `linearizable` they follow a read barrier of the quorum,
+        so that every change acknowledged before the call is included.
         """
         self._authorize(principal, Operation.DESCRIBE_CONFIGS, CLUSTER)
         if linearizable:
@@ -336,12 +343,12 @@ class AdminService:
         """Set some broker configs, or topic configs for all topics, and remove others.
 
         With `replaces`, all that `values` does not set are removed. Returns index and settings
-        after the change; with `validate_only` the present ones.
+        after the change, or the present values with `validate_only`.
         """
         self._authorize(principal, Operation.ALTER_CONFIGS, CLUSTER)
         if replaces:
             present = operator_settings(self._metadata.image.cluster_settings)
-            removals = [one for one in present if one not in values]
+            removals = [config for config in present if config not in values]
         if validate_only:
             image = self._metadata.image
             admin_plans.plan_cluster_settings(image, values=values, removals=removals)
@@ -376,12 +383,12 @@ class AdminService:
         *,
         unclean: bool,
     ) -> None:
-        """Elect a given replica, or the best other one; see `Operations.transfer_leader`."""
+        """Elect a given replica, or the best other replica, as `Operations.transfer_leader`."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._metadata.operations.transfer_leader(name, partition, broker_id, unclean=unclean)
 
     async def reassign(self, principal: Principal, moves: Sequence[Move]) -> None:
-        """Begin to move partitions; all are checked before any is moved."""
+        """Start to move partitions. All are checked before any is moved."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         self._settings.check_partition_count(len(moves))
         await self._metadata.operations.reassign(moves)
@@ -398,7 +405,10 @@ class AdminService:
             else [image.topic(topic)]
         )
         return (
-            (one, row) for one in topics for row in one.partitions if row.adding or row.removing
+            (topic, row)
+            for topic in topics
+            for row in topic.partitions
+            if row.adding or row.removing
         )
 
     async def cancel_reassignment(self, principal: Principal, name: str, partition: int) -> None:
@@ -427,19 +437,19 @@ class AdminService:
         )
 
     async def recommission(self, principal: Principal, broker_id: BrokerId) -> None:
-        """Cancel a decommission; partitions that have moved stay where they are."""
+        """Cancel a decommission. Partitions that have moved stay where they are."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._metadata.operations.recommission(broker_id)
 
     async def set_maintenance(
         self, principal: Principal, broker_id: BrokerId, *, wanted: bool
     ) -> None:
-        """Begin or end maintenance: a broker in maintenance leads only where no other can."""
+        """Start or end maintenance. A broker in maintenance leads only where no other can."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._metadata.operations.set_maintenance(broker_id, wanted=wanted)
 
     async def unregister_broker(self, principal: Principal, broker_id: BrokerId) -> None:
-        """Forget a broker that is gone for good; its id may return with another directory."""
+        """Forget a removed broker. Its id may return with another directory."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._metadata.unregister_broker(broker_id)
 
@@ -453,7 +463,7 @@ class AdminService:
     # The metadata quorum
 
     def membership(self, principal: Principal) -> ClusterMembership:
-        """This node's view of the quorum and the brokers; works on a node without a quorum, too."""
+        """This node's view of the quorum and the brokers. Needs no quorum."""
         self._authorize(principal, Operation.DESCRIBE, CLUSTER)
         services, quorum = self._services, self._quorum
         return ClusterMembership(
@@ -475,7 +485,7 @@ class AdminService:
         await self._quorum.add_voter(node_id)
 
     async def remove_voter(self, principal: Principal, node_id: int) -> None:
-        """Remove a voter. Only the leader decides whether it is one: a new one may be unknown here.
+        """Remove a voter. Only the leader decides, because this node may not know a new voter.
 
         Raises LogError ILLEGAL_STATE.
         """
@@ -483,7 +493,7 @@ class AdminService:
         await self._quorum.remove_voter(node_id)
 
     async def transfer_controller(self, principal: Principal, node_id: int | None) -> None:
-        """Hand the quorum's leadership to a voter (None: the one furthest ahead)."""
+        """Transfer the quorum's leadership to a voter, or (None) to the most advanced voter."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._quorum.transfer_leadership(node_id)
 

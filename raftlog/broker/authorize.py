@@ -1,9 +1,9 @@
-"""Authorization: may a principal perform an operation on a resource?
+"""Authorization of a principal's operation on a resource.
 
 Operations and resources are Kafka's, so that ACLs of either protocol are one table. Every entry
 point of the broker calls its `Authorize` function once per resource, before it reads or changes
-anything. A refusal is LogError FORBIDDEN (or UNAUTHORIZED, for a principal without an identity); a
-listener answers with the typed error of its protocol.
+anything. A refusal is LogError FORBIDDEN (or UNAUTHORIZED, for a principal without an identity). A
+listener returns the typed error of its protocol.
 
 | entry point | operation | resource |
 |---|---|---|
@@ -14,18 +14,21 @@ listener answers with the typed error of its protocol.
 | offsets, topic description | DESCRIBE | TOPIC |
 | topic and record deletion | DELETE | TOPIC |
 | new partitions | ALTER | TOPIC |
-| topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
-| transactions: init, writes, ends, sink epochs; description | WRITE; DESCRIBE | TRANSACTIONAL_ID |
+| topic configs, cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC, CLUSTER |
+| transaction init, writes, ends, sink epochs | WRITE | TRANSACTIONAL_ID |
+| transaction description | DESCRIBE | TRANSACTIONAL_ID |
 | group membership, consumer instances, commits, resets | READ | GROUP, and TOPIC of each offset |
-| committed offsets, group description; deletion | DESCRIBE; DELETE | GROUP |
+| committed offsets, group description | DESCRIBE | GROUP |
+| group and offset deletion | DELETE | GROUP |
 | coordinators of groups, of transactional ids | DESCRIBE | GROUP, TRANSACTIONAL_ID |
-| nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
+| description of nodes, quorum, reassignments | DESCRIBE | CLUSTER |
+| change of nodes, quorum, reassignments | ALTER | CLUSTER |
 
-Topics with names in `__…` are internal: clients may read and describe them, and no right
-allows more (`guard_internal_topics`). Nodes use metadata and partitions without this package.
+Topics with names in `__…` are internal. Clients may read and describe them, and no right allows
+more (`guard_internal_topics`). Nodes use metadata and partitions without this package.
 
-The addresses of the brokers need no right, as in Kafka's Metadata and DescribeCluster: a client
-needs them before anything else.
+The addresses of the brokers need no right, as in Kafka's Metadata and DescribeCluster, because a
+client needs them first.
 """
 
 from __future__ import annotations
@@ -88,7 +91,8 @@ Authorize: TypeAlias = Callable[[Principal, Operation, Resource], None]
 
 @lru_cache(maxsize=1024)
 def topic_resource(name: str) -> Resource:
-    """The topic of that name, which need not exist. Cached: every produce and fetch needs one."""
+    """The topic of that name, which need not exist. Cached, because every produce and fetch needs
+    it."""
     return Resource(ResourceType.TOPIC, name)
 
 
@@ -103,11 +107,11 @@ def group_resource(group_id: str) -> Resource:
 
 
 def allow_all(_principal: Principal, _operation: Operation, _resource: Resource) -> None:
-    """Refuse nothing: there are no ACLs yet."""
+    """Refuse nothing, because there are no ACLs yet."""
 
 
 def may_describe(authorize: Authorize, principal: Principal, resource: Resource) -> bool:
-    """Whether the principal has DESCRIBE: resources without it are left out of lists."""
+    """Whether the principal has DESCRIBE. Lists leave out resources without it."""
     return is_allowed(authorize, principal, Operation.DESCRIBE, resource)
 
 

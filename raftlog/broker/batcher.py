@@ -1,18 +1,18 @@
 """Small requests that arrive together share one record batch and one append.
 
-A batch of one record costs its header on disk and in every read, and an append of its own; thirty
+A batch of one record costs its header on disk and in every read, and a separate append. Thirty
 writers of single records would make thirty of each at a time. So the batcher collects the records
-of small requests during one iteration of the event loop. This delays no request: all requests of
-one iteration have arrived already.
+of small requests during one iteration of the event loop. This delays no request, because all
+requests of one iteration have arrived already.
 
-The promise to each request stays: its records of one partition are appended in one call, whole or
-not at all, next to each other and in order, and its answer is the outcome of that call. Only
-requests with the same acks and timeout share a batch. Requests with sequence numbers never do: a
-producer's sequence identifies a batch.
+The promise to each request stays. Its records of one partition are appended in one call, whole or
+not at all, next to each other and in order, and its outcome is the outcome of that call. Only
+requests with the same acks and timeout share a batch. Requests with sequence numbers never do,
+because a producer's sequence identifies a batch.
 
-A request with records that the log refuses fails alone: one without a key never shares an append to
-a compacted topic, and where a shared append is refused for its records, each request is appended by
-itself.
+A request with records that the log refuses fails alone. A request without keys never shares an
+append to a compacted topic. Where a shared append is refused for its records, each request is
+appended separately.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Key: TypeAlias = tuple[PartitionHandle, Acks, float]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a request's records went: consecutive offsets from `base_offset` on."""
+    """Consecutive offsets of a request's records, from `base_offset`."""
 
     base_offset: int
     log_append_time_ms: int
@@ -88,7 +88,7 @@ class SmallRequestBatcher:
         acks: Acks,
         timeout_s: float,
     ) -> asyncio.Future[Placed]:
-        """Append records together with other requests'; fails as `PartitionHandle.append` does."""
+        """Append records together with other requests'. Fails as `PartitionHandle.append` does."""
         loop = asyncio.get_running_loop()
         key = (partition, acks, timeout_s)
         if partition.is_compacted and any(record[1] is None for record in records):
@@ -145,12 +145,12 @@ class SmallRequestBatcher:
 
 
 def _fail(shared: _Shared, error: BaseException) -> bool:
-    """Fail the futures that are still pending; return whether there was one."""
+    """Fail the futures that are still pending. Returns whether any was pending."""
     is_delivered = False
     for _, future in shared.waiters:
         if not future.done():
             is_delivered = True
-            # Each its own: an exception raised in many tasks collects all their tracebacks.
+            # Separate, because an exception raised in many tasks collects all their tracebacks.
             own = LogError(error.entry, error.message) if isinstance(error, LogError) else error
             future.set_exception(own)
     return is_delivered

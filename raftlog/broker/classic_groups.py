@@ -1,4 +1,4 @@
-"""Members of classic groups on any node: joins, syncs, heartbeats, leaves.
+"""Members of classic groups on any node, with joins, syncs, heartbeats and leaves.
 
 Offsets, descriptions and deletion are those of all groups (`groups`). A join and a sync may be held
 by the coordinator for as long as the group rebalances.
@@ -47,7 +47,7 @@ __all__ = [
 
 MEMBER_ID_BYTES: Final = 16
 NAME_CHARACTERS_MAX: Final = 200
-"""Of the client's or instance's name in a member id, which has 255 characters at most."""
+"""Characters of the client's or instance's name in a member id of at most 255."""
 
 
 class ClassicGroupService:
@@ -59,14 +59,14 @@ class ClassicGroupService:
         self._authorize = authorize
 
     async def join(self, principal: Principal, request: JoinGroup) -> Joined | MemberIdRequired:
-        """Join, or join again; held until the group's next generation begins.
+        """Join, or join again. The response is held until the group's next generation starts.
 
-        A member without an id gets one. Raises LogError as the coordinator decides, and NOT_READY
-        when the listeners close.
+        A member without an id gets a new id. Raises LogError as the coordinator decides, and
+        NOT_READY when the listeners close.
         """
         self._authorize(principal, Operation.READ, group_resource(request.group_id))
         if not request.member_id:
-            # Operators see it: the client's name says more than a random number.
+            # Operators see the client's name, which helps more than a random number.
             name = (request.instance_id or request.client_id)[:NAME_CHARACTERS_MAX]
             token = self._services.randomness.token(MEMBER_ID_BYTES).hex()
             request = replace(request, new_member_id=f"{name}-{token}" if name else token)
@@ -77,20 +77,20 @@ class ClassicGroupService:
         return joined
 
     async def sync(self, principal: Principal, request: SyncGroup) -> Synced:
-        """Get the assignment of a generation; held until its leader has brought all of them.
+        """Get the assignment of a generation, held until its leader has sent all assignments.
 
         Raises LogError as `join`.
         """
         self._authorize(principal, Operation.READ, group_resource(request.group_id))
-        # The request does not tell the rebalance timeout; the group's own deadline ends the wait.
+        # The group's own deadline ends the wait, because the request has no rebalance timeout.
         return await self._groups.call_held(request.group_id, request, Synced, HELD_S_MAX)
 
     async def heartbeat(self, principal: Principal, request: ClassicHeartbeat) -> None:
-        """Keep a session. Raises LogError: REBALANCE_IN_PROGRESS to join again, and others."""
+        """Keep a session. Raises LogError, as REBALANCE_IN_PROGRESS to join again."""
         self._authorize(principal, Operation.READ, group_resource(request.group_id))
         await self._groups.call(request.group_id, request, Done)
 
     async def leave(self, principal: Principal, request: LeaveGroup) -> tuple[LeaveOutcome, ...]:
-        """End memberships; an outcome for each, in their order. Raises LogError."""
+        """End memberships. Returns an outcome for each, in their order. Raises LogError."""
         self._authorize(principal, Operation.READ, group_resource(request.group_id))
         return (await self._groups.call(request.group_id, request, Left)).outcomes

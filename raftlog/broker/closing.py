@@ -1,4 +1,4 @@
-"""Waits that end when the listeners close: held heartbeats, and fetches that wait for records."""
+"""Waits of held heartbeats and of fetches, which end when the listeners close."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Closing(asyncio.Event):
     def __init__(self) -> None:
         super().__init__()
         self._scopes: set[asyncio.Timeout] = set()
-        """One for each wait. These need no task of their own: a node holds thousands."""
+        """Scopes of all waits. A wait needs no separate task, because a node holds thousands."""
 
     def set(self) -> None:
         """End all waits, the first time."""
@@ -28,7 +28,7 @@ class Closing(asyncio.Event):
             self._scopes.pop().reschedule(now)
 
     async def unless_set(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`; None if the listeners close first. Raises as `work` does.
+        """The result of `work`, or None if the listeners close first. Raises as `work` does.
 
         The work has ended at the return. An error of its last step then goes nowhere, also if the
         client has left and this very wait is cancelled.

@@ -1,8 +1,8 @@
-"""REST consumer instances on any node: what they are, at their group's coordinator; their reads.
+"""REST consumer instances on any node, with state at their coordinators.
 
-Each call goes to the coordinator, here or on another node. Records do not: a read asks it for
-positions, fetches from the leaders of the partitions, and tells it how far it came before anything
-is answered. docs/decisions/rest-consumers.md has the reasons.
+Each call goes to the coordinator, here or on another node. Records do not. A read gets positions
+from the coordinator, fetches from the leaders of the partitions, and reports its progress to the
+coordinator before it returns records. docs/decisions/rest-consumers.md has the reasons.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class InstanceOptions:
     fetch_min_bytes: int = 1
     """Bytes of an answer to wait for, until the read's timeout."""
     request_timeout_ms: int = 1_000
-    """Of a read that names none."""
+    """Milliseconds for a read that names no timeout."""
 
 
 class InstanceView(NamedTuple):
     """An instance as it is now."""
 
     topics: tuple[str, ...]
-    """Subscribed topics; of a pattern those that match."""
+    """Subscribed topics, or the topics that match the pattern."""
     partitions: tuple[Place, ...]
     """Assigned partitions."""
 
@@ -103,7 +103,7 @@ class PlannedPartition:
 
     handle: PartitionHandle
     offset: int
-    """The position; UNKNOWN_OFFSET: `auto_offset_reset` decides."""
+    """Position. With UNKNOWN_OFFSET, `auto_offset_reset` decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class PlannedRead:
 
     plan: ReadPlan
     partitions: tuple[PlannedPartition, ...]
-    """In their order of turns."""
+    """Partitions in their order of turns."""
 
 
 class ConsumerInstanceService:
@@ -137,7 +137,10 @@ class ConsumerInstanceService:
     async def create(
         self, principal: Principal, group_id: str, name: str | None, options: InstanceOptions
     ) -> str:
-        """Create an instance; its name. Raises LogError: INSTANCE_EXISTS, TOO_MANY_INSTANCES."""
+        """Create an instance and return its name.
+
+        Raises LogError INSTANCE_EXISTS or TOO_MANY_INSTANCES.
+        """
         randomness = self._services.randomness
         name = name or f"rest-consumer-{randomness.token(NAME_BYTES).hex()}"
         request = CreateInstance(
@@ -179,9 +182,9 @@ class ConsumerInstanceService:
         pattern: str | None = None,
         client_host: str = "",
     ) -> None:
-        """Subscribe to topics or to a pattern; with neither, read nothing any more.
+        """Subscribe to topics or to a pattern. With neither, reads return nothing.
 
-        Raises LogError: UNKNOWN_INSTANCE, ILLEGAL_STATE, INVALID_PATTERN, GROUP_FULL.
+        Raises LogError UNKNOWN_INSTANCE, ILLEGAL_STATE, INVALID_PATTERN or GROUP_FULL.
         """
         for topic in topics:
             self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
@@ -197,7 +200,7 @@ class ConsumerInstanceService:
     async def assign(
         self, principal: Principal, group_id: str, name: str, places: Iterable[Place]
     ) -> None:
-        """Read these partitions. LogError: ILLEGAL_STATE, UNKNOWN_TOPIC, UNKNOWN_PARTITION."""
+        """Read these partitions. LogError ILLEGAL_STATE, UNKNOWN_TOPIC, UNKNOWN_PARTITION."""
         wanted = assignment_of(self._pair(principal, place) for place in places)
         await self._call(principal, AssignInstance(group_id, name, wanted), InstanceDone)
 
@@ -212,7 +215,7 @@ class ConsumerInstanceService:
         offsets: Mapping[Place, int],
         times_ms: Mapping[Place, int],
     ) -> None:
-        """Go on at these offsets, and at the first records of these times.
+        """Continue at these offsets, and at the first records of these times.
 
         Raises LogError ILLEGAL_STATE for a partition that the instance does not have.
         """
@@ -222,7 +225,7 @@ class ConsumerInstanceService:
             by_topic: dict[str, dict[PartitionId, int]] = {}
             for (topic, number), time_ms in times_ms.items():
                 by_topic.setdefault(topic, {})[PartitionId(number)] = time_ms
-            # Before the lookup: a record committed in between may be that young.
+            # Before the lookup, because a record committed in between may be that young.
             ends = await self._bounds(principal, times_ms)
             answers = await self._offsets.at_times(principal, by_topic, any_node=True)
             for place in times_ms:
@@ -240,13 +243,13 @@ class ConsumerInstanceService:
         places: Collection[Place],
         target: NamedOffset,
     ) -> None:
-        """Go on at the begin, or at the end, of these partitions. LogError ILLEGAL_STATE."""
+        """Continue at the start, or at the end, of these partitions. LogError ILLEGAL_STATE."""
         await self._require_assigned(principal, group_id, name, places)
         bounds = await self._bounds(principal, places)
         is_earliest = target is NamedOffset.EARLIEST
         found = {
-            place: one.log_start_offset if is_earliest else one.high_watermark
-            for place, one in bounds.items()
+            place: row.log_start_offset if is_earliest else row.high_watermark
+            for place, row in bounds.items()
         }
         await self._seek(principal, group_id, name, found)
 
@@ -257,19 +260,19 @@ class ConsumerInstanceService:
         name: str,
         offsets: Sequence[OffsetToCommit] | None,
     ) -> None:
-        """Commit offsets, or all that was read. Raises LogError: all of them, or none."""
+        """Commit offsets, or all that was read. Raises LogError, with none committed."""
         known = None
         if offsets is not None:
             known = tuple(
                 OffsetToCommit(
-                    topic=one.topic,
-                    partition=one.partition,
-                    offset=one.offset,
-                    leader_epoch=one.leader_epoch,
-                    metadata=one.metadata,
-                    topic_id=self._pair(principal, (one.topic, one.partition))[0],
+                    topic=offset.topic,
+                    partition=offset.partition,
+                    offset=offset.offset,
+                    leader_epoch=offset.leader_epoch,
+                    metadata=offset.metadata,
+                    topic_id=self._pair(principal, (offset.topic, offset.partition))[0],
                 )
-                for one in offsets
+                for offset in offsets
             )
         request = CommitInstance(group_id, name, known)
         response = await self._call(principal, request, OffsetOutcomes)
@@ -284,7 +287,7 @@ class ConsumerInstanceService:
         name: str,
         places: Collection[Place] | None,
     ) -> tuple[FetchedOffset, ...]:
-        """Committed offsets of the group: of these partitions, or of the instance's."""
+        """Committed offsets of the group, for these partitions or the instance's."""
         view = await self.describe(principal, group_id, name)
         wanted: dict[str, dict[int, None]] = {}
         for topic, number in view.partitions if places is None else places:
@@ -303,9 +306,10 @@ class ConsumerInstanceService:
         is_first: bool,
         max_wait_s: float,
     ) -> PlannedRead:
-        """Begin a read, or have it go on; waits for a first partition.
+        """Start or continue a read. Waits for a first partition.
 
-        Raises LogError: UNKNOWN_INSTANCE; UNSUPPORTED_FORMAT unless the instance's is in `formats`.
+        Raises LogError UNKNOWN_INSTANCE, or UNSUPPORTED_FORMAT unless the instance's is in
+        `formats`.
         """
         request = BeginRead(
             group=group_id,
@@ -319,19 +323,19 @@ class ConsumerInstanceService:
         )
         topics = self._services.metadata.image.topics_by_id
         found = []
-        for one in plan.partitions:
-            topic = topics.get(one.topic_id)
+        for planned in plan.partitions:
+            topic = topics.get(planned.topic_id)
             if topic is None:
-                # Deleted; or too new for this node's metadata, until the read goes on.
+                # Deleted, or too new for this node's metadata until the read continues.
                 continue
             try:
-                handle = self._fetch.partition(principal, topic.name, one.partition)
+                handle = self._fetch.partition(principal, topic.name, planned.partition)
             except LogError as error:
                 if error.entry not in (UNKNOWN_TOPIC, UNKNOWN_PARTITION):
                     raise
                 continue
-            if handle.topic_id == one.topic_id:
-                found.append(PlannedPartition(handle, one.offset))
+            if handle.topic_id == planned.topic_id:
+                found.append(PlannedPartition(handle, planned.offset))
         return PlannedRead(plan, tuple(found))
 
     async def end_read(
@@ -342,9 +346,10 @@ class ConsumerInstanceService:
         moves: Sequence[PartitionMove],
         last: Iterable[Pair],
     ) -> set[Pair]:
-        """Move positions; the partitions that did not move. Their records are not to be answered.
+        """Move positions, and return the partitions that did not move.
 
-        None, if the outcome is unknown: records read twice are better than records lost.
+        Their records must not be returned. The result is empty if the outcome is unknown, because
+        records read twice are better than records lost.
         """
         request = EndRead(group_id, name, tuple(moves), assignment_of(last))
         try:
@@ -406,7 +411,7 @@ class ConsumerInstanceService:
     async def _bounds(
         self, principal: Principal, places: Iterable[Place]
     ) -> dict[Place, PartitionBounds]:
-        """The readable offsets of these partitions. Raises LogError if one has none."""
+        """The readable offsets of these partitions. Raises the first partition's LogError."""
         wanted: dict[str, dict[int, None]] = {}
         for topic, number in places:
             wanted.setdefault(topic, {})[number] = None

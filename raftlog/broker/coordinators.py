@@ -1,6 +1,6 @@
-"""Where the coordinator of a group or transactional id is, for clients that call it directly.
+"""Coordinators of groups and transactional ids, for clients that call them directly.
 
-A call to any other node works, too: it is forwarded.
+Any other node forwards such a call.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from raftlog.metadata.image import BrokerImage
 
 
 class CoordinatorLookup:
-    """Finds coordinators; their internal topics are created with the first use."""
+    """Finds coordinators and creates their internal topics with the first use."""
 
     def __init__(self, services: NodeServices, authorize: Authorize) -> None:
         self._services = services
         self._authorize = authorize
 
     async def of_group(self, principal: Principal, group_id: str) -> BrokerImage | None:
-        """The coordinator of a group; None: there is none at the moment. Raises LogError."""
+        """The coordinator of a group, or None while there is none. Raises LogError."""
         self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
         return await self._found(group_kind.NAME, check_group_id(group_id))
 

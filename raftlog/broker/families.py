@@ -1,7 +1,7 @@
 """Prometheus families as the listeners of a node build them at scrape time.
 
-The hot path adds to integers; prometheus_client's own counters take a lock and a label lookup each
-time.
+The hot path adds to integers, because prometheus_client's own counters take a lock and a label
+lookup each time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def histograms(
 
 
 def cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Counts by bucket as Prometheus wants them: each with those before."""
+    """Cumulative counts by bucket, as Prometheus expects them."""
     bounds = (*map(str, BUCKETS_S), "+Inf")
     return list(zip(bounds, accumulate(counts), strict=True))
 

@@ -1,15 +1,16 @@
-"""Fetch: read committed batches of one partition or of many, and wait for new ones.
+"""Fetches of committed batches from a partition or from many, with waits for new batches.
 
-- `FetchService.fetch` begins a fetch of many partitions by a client that knows the leaders: only
-  replicas of this node answer. `MultiFetch` plans it: bounds in bytes, a wait for `min_bytes`, a
-  chunk of each partition in turn.
-- `FetchService.routed` begins the same for a client that knows no leaders (`RoutedFetch`).
-- `FetchService.partition` gives a handle of one partition on any node, and `read` reads from it up
-  to its bounds, waiting for the first record.
+- `FetchService.fetch` starts a fetch of many partitions by a client that knows the leaders. Only
+  replicas of this node respond. `MultiFetch` executes it, with bounds in bytes, a wait for
+  `min_bytes`, and a chunk of each partition in turn.
+- `FetchService.routed` starts the same for a client that knows no leaders (`RoutedFetch`).
+- `FetchService.partition` gives a handle of a partition on any node, and `read` reads from it up to
+  its bounds, waiting for the first record.
 
-With `any_replica` this node's follower replica answers, up to the high watermark it knows: less
-than the leader's, never other records. At its end a reader waits as at the end of the log. Offsets
-beyond or before its log are the leader's to answer (KIP-392 describes the same for Kafka).
+With `any_replica` this node's follower replica responds, up to the high watermark that it knows,
+with less than the leader's records and never with others. At its end a reader waits as at the end
+of the log. Only the leader serves offsets beyond or before the follower's log (KIP-392 describes
+the same for Kafka).
 
 A wait ends with the first committed record, at its deadline, when the listeners close, or when the
 caller is cancelled.
@@ -48,8 +49,10 @@ __all__ = [
 FETCH_CHUNK_BYTES: Final = 256 * 1024
 """Batches to be decoded by the node are read in chunks of this size."""
 FETCH_FRAME_BYTES: Final = 1024 * 1024
-"""Batches are read and sent as they are in chunks of this size: about what a slow reader makes a
-node hold. A quarter of it costs a node a fifth more processor time a byte.
+"""Bytes of a chunk of batches that are sent as stored.
+
+A slow reader makes a node hold about this much. A quarter of it costs a node a fifth more processor
+time a byte.
 """
 NO_OFFSET: Final = Offset(-1)
 """Marks of a partition that this node does not hold."""
@@ -73,7 +76,10 @@ class PartitionFetch:
     """Offset to read next."""
     bytes_left: int
     end_offset: Offset | None
-    """Batches that begin at or after it are not read; one with records on both sides is."""
+    """End of the read. Batches that start at or after it are not read.
+
+    A batch with records on both sides is read.
+    """
     isolation: Isolation
     partition: Partition | None = None
     error: LogError | None = None
@@ -85,7 +91,7 @@ class PartitionFetch:
         return self.end_offset is not None and self.offset >= self.end_offset
 
     def is_at_end(self) -> bool:
-        """Whether there is nothing to read now: then a wait makes sense."""
+        """Whether there is nothing to read now, so that a wait makes sense."""
         partition = self.partition
         return (
             partition is not None
@@ -96,7 +102,7 @@ class PartitionFetch:
 
 @dataclass(slots=True)
 class ReadProgress:
-    """Progress of a read of one partition; the caller's `take` advances it."""
+    """Progress of a read of one partition, advanced by the caller's `take`."""
 
     offset: Offset
     """Offset to read next."""
@@ -169,7 +175,7 @@ class FetchService:
     def partitions(
         self, principal: Principal, topic: str, numbers: Sequence[int] | None
     ) -> list[PartitionHandle]:
-        """Some partitions of a topic (None: all), to read from."""
+        """Some partitions of a topic, or (None) all, to read from."""
         self.authorize(principal, Operation.READ, topic_resource(topic))
         found = self.metadata.image.topic(topic)
         if numbers is None:
@@ -186,10 +192,10 @@ class FetchService:
         timeout_s: float,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Fetched:
-        """Read chunks until `take` returns True or `max_bytes` are read; returns the last chunk.
+        """Read chunks until `take` returns True or `max_bytes` are read. Returns the last chunk.
 
         `take` gets each chunk of whole batches, advances `progress`, and returns whether it needs
-        no more; it stops by itself at `max_bytes` of its answer. Waits up to `timeout_s` for the
+        no more. It stops by itself at `max_bytes` of its response. Waits up to `timeout_s` for the
         first record. Raises LogError, unless records were taken before.
         """
         clock = self._clock
@@ -209,12 +215,12 @@ class FetchService:
             except LogError:
                 if fetched is None or not progress.count:
                     raise
-                # Records before a damaged place are good; the next read meets the error first.
+                # Records before a damaged place are good. The next read meets the error first.
                 return fetched
             if fetched.data:
                 bytes_left -= len(fetched.data)
                 is_done = await take(fetched)
-                # A read gives one batch at least: only a full chunk may be followed by another.
+                # A read gives at least one batch, so only a full chunk may be followed by another.
                 if is_done or bytes_left <= 0 or limit < FETCH_CHUNK_BYTES:
                     return fetched
                 await asyncio.sleep(0)
@@ -235,7 +241,7 @@ class FetchService:
         timeout_s: float,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> None:
-        """Return when any partition may have a record to read at its offset, or at the deadline.
+        """Return when any partition may have a record at its offset, or at the deadline.
 
         Raises LogError OVERLOADED.
         """
@@ -245,7 +251,10 @@ class FetchService:
 
 
 class MultiFetch:
-    """One fetch: `add` each partition, `wait` if all are at their ends, iterate over `chunks`."""
+    """A fetch from replicas of this node.
+
+    Callers `add` each partition, `wait` if all are at their ends, and iterate over `chunks`.
+    """
 
     def __init__(
         self,
@@ -274,11 +283,12 @@ class MultiFetch:
         end_offset: Offset | None = None,
         topic_id: str | None = None,
     ) -> None:
-        """Read a partition from `offset` on. An error is the partition's own, and no exception.
+        """Read a partition from `offset`. An error is the partition's own and not raised.
 
-        With `topic_id` the partition must be that topic's: a name may come to mean another one.
+        With `topic_id` the partition must be that topic's, because a name may later mean another
+        topic.
         """
-        one = PartitionFetch(
+        fetch = PartitionFetch(
             topic=topic,
             number=number,
             offset=offset,
@@ -286,30 +296,30 @@ class MultiFetch:
             end_offset=end_offset,
             isolation=self._isolation,
         )
-        self._partitions.append(one)
+        self._partitions.append(fetch)
         if topic not in self._refusals:
             self._authorize(topic)
         refusal = self._refusals[topic]
         if refusal is not None:
-            one.error = refusal
+            fetch.error = refusal
             return
         service = self._service
         try:
             if topic_id is not None:
                 self._check_topic_id(topic, topic_id)
-            one.partition = service.replicas.partition(topic, number)
+            fetch.partition = service.replicas.partition(topic, number)
         except LogError as error:
             if self._any_replica and error.entry is not UNKNOWN_TOPIC:
-                one.partition = self._follower(one)
-                one.is_follower_read = True
-            if one.partition is None:
-                one.error = error.as_outcome()
+                fetch.partition = self._follower(fetch)
+                fetch.is_follower_read = True
+            if fetch.partition is None:
+                fetch.error = error.as_outcome()
         else:
             service.topics.topic(topic).fetch_requests += 1
 
     def is_at_end(self) -> bool:
-        """Whether no partition has anything to read now: then `wait`."""
-        return all(one.is_at_end() for one in self._partitions)
+        """Whether no partition has anything to read now, so that the caller should `wait`."""
+        return all(fetch.is_at_end() for fetch in self._partitions)
 
     async def wait(self, *, min_bytes: int, timeout_s: float) -> None:
         """Wait until about `min_bytes` are committed in all partitions together."""
@@ -317,7 +327,9 @@ class MultiFetch:
         timeout_s = min(timeout_s, service.settings.long_poll_s_max)
         if timeout_s > 0 and not service.closing.is_set():
             positions = [
-                (one.partition, one.offset) for one in self._partitions if one.partition is not None
+                (fetch.partition, fetch.offset)
+                for fetch in self._partitions
+                if fetch.partition is not None
             ]
             await service.closing.unless_set(
                 service.replicas.wait_for_data(
@@ -329,12 +341,12 @@ class MultiFetch:
             )
 
     async def chunks(self, max_bytes: int | None) -> AsyncIterator[tuple[PartitionFetch, Fetched]]:
-        """Chunks of each partition in turn, until every partition or the answer is full.
+        """Chunks of each partition in turn, until every partition or the response is full.
 
-        With `max_bytes` 0 they have marks and errors, and no data; None: the node's bound.
-        Each partition yields at least once, with its error or marks if it has no data. Only the
-        last chunk of a bound may exceed it, by a batch. Take `error` of the partition before the
-        next step: a later chunk may fail.
+        With `max_bytes` 0 they have marks and errors, and no data. None stands for the node's
+        bound. Each partition yields at least once, with its error or marks if it has no data. Only
+        the last chunk of a bound may exceed it, by a batch. Read `error` of the partition before
+        the next step, because a later chunk may fail.
         """
         bytes_max = self._service.settings.response_bytes_max
         bytes_left = bytes_max if max_bytes is None else min(max_bytes, bytes_max)
@@ -342,22 +354,23 @@ class MultiFetch:
         turns = self._partitions
         while turns:
             unfinished: list[PartitionFetch] = []
-            for one in turns:
-                if one.chunks and min(bytes_left, one.bytes_left) <= 0:
+            for fetch in turns:
+                if fetch.chunks and min(bytes_left, fetch.bytes_left) <= 0:
                     continue
-                limit = min(self._chunk_bytes, bytes_left, one.bytes_left)
-                fetched = await self._next(one, limit)
+                limit = min(self._chunk_bytes, bytes_left, fetch.bytes_left)
+                fetched = await self._next(fetch, limit)
                 size = len(fetched.data)
-                if size == 0 and one.chunks and one.error is None:
+                if size == 0 and fetch.chunks and fetch.error is None:
                     continue
-                one.chunks += 1
-                yield one, fetched
+                fetch.chunks += 1
+                yield fetch, fetched
                 if size and not closing.is_set():
                     bytes_left -= size
-                    one.bytes_left -= size
-                    # A read gives one batch at least: only a full chunk may be followed by another.
-                    if limit == self._chunk_bytes and one.offset < self._end(fetched):
-                        unfinished.append(one)
+                    fetch.bytes_left -= size
+                    # A read gives at least one batch, so only a full chunk may be followed by
+                    # another.
+                    if limit == self._chunk_bytes and fetch.offset < self._end(fetched):
+                        unfinished.append(fetch)
             turns = unfinished
 
     def _end(self, fetched: Fetched) -> Offset:
@@ -365,36 +378,36 @@ class MultiFetch:
             return fetched.last_stable_offset
         return fetched.high_watermark
 
-    async def _next(self, one: PartitionFetch, max_bytes: int) -> Fetched:
-        """The partition's next batches; none if `max_bytes` is 0 or there are none."""
-        partition = one.partition
+    async def _next(self, fetch: PartitionFetch, max_bytes: int) -> Fetched:
+        """The partition's next batches. Empty if `max_bytes` is 0 or there are none."""
+        partition = fetch.partition
         if partition is None:
             return Fetched(
                 data=b"",
-                next_offset=one.offset,
+                next_offset=fetch.offset,
                 high_watermark=NO_OFFSET,
                 log_start_offset=NO_OFFSET,
                 last_stable_offset=NO_OFFSET,
             )
-        if one.error is None and max_bytes > 0:
+        if fetch.error is None and max_bytes > 0:
             try:
                 fetched = await partition.read(
-                    one.offset,
+                    fetch.offset,
                     max_bytes=max_bytes,
-                    end_offset=one.end_offset,
-                    any_replica=one.is_follower_read,
+                    end_offset=fetch.end_offset,
+                    any_replica=fetch.is_follower_read,
                     isolation=self._isolation,
                 )
             except LogError as error:
-                one.error = error.as_outcome()
+                fetch.error = error.as_outcome()
                 self._service.topics.topic(partition.topic).failed_fetch_requests += 1
             else:
-                one.offset = fetched.next_offset
+                fetch.offset = fetched.next_offset
                 self._service.topics.topic(partition.topic).bytes_out += len(fetched.data)
                 return fetched
         return Fetched(
             data=b"",
-            next_offset=one.offset,
+            next_offset=fetch.offset,
             high_watermark=partition.high_watermark,
             log_start_offset=partition.log_start_offset,
             last_stable_offset=partition.last_stable_offset,
@@ -417,15 +430,15 @@ class MultiFetch:
                 f"Topic {name!r} is another one here: {present}, not {topic_id}.",
             )
 
-    def _follower(self, one: PartitionFetch) -> Partition | None:
-        """This node's follower replica, if it reaches the offset; otherwise None."""
-        topic = self._service.metadata.image.topics_by_name.get(one.topic)
+    def _follower(self, fetch: PartitionFetch) -> Partition | None:
+        """This node's follower replica if it reaches the offset, otherwise None."""
+        topic = self._service.metadata.image.topics_by_name.get(fetch.topic)
         if topic is None:
             return None
-        found = self._service.replicas.replica(topic.topic_id, one.number)
+        found = self._service.replicas.replica(topic.topic_id, fetch.number)
         if found is None or found.is_closed:
             return None
-        is_there = found.log_start_offset <= one.offset <= found.log_end_offset
+        is_there = found.log_start_offset <= fetch.offset <= found.log_end_offset
         return found if is_there else None
 
 
@@ -445,10 +458,10 @@ class RoutedRead:
 class RoutedFetch:
     """A fetch of partitions of any leaders, for a client that knows no leaders.
 
-    `add` each partition, `wait`, then iterate over `chunks`. A fetch waits at all leaders for the
-    first record, then reads with one call per leader. Rounds repeat until there are `min_bytes`, or
-    the time is up. Nothing is repeated after an error: the error is the partition's own, and the
-    client comes again. The answer holds `max_bytes`, and one batch more for each call.
+    Callers `add` each partition, `wait`, then iterate over `chunks`. A fetch waits at all leaders
+    for the first record, then reads with one call per leader. Rounds repeat until there are
+    `min_bytes`, or the time is up. Nothing is repeated after an error. The error is the partition's
+    own, and the client retries. The response holds `max_bytes`, and one batch more for each call.
     """
 
     def __init__(
@@ -467,16 +480,16 @@ class RoutedFetch:
 
     def add(self, topic: str, number: PartitionId, offset: Offset, *, max_bytes: int) -> None:
         """Read a partition from `offset` on. An error is the partition's own, and no exception."""
-        one = RoutedRead(topic, number, offset, max_bytes)
-        self._reads.append(one)
+        read = RoutedRead(topic, number, offset, max_bytes)
+        self._reads.append(read)
         if topic not in self._refusals:
             self._refusals[topic] = self._refusal(topic)
-        one.error = self._refusals[topic]
-        if one.error is None:
+        read.error = self._refusals[topic]
+        if read.error is None:
             try:
-                one.handle = self._service.router.find(topic, number)
+                read.handle = self._service.router.find(topic, number)
             except LogError as error:
-                one.error = error.as_outcome()
+                read.error = error.as_outcome()
             else:
                 self._service.topics.topic(topic).fetch_requests += 1
 
@@ -488,16 +501,16 @@ class RoutedFetch:
         return None
 
     def is_at_end(self) -> bool:
-        """Whether no partition is known to have anything to read: then `wait`."""
+        """Whether no partition is known to have data, so that the caller should `wait`."""
         return not self._may_have_data
 
     async def wait(self, *, min_bytes: int, timeout_s: float) -> None:
-        """Wait for the first record of any partition, unless one has an error.
+        """Wait for the first record of any partition, unless a partition has an error.
 
         `chunks` waits for the rest of `min_bytes`.
         """
         timeout_s = min(timeout_s, self._service.settings.long_poll_s_max)
-        if any(one.error is not None for one in self._reads):
+        if any(read.error is not None for read in self._reads):
             timeout_s = 0.0
         self._min_bytes, self._deadline = min_bytes, self._clock.monotonic() + timeout_s
         self._may_have_data = await self._wait(self._reads)
@@ -512,56 +525,56 @@ class RoutedFetch:
         bytes_left = min(max_bytes, settings.response_bytes_max)
         size = 0
         is_first = True
-        for one in self._reads:
-            if one.error is not None:
-                yield one, NOTHING
-        pending = [one for one in self._reads if one.error is None]
+        for read in self._reads:
+            if read.error is not None:
+                yield read, NOTHING
+        pending = [read for read in self._reads if read.error is None]
         while pending and (is_first or self._clock.monotonic() < self._deadline):
             may_have_data = await self._wait(pending)
             if not (may_have_data or is_first):
                 return
             has_moved = False
             rows = await self._read(pending, bytes_left if may_have_data else 0)
-            for one, row in zip(pending, rows, strict=True):
-                topic = self._service.topics.topic(one.topic)
+            for read, row in zip(pending, rows, strict=True):
+                topic = self._service.topics.topic(read.topic)
                 if isinstance(row, LogError):
-                    one.error = row
+                    read.error = row
                     topic.failed_fetch_requests += 1
-                    yield one, NOTHING
+                    yield read, NOTHING
                     continue
                 count = len(row.data)
-                has_moved = has_moved or row.next_offset > one.offset
-                one.offset = max(one.offset, row.next_offset)
-                one.bytes_left -= count
+                has_moved = has_moved or row.next_offset > read.offset
+                read.offset = max(read.offset, row.next_offset)
+                read.bytes_left -= count
                 bytes_left -= count
                 size += count
                 topic.bytes_out += count
                 if count or is_first:
-                    yield one, row
+                    yield read, row
             is_first = False
             is_over = bytes_left <= 0 or size >= max(self._min_bytes, 1) or not has_moved
-            if is_over or any(one.error is not None for one in pending):
+            if is_over or any(read.error is not None for read in pending):
                 return
-            pending = [one for one in pending if one.bytes_left > 0]
+            pending = [read for read in pending if read.bytes_left > 0]
 
     async def _wait(self, reads: list[RoutedRead]) -> bool:
-        """Wait for a record of any partition; False if none has come in time."""
+        """Wait for a record of any partition. False if none has come in time."""
         remaining_s = self._deadline - self._clock.monotonic()
         if remaining_s <= 0:
             return True
-        positions = [(one.handle, one.offset) for one in reads if one.handle is not None]
+        positions = [(read.handle, read.offset) for read in reads if read.handle is not None]
         try:
             await self._service.wait(positions, timeout_s=remaining_s, isolation=self._isolation)
         except LogError:
-            # The read has the reason, by partition; or no leader had room for one more wait.
+            # The read has the reason, by partition, or no leader had room for another wait.
             return True
         return self._clock.monotonic() < self._deadline
 
     async def _read(self, reads: list[RoutedRead], max_bytes: int) -> list[Fetched | LogError]:
         wants = [
-            ReadWant(one.handle, one.offset, one.bytes_left)
-            for one in reads
-            if one.handle is not None
+            ReadWant(read.handle, read.offset, read.bytes_left)
+            for read in reads
+            if read.handle is not None
         ]
         return await read_many(
             self._service.router, wants, max_bytes=max_bytes, isolation=self._isolation

@@ -1,7 +1,7 @@
-"""Consumer groups on any node: membership, committed offsets, lags, resets.
+"""Consumer groups on any node, with membership, committed offsets, lags and resets.
 
-Each call goes to the group's coordinator, here or on another node. Topics are named to clients, and
-known by their ids to coordinators: this node's metadata translates.
+Each call goes to the group's coordinator, here or on another node. Clients use topic names and
+coordinators use topic ids. This node's metadata translates.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class OpenTransaction(NamedTuple):
     transactional_id: str
     producer: Producer
     adds_group: bool = True
-    """Whether the commit adds the group to the transaction; clients of version 1 did before."""
+    """Whether the commit adds the group to the transaction. Clients of version 1 did before."""
 
 
 class GroupView(NamedTuple):
@@ -149,7 +149,7 @@ class GroupView(NamedTuple):
 
     description: ConsumerGroupDescription
     coordinator: BrokerId | None
-    """The leader of the group's partition; None: there is none at the moment."""
+    """Leader of the group's partition, or None while there is none."""
     offsets: tuple[OffsetView, ...]
 
 
@@ -175,7 +175,7 @@ class GroupService:
     ) -> ConsumerHeartbeatResponse:
         """Join, stay in, or leave a group. Raises LogError as the coordinator decides.
 
-        A held heartbeat ends with NOT_READY when the listeners close: another node holds the next.
+        A held heartbeat ends with NOT_READY when the listeners close. Another node holds the next.
         """
         self._authorize(principal, Operation.READ, group_resource(request.group))
         for name in request.subscribed_names or ():
@@ -198,7 +198,7 @@ class GroupService:
         return topic.name
 
     def topic_name_or_id(self, topic_id: TopicId) -> str:
-        """The name of a topic; its id for a deleted one."""
+        """The name of a topic, or the id of a deleted topic."""
         topic = self._services.metadata.image.topics_by_id.get(topic_id)
         return topic_id if topic is None else topic.name
 
@@ -326,18 +326,18 @@ class GroupService:
         description = await self._description(principal, group_id)
         committed = await self.committed(principal, group_id, None, require_stable=False)
         owners = {
-            (self.topic_name_or_id(one.topic_id), number): member.member_id
+            (self.topic_name_or_id(topic.topic_id), number): member.member_id
             for member in description.members
-            for one in member.assignment
-            for number in one.partitions
+            for topic in member.assignment
+            for number in topic.partitions
         }
-        rows = {(one.topic, one.partition): one for one in committed}
+        rows = {(offset.topic, offset.partition): offset for offset in committed}
         for place in owners:
             rows.setdefault(place, FetchedOffset(*place))
         bounds = {
-            (one.topic, one.partition): one.end_offset
-            for one in await self._bounds(principal, rows, None)
-            if not isinstance(one, LogError)
+            (row.topic, row.partition): row.end_offset
+            for row in await self._bounds(principal, rows, None)
+            if not isinstance(row, LogError)
         }
         topic = self._services.metadata.image.topics_by_name.get(TOPIC)
         number = 0 if topic is None else partition_of(group_id, len(topic.partitions))
@@ -363,21 +363,21 @@ class GroupService:
         return found
 
     async def delete(self, principal: Principal, group_id: str) -> None:
-        """Delete a group with its offsets. Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY."""
+        """Delete a group with its offsets. Raises LogError UNKNOWN_GROUP or GROUP_NOT_EMPTY."""
         self._authorize(principal, Operation.DELETE, group_resource(group_id))
         await self.call(group_id, DeleteGroupRequest(check_group_id(group_id)), Done)
 
     async def delete_offsets(
         self, principal: Principal, group_id: str, topics: Mapping[str, Collection[int] | None]
     ) -> None:
-        """Forget committed offsets. Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY."""
+        """Forget committed offsets. Raises LogError UNKNOWN_GROUP or GROUP_NOT_EMPTY."""
         self._authorize(principal, Operation.DELETE, group_resource(group_id))
         for name in topics:
             self._authorize(principal, Operation.READ, topic_resource(name))
         await self._description(principal, group_id)
         committed = await self.committed(principal, group_id, None, require_stable=False)
         places = tuple(
-            TopicPartition(one.topic, one.partition) for one in _chosen(committed, topics)
+            TopicPartition(offset.topic, offset.partition) for offset in _chosen(committed, topics)
         )
         if places:
             await self.call(group_id, DeleteOffsets(group_id, places), OffsetOutcomes)
@@ -391,9 +391,9 @@ class GroupService:
         *,
         validate_only: bool,
     ) -> list[tuple[ResetRow, LogError | None]]:
-        """Set the committed offsets of an empty group; the rows done, or only planned.
+        """Set the committed offsets of an empty group. Returns the rows done, or only planned.
 
-        Raises LogError: UNKNOWN_GROUP, GROUP_NOT_EMPTY, UNKNOWN_TOPIC.
+        Raises LogError UNKNOWN_GROUP, GROUP_NOT_EMPTY or UNKNOWN_TOPIC.
         """
         self._authorize(principal, Operation.READ, group_resource(group_id))
         description = await self._description(principal, group_id)
@@ -414,12 +414,12 @@ class GroupService:
         found = await self._bounds(principal, places, time_ms)
         rows: list[tuple[ResetRow, LogError | None]] = []
         bounds = []
-        for place, one in zip(places, found, strict=True):
-            if isinstance(one, LogError):
+        for place, outcome in zip(places, found, strict=True):
+            if isinstance(outcome, LogError):
                 row = ResetRow(*place, TopicId(""), old.get(place), None)
-                rows.append((row, one))
+                rows.append((row, outcome))
             else:
-                bounds.append(one)
+                bounds.append(outcome)
         planned = plan_reset(target, bounds, old, others)
         to_commit = offsets_to_commit(planned)
         refused: dict[tuple[str, int], int] = {}
@@ -444,14 +444,14 @@ class GroupService:
     async def _commit_reset(
         self, principal: Principal, group_id: str, offsets: Sequence[OffsetToCommit]
     ) -> dict[tuple[str, int], int]:
-        """Commit the offsets of a reset; the error codes by place."""
+        """Commit the offsets of a reset. Returns the error codes by place."""
         try:
             outcomes = await self.commit(principal, group_id, offsets, Committer())
         except LogError as error:
             if error.entry is UNKNOWN_MEMBER:
                 raise LogError(GROUP_NOT_EMPTY, error.message) from None
             raise
-        return {(one.topic, one.partition): one.error_code for one in outcomes}
+        return {(outcome.topic, outcome.partition): outcome.error_code for outcome in outcomes}
 
     # Parts
 
@@ -488,9 +488,9 @@ class GroupService:
     async def call_held(
         self, group_id: str, request: GroupRequest, kind: type[T] | UnionType, wait_s: float
     ) -> T:
-        """Like `call`, for a request that the coordinator may hold for so long.
+        """Call as `call` does, for a request that the coordinator may hold for `wait_s`.
 
-        Ends with NOT_READY when the listeners close: another node holds the next one.
+        Ends with NOT_READY when the listeners close. Another node holds the next request.
         """
         held: Coroutine[Any, Any, T] = self.call(
             group_id, request, kind, timeout_s=CALL_S + wait_s, is_held=True
@@ -522,7 +522,7 @@ class GroupService:
         places: Iterable[tuple[str, int]],
         time_ms: int | None,
     ) -> list[PartitionBounds | LogError]:
-        """The bounds of each place, and the offset at a time; an error of its own for each."""
+        """The bounds of each place, and the offset at a time, or the place's error."""
         image = self._services.metadata.image
         wanted: dict[str, list[int]] = {}
         found: dict[tuple[str, int], PartitionBounds | LogError] = {}
@@ -603,21 +603,21 @@ def _bounds(
 def _offsets(fetched: Iterable[FetchedOffset]) -> dict[tuple[str, int], int]:
     """Committed offsets by place. Raises LogError for one that a transaction may change."""
     found = {}
-    for one in fetched:
-        if one.error_code:
+    for offset in fetched:
+        if offset.error_code:
             raise LogError(UNSTABLE_OFFSET_COMMIT)
-        found[one.topic, one.partition] = one.offset
+        found[offset.topic, offset.partition] = offset.offset
     return found
 
 
 def _chosen(
     committed: Iterable[FetchedOffset], topics: Mapping[str, Collection[int] | None]
 ) -> Iterable[FetchedOffset]:
-    for one in committed:
-        if one.topic in topics:
-            numbers = topics[one.topic]
-            if numbers is None or one.partition in numbers:
-                yield one
+    for offset in committed:
+        if offset.topic in topics:
+            numbers = topics[offset.topic]
+            if numbers is None or offset.partition in numbers:
+                yield offset
 
 
 def _check_count(count: int) -> None:

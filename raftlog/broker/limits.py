@@ -2,7 +2,7 @@
 
 - `AddressBudget` counts bytes in flight and requests in flight, in total and by address.
 - `WorkTurns` spreads long synchronous work over iterations of the event loop.
-- `RateGuard` measures the rate of a body or an answer.
+- `RateGuard` measures the rate of a request or response body.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ADDRESS_SHARE: Final = 4
 """One address holds at most a quarter of a shared budget."""
 RESERVED_SHARE: Final = 8
 LITTLE_SHARE: Final = 64
-"""An eighth of a budget is for addresses that hold at most a 64th of it each."""
+"""Divisor of a budget for an address's most of the reserved eighth."""
 OTHERS_EXPECTED_S: Final = 0.1
-"""After a request, more of its address are expected for so long."""
+"""Seconds after a request for which more of its address are expected."""
 LONG_WORK_EXPECTED_S: Final = 1.0
-"""After long work, more of its address is expected for so long."""
+"""Seconds after long work for which more of its address is expected."""
 ADDRESSES_REMEMBERED_MAX: Final = 64
 """Addresses with long work that are remembered."""
 PAUSE_S_MIN: Final = 0.002
-"""Shortest pause between turns: timers are a millisecond coarse."""
+"""Shortest pause between turns, because timers are a millisecond coarse."""
 PAUSE_S_MAX: Final = 0.05
 """Longest pause, should a piece of work have been longer than it may be."""
 
@@ -51,17 +51,17 @@ class BrokerSettings:
     auto_create_topics: bool
     """Whether a produce request to an unknown topic creates it."""
     bytes_in_flight_max: int
-    """Bytes that all requests together may hold; one address a quarter of them."""
+    """Bytes that all requests together may hold. An address may hold a quarter of them."""
     requests_in_flight_max: int
-    """Requests that may be handled at one time; of one address a quarter of them."""
+    """Requests in flight. An address may have a quarter of them."""
     response_bytes_max: int
-    """Upper bound of `max_bytes` of one fetch; larger values are lowered to it."""
+    """Upper bound of `max_bytes` of a fetch. Larger values are lowered to it."""
     long_poll_s_max: float
-    """Upper bound of a fetch's wait; longer ones are lowered to it."""
+    """Upper bound of a fetch's wait in seconds. Longer waits are lowered to it."""
     partitions_per_request_max: int
     """Partitions that one request may name."""
     topic_labels_max: int
-    """Topics with metrics of their own."""
+    """Topics with separate metrics."""
 
     def check_partition_count(self, count: int) -> None:
         """Raise LogError INVALID_BODY if one request names too many partitions."""
@@ -73,7 +73,7 @@ class BrokerSettings:
 
 
 class AddressBudget:
-    """Counts what clients hold of one shared resource: in total, and by client address.
+    """Counts what clients hold of one shared resource, in total and by client address.
 
     One address holds at most a quarter of the total, so no single client takes the resource from
     all others. The last eighth is for addresses that hold little, so four addresses at their limit
@@ -146,35 +146,36 @@ class AddressBudget:
 
 
 class WorkTurns:
-    """Turns of long synchronous work: at most one piece of it per iteration of the event loop.
+    """Turns of long synchronous work, at most one piece per iteration of the event loop.
 
-    Each piece is bounded (about 3 ms), but many requests bring many pieces: run one after another
-    in one iteration, they would hold the loop for their sum. Client addresses take turns, so the
-    many requests of one do not delay the few of another.
+    Each piece is bounded (about 3 ms), but many requests bring many pieces. Run in one iteration,
+    they would hold the loop for their sum. Client addresses take turns, so the many requests of an
+    address do not delay the few of another.
 
-    A short request takes several iterations: its read, its sync, its replication, its answer. While
-    requests of addresses without long work arrive, pieces leave half of the time to these.
+    A short request takes several iterations for its read, its sync, its replication and its
+    response. While requests of addresses without long work arrive, pieces leave half of the time to
+    these.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._address = ContextVar("address", default="")
-        """The client address that the running task works for; tasks that it creates inherit it."""
+        """The client address that the running task works for. Tasks that it creates inherit it."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Waits by address, in the order of the addresses' turns; bounded by requests in flight."""
+        """Waits by address, in the order of the addresses' turns. Bounded by requests in flight."""
         self._is_due = False
         """Whether the next turn is scheduled."""
         self._worked: dict[str, float] = {}
-        """Time of the last turn of each address with long work, the newest last; bounded."""
+        """Time of the last turn of each address with long work, the newest last. Bounded."""
         self._began = 0.0
         """Begin of the last turn."""
         self._since_pause_s = 0.0
         """Sum of the turns since the last pause."""
         self._others_until = 0.0
-        """Until when short requests of other addresses are expected."""
+        """End of the time in which short requests of other addresses are expected."""
 
     def work_for(self, address: str) -> None:
-        """Let further waits of the running task, a new request, be those of a client address."""
+        """Assign further waits of the running task, a new request, to a client address."""
         self._address.set(address)
         if self._is_due and address not in self._waiting:
             now = self._clock.monotonic()
@@ -182,7 +183,7 @@ class WorkTurns:
                 self._others_until = now + OTHERS_EXPECTED_S
 
     async def wait(self) -> None:
-        """Wait for a turn; do the piece of work right after it, without suspension."""
+        """Wait for a turn. Do the piece of work right after it, without suspension."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.setdefault(self._address.get(), deque()).append(turn)
@@ -193,7 +194,7 @@ class WorkTurns:
         self._began = self._clock.monotonic()
 
     def _next(self) -> None:
-        """Give one turn: the loop polls its sockets and timers before the next."""
+        """Give one turn. The loop polls its sockets and timers before the next."""
         self._is_due = False
         while self._waiting:
             address = next(iter(self._waiting))
@@ -218,7 +219,7 @@ class WorkTurns:
             del self._worked[next(iter(self._worked))]
 
     def _turn_ended(self) -> None:
-        """Schedule the next turn, after a pause if others need one."""
+        """Schedule the next turn, after a pause if other addresses need it."""
         now = self._clock.monotonic()
         self._since_pause_s += max(now - self._began, 0.0)
         if now >= self._others_until:
@@ -235,7 +236,7 @@ class RateGuard:
     """The minimum rate of a transfer, measured over its latest window of waiting.
 
     Each `window_s` of waiting for the peer must move `bytes_per_second_min * window_s` bytes. Bytes
-    of earlier windows earn no time: a burst followed by silence ends one window later.
+    of earlier windows earn no time. A burst followed by silence ends one window later.
     """
 
     __slots__ = ("_bytes_left", "_bytes_min", "_window_s", "patience_s")
@@ -245,11 +246,10 @@ class RateGuard:
         self._window_s = window_s
         self._bytes_left = self._bytes_min
         self.patience_s = window_s
-        """How long the peer may still take for the rest of the window's bytes; 0: it is too slow.
-        """
+        """Seconds left to the peer for the rest of the window's bytes. 0 if it is too slow."""
 
     def moved(self, size: int, waited_s: float) -> None:
-        """Count bytes and the wait for them; with enough bytes the next window begins."""
+        """Count bytes and the wait for them. With enough bytes the next window starts."""
         self._bytes_left -= size
         if self._bytes_left > 0:
             self.patience_s = max(self.patience_s - waited_s, 0.0)

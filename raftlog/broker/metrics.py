@@ -1,6 +1,6 @@
-"""Traffic counters per topic: plain integers, which a listener's metrics page reads.
+"""Traffic counters per topic as plain integers, which a listener's metrics page reads.
 
-Label sets are bounded: the first `labels_max` topics in use have counters of their own; all others
+Label sets are bounded. The first `labels_max` topics in use have separate counters, and all others
 share one. A deleted topic's counts move to the shared counters, and its place becomes free.
 """
 
@@ -16,7 +16,7 @@ OTHER_TOPICS: Final = "__other__"
 
 @dataclass(slots=True)
 class TopicCounters:
-    """Traffic of one topic (or of all without labels of their own) since the start."""
+    """Traffic of one topic, or of all topics without labels, since the start."""
 
     messages_in: int = 0
     bytes_in: int = 0
@@ -33,7 +33,7 @@ class TopicCounters:
 
 
 class TopicMetrics:
-    """The counters of all topics. Everything runs in the event loop; nothing is locked."""
+    """The counters of all topics. Everything runs in the event loop, without a lock."""
 
     def __init__(self, labels_max: int) -> None:
         self._labels_max = labels_max
@@ -55,6 +55,6 @@ class TopicMetrics:
             self._other.add(self._topics.pop(name))
 
     def rows(self) -> Iterator[tuple[str, TopicCounters]]:
-        """Label and counters: topics by name, the shared ones last."""
+        """Label and counters of topics by name, then of the shared counters."""
         yield from sorted(self._topics.items())
         yield OTHER_TOPICS, self._other

@@ -1,11 +1,11 @@
 """The services of one node, as its broker uses them, and the node's readiness.
 
-Readiness is two questions. A starting or stopping node serves nothing, because an unknown topic may
-merely not have been read yet (`NodeServices.is_ready`). A node without an active controller can
-still read and write the partitions that it leads: it serves, and the quorum itself refuses changes
-of metadata (NO_CONTROLLER). But it is not *ready* (`unready`): a load balancer, or a rolling
-restart, should prefer the other nodes. The same holds for a fenced node, and after a start until
-each replica has been in sync once: the next node's stop would leave too few.
+Readiness has two levels. A starting or stopping node serves nothing, because it may merely not have
+read an unknown topic yet (`NodeServices.is_ready`). A node without an active controller can still
+read and write the partitions that it leads. It serves, and the quorum itself refuses changes of
+metadata (NO_CONTROLLER). But the node is not *ready* (`unready`), because a load balancer or a
+rolling restart should prefer the other nodes. The same holds for a fenced node, and after a start
+until each replica has been in sync once, because the next node's stop would leave too few.
 """
 
 from __future__ import annotations
@@ -47,21 +47,23 @@ class NodeServices:
     coordination: Callable[[], CoordinatorStatus]
     """Sums over all coordinators of this node, for metrics."""
     is_ready: Callable[[], str | None]
-    """None while the node serves; otherwise the reason why not (starting, stopping): listeners then
-    refuse every request. A node without an active controller serves."""
+    """None while the node serves, otherwise the reason (starting, stopping).
+
+    Listeners then refuse every request. A node without an active controller serves.
+    """
     catching_up: Callable[[], str | None] = lambda: None
-    """None once the replicas have been in sync since the start; otherwise the ones that lag."""
+    """None once the replicas have been in sync since the start, otherwise those that lag."""
     can_write: Callable[[], bool] = lambda: True
-    """Whether this node's disk takes writes; if not, the node resigns its leadership."""
+    """Whether this node's disk takes writes. If not, the node resigns its leadership."""
 
     @property
     def cluster_id(self) -> str:
-        """The cluster's identity; empty before this node knows it."""
+        """The cluster's identity, empty before this node knows it."""
         return self.metadata.image.cluster_id or ""
 
 
 def cluster_hosts(services: NodeServices) -> Iterator[str]:
-    """The hosts under which the nodes of the cluster are known to each other and to clients."""
+    """The hosts of the cluster's nodes, as nodes and clients know them."""
     for voter in services.quorum.voters.voters:
         yield voter.host
     for broker in services.metadata.image.brokers.values():
@@ -69,7 +71,7 @@ def cluster_hosts(services: NodeServices) -> Iterator[str]:
 
 
 def unready(services: NodeServices) -> LogError | None:
-    """None while the node is ready; otherwise the error with the reason."""
+    """None while the node is ready, otherwise the error with the reason."""
     reason = services.is_ready()
     if reason is not None:
         return LogError(NOT_READY, reason)

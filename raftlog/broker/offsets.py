@@ -1,8 +1,9 @@
-"""Offsets: the ends of partitions, offsets by timestamp, and offsets by name.
+"""Offsets of partition ends, offsets by timestamp, and offsets by name.
 
-Bulk calls cover many partitions. By default they answer for partitions that this node leads, all or
-an error: a client that knows leaders would take a missing partition for an empty one. With
-`any_node` this node queries the other leaders, once each, and every partition has its own outcome.
+Bulk calls cover many partitions. By default they return partitions that this node leads, all or an
+error, because a client that knows leaders would take a missing partition for an empty partition.
+With `any_node` this node queries the other leaders, once each, and every partition has its own
+outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["FoundRecord", "OffsetService", "PartitionBounds"]
 
 T = TypeVar("T")
 ByPartition: TypeAlias = Mapping[str, tuple[TopicImage, Mapping[int, T]]]
-"""By topic name: the topic, and an outcome for each of its partitions."""
+"""Topic and outcomes of its partitions, by topic name."""
 
 
 class NamedOffset(StrEnum):
@@ -43,7 +44,7 @@ class NamedOffset(StrEnum):
     EARLIEST = "earliest"
     """The log start offset."""
     LATEST = "latest"
-    """The readable end: the high watermark, or the last stable offset."""
+    """Readable end, which is the high watermark or the last stable offset."""
 
 
 async def named_offset(
@@ -59,7 +60,7 @@ async def named_offset(
 async def offset_from_end(
     count: int, partition: PartitionHandle, isolation: Isolation = Isolation.READ_UNCOMMITTED
 ) -> Offset:
-    """The present offset of the last `count` offsets; see `offset_before_end`."""
+    """The present offset of the last `count` offsets, as `offset_before_end`."""
     start, end = await partition.bounds(isolation)
     return Offset(offset_before_end(start, end, count))
 
@@ -69,8 +70,8 @@ async def offset_at_time(
     partition: PartitionHandle,
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> Offset:
-    """The first offset at or after a timestamp; the readable end if no record is that young."""
-    # Before the lookup: a record committed in between may be that young.
+    """The first offset at or after a timestamp, or the readable end."""
+    # Before the lookup, because a record committed in between may be that young.
     _, end = await partition.bounds(isolation)
     found = await partition.offset_for_timestamp(timestamp_ms, isolation)
     return end if found is None else found[0]
@@ -102,7 +103,7 @@ class OffsetService:
     ) -> ByPartition[PartitionBounds | LogError]:
         """The bounds of whole topics, or of some partitions of each.
 
-        Raises LogError UNKNOWN_TOPIC; without `any_node` also any partition's error.
+        Raises LogError UNKNOWN_TOPIC. Without `any_node` it also raises any partition's error.
         """
         topics = self._topics(principal, wanted)
         numbers: dict[str, Collection[int]]
@@ -176,8 +177,8 @@ class OffsetService:
     ) -> FoundRecord | None:
         """The first readable record of a partition with the largest timestamp.
 
-        None without a record that has one. Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION,
-        NO_LEADER: without `any_node` also of a partition led elsewhere.
+        None without a record that has a timestamp. Raises LogError UNKNOWN_TOPIC, UNKNOWN_PARTITION
+        or NO_LEADER. Without `any_node` it also raises NO_LEADER for a partition led elsewhere.
         """
         self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
         if any_node:
@@ -193,10 +194,10 @@ class OffsetService:
         *,
         any_node: bool = False,
     ) -> tuple[LeaderEpoch, Offset] | None:
-        """The largest leader epoch not above `epoch` of a partition's leader, and its end offset.
+        """The largest leader epoch not above `epoch` at a partition's leader, and its end offset.
 
-        By it a client finds out that records it has read are gone (KIP-320). None: no such epoch is
-        known. Raises LogError, as `newest_record`.
+        A client detects by it that records it has read are gone (KIP-320). None means that no such
+        epoch is known. Raises LogError, as `newest_record`.
         """
         self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
         if any_node:
@@ -214,7 +215,7 @@ class OffsetService:
         return topics
 
     def _handle(self, topic: TopicImage, number: int) -> PartitionHandle:
-        """A partition of the topic; LogError UNKNOWN_PARTITION if there is none."""
+        """A partition of the topic. Raises LogError UNKNOWN_PARTITION."""
         row = topic.partition(number)
         return PartitionHandle(self._partitions, topic.name, topic.topic_id, row.partition, None)
 

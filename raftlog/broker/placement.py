@@ -1,7 +1,7 @@
-"""Leaders and replicas of many partitions at once, each with an outcome of its own.
+"""Leaders and replicas of many partitions at once, each with its own outcome.
 
-`AdminService` has the operations that succeed or fail as a whole. Here one partition that cannot be
-changed leaves the others alone: the partitions with errors are in the result.
+`AdminService` has the operations that succeed or fail as a whole. Here a partition that cannot be
+changed leaves the others unaffected, and the result has the partitions with errors.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class PlacementService:
         """Return the lead of partitions to their preferred replicas.
 
         With `unclean`, elect the living replica with the longest log where there is no leader
-        instead: records may be lost. `wanted` are topics and partitions, each once; None: all that
-        need an election. Raises LogError without a quorum.
+        instead. Records may be lost. `wanted` are topics and partitions, each once. None selects
+        all that need an election. Raises LogError without a quorum.
         """
         self._authorize(principal, Operation.ALTER, CLUSTER)
         image = self._metadata.image
@@ -92,7 +92,8 @@ class PlacementService:
             await self._metadata.operations.elect_preferred(needed.values())
             errors |= self._not_preferred(needed)
         return [
-            ElectionOutcome(*one, is_needed=one in needed, error=errors.get(one)) for one in wanted
+            ElectionOutcome(*partition, is_needed=partition in needed, error=errors.get(partition))
+            for partition in wanted
         ]
 
     async def _elect_unclean(self, name: str, number: int) -> None:
@@ -177,5 +178,5 @@ class PlacementService:
 
 
 def _needs_election(row: PartitionImage, *, unclean: bool) -> bool:
-    """Whether the partition has no leader at all, or is not led by its preferred replica."""
+    """Whether the partition has no leader, or another leader than its preferred replica."""
     return row.leader == NO_LEADER_ID if unclean else row.leader != row.replicas[0]

@@ -1,21 +1,22 @@
-"""Produce: choose partitions, build batches, append in parallel, report every outcome.
+"""Produce records, or clients' batches, and report every partition's outcome.
 
-Two entry points. `write` takes records of one topic: it plans the whole request before it appends,
-and appends nothing if the plan fails. Records of one partition become one batch (more, if one would
+`write` takes records of one topic. It plans the whole request before it appends, and appends
+nothing if the plan fails. Records of one partition become one batch (more, if the batch would
 exceed max.message.bytes), in the request's order, and are appended whole or not at all. Small
-requests share batches with others that arrive at the same time (batcher.py). `append_batches`
-takes batches that the client built, for partitions that this node leads; with `any_node` it
-forwards the others.
+requests share batches with others that arrive at the same time (batcher.py).
 
-Different partitions are appended at the same time and may fare differently: a partition's outcome
-is a value, offsets or LogError.
+`append_batches` takes batches that the client built, for partitions that this node leads. With
+`any_node` it forwards the others.
 
-Ordering: calls of `append_batches` take their places in a partition's log in the order in which
-they began, however long each waits before its append (for a new topic, for a turn of a frame with
-more than BATCHES_PER_STEP_MAX batches, for a new producer id), and so do calls of `write` with one
-producer id. A listener that handles several requests of one connection at a time relies on that:
-it begins them in order, and answers them in order. Calls of `write` without a producer id, running
-at the same time, have no order.
+Different partitions are appended at the same time. Their outcomes are values, offsets or LogError,
+and may differ.
+
+Calls of `append_batches` take their places in a partition's log in the order in which they started,
+however long each waits before its append (for a new topic, for a turn of a frame with more than
+BATCHES_PER_STEP_MAX batches, for a new producer id). The same holds for calls of `write` with one
+producer id. A listener that handles several requests of one connection at a time relies on this
+order. It starts them in order and responds in order. Concurrent calls of `write` without a producer
+id have no order.
 """
 
 from __future__ import annotations
@@ -67,26 +68,28 @@ from raftlog.routing.handle import PartitionHandle
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
 TOPICS_REMEMBERED_MAX: Final = 10_000
-"""Bound of the round robin: topics with a remembered next partition."""
+"""Topics with a remembered next partition in the round robin."""
 RECORDS_PER_TURN: Final = 8_192
-"""Records of a long request that get their partitions in one turn of the event loop: 10 ms."""
+"""Records of a long request that get their partitions in one turn of 10 ms."""
 RECORDS_CHECKED_PER_TURN: Final = 1_024
-"""Records checked one by one in one turn: 10 ms, if each has to be encoded for it."""
+"""Records checked singly in one turn of 10 ms, if each has to be encoded."""
 FRAMES_PER_TURN: Final = 128
 """Appends of a long request that begin in one turn."""
 BATCHES_PER_STEP_MAX: Final = 16
-"""A frame with more batches takes a turn of its own: each batch takes 10 to 20 us. Idempotent
-producers have five in flight at most."""
+"""Batches of a frame that needs no separate turn.
+
+Each batch takes 10 to 20 us. Idempotent producers have at most five in flight.
+"""
 PACKED_BYTES_PER_TURN: Final = 1 << 20
-"""Bytes of batches that are packed in one turn of the event loop, unless one batch has more."""
+"""Bytes of batches packed in one turn, unless a batch has more."""
 PACKED_BATCH_COST_BYTES: Final = 4_096
 """Work of a batch besides its bytes, in bytes."""
 NO_OFFSET: Final = Offset(-1)
 SEQUENCE_MASK: Final = 2**31 - 1
-"""Sequence numbers go on from 0 after 2^31 - 1."""
+"""Largest sequence number. The next sequence number after 2^31 - 1 is 0."""
 
 _WRITE: Final = Operation.WRITE
-"""A local name: the lookup of an enum's member costs as much as the rest of an authorization."""
+"""Local name. The lookup of an enum's member costs as much as the rest of an authorization."""
 
 _FrameKey: TypeAlias = tuple[str, PartitionId]
 """Topic and partition of a frame."""
@@ -105,10 +108,12 @@ class ProduceOptions:
     producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
     sequence: int = NO_SEQUENCE
     transactional_id: str | None = None
-    """Of the transaction that the records join."""
+    """Id of the transaction that the records join."""
     adds_partition: bool = True
-    """Whether the first records of a transaction add their partition to it (version 2, KIP-890);
-    a client of version 1 has added it before."""
+    """Whether a transaction's first records add their partition to it (version 2, KIP-890).
+
+    A client of version 1 has added it before.
+    """
     any_node: bool = False
     """Whether `append_batches` forwards batches to the leaders of their partitions."""
 
@@ -124,14 +129,17 @@ class PartitionWrite:
 
     number: int
     partition: PartitionHandle | None
-    """None if the partition cannot be found: `outcome` has the error."""
+    """None if the partition cannot be found, with the error in `outcome`."""
     indexes: Sequence[int]
     """The records' places in the request."""
     records: Sequence[StoredRecord] = ()
     batches: Sequence[RecordBatch] | None = None
-    """The records' batches; None if they share one with other requests' records."""
+    """The records' batches, or None if they share a batch with other requests' records."""
     outcome: Sequence[int] | LogError = ()
-    """The records' offsets, or the error: then none was appended, or `entry.outcome_unknown`."""
+    """The records' offsets, or the error.
+
+    With an error nothing was appended, or `entry.outcome_unknown` is set.
+    """
     log_append_time_ms: int = -1
 
 
@@ -140,7 +148,7 @@ class BatchesAppended:
     """The place of one partition's batches in its log."""
 
     base_offset: Offset
-    """Offset of the first record; of a repeated batch: its offset in the first append."""
+    """Offset of the first record. A repeated batch has its offset of the first append."""
     last_offset: Offset
     log_append_time_ms: int
     log_start_offset: Offset
@@ -148,7 +156,7 @@ class BatchesAppended:
 
 
 class RoundRobin:
-    """Partitions in turn: each request's records without key or partition go to one of them."""
+    """Partitions in turn. A request's records without key or partition go to one partition."""
 
     def __init__(self) -> None:
         self._next: dict[TopicId, int] = {}
@@ -189,9 +197,9 @@ class ProduceService:
         """Producers of idempotent writes that are not appended yet."""
 
     async def topic(self, principal: Principal, name: str) -> TopicImage:
-        """The topic to write to, created now if the settings say so.
+        """The topic to write to, created now if the settings allow it.
 
-        Call it before `write`: it authorizes the principal. Raises LogError UNKNOWN_TOPIC,
+        Called before `write`, because it authorizes the principal. Raises LogError UNKNOWN_TOPIC or
         FORBIDDEN.
         """
         self._authorize(principal, _WRITE, topic_resource(name))
@@ -207,9 +215,9 @@ class ProduceService:
     async def topics(
         self, principal: Principal, names: Sequence[str]
     ) -> list[TopicImage | LogError]:
-        """Like `topic`, for many, with an error in place of each that fails.
+        """The topics to write to, each as `topic`, or the error of each.
 
-        For clients that must know the partitions of a topic before they write. Raises LogError
+        Clients that must know the partitions of a topic before they write use it. Raises LogError
         INVALID_BODY for too many.
         """
         self._check_partition_count(len(names))
@@ -236,13 +244,13 @@ class ProduceService:
         size_bytes: int,
         partition: PartitionId | None = None,
     ) -> list[PartitionWrite]:
-        """Append records to a topic that `topic` returned; returns each partition's outcome.
+        """Append records to a topic that `topic` returned. Returns each partition's outcome.
 
-        A record goes to its entry in `partitions` (None: no record has one), else to its key's
-        partition, else to the round robin's; with `partition`, all go to that one. `size_bytes` is
-        at least the sum of all keys, values and headers. Raises LogError, with nothing appended:
-        UNKNOWN_PARTITION, RECORD_TOO_LARGE; INVALID_BODY for an idempotent request that does not
-        name exactly one partition.
+        A record goes to its entry in `partitions` (None if no record has an entry), else to its
+        key's partition, else to the round robin's. With `partition`, all records go there.
+        `size_bytes` is at least the sum of all keys, values and headers. Raises LogError, with
+        nothing appended: UNKNOWN_PARTITION, RECORD_TOO_LARGE, or INVALID_BODY for an idempotent
+        request that does not name exactly one partition.
         """
         place = self._planned.enter([options.producer_id] if options.is_idempotent else ())
         try:
@@ -258,7 +266,7 @@ class ProduceService:
         if len(writes) == 1:
             await self._append(writes[0], options)
         else:
-            await asyncio.gather(*(self._append(one, options) for one in writes))
+            await asyncio.gather(*(self._append(write, options) for write in writes))
         self._count(topic.name, writes, size_bytes)
         return writes
 
@@ -268,10 +276,11 @@ class ProduceService:
         records: Sequence[StoredRecord],
         partitions: Sequence[int | None],
     ) -> dict[int, LogError]:
-        """Errors of the records that the topic cannot take, by index; `write` takes the others.
+        """Errors by index of the records that the topic cannot take. `write` takes the others.
 
-        For requests that are answered record by record, where one bad record must not prevent the
-        others: an unknown partition, more than max.message.bytes, no key in a compacted topic.
+        For requests with an outcome for each record, where one bad record must not prevent the
+        others. The errors are an unknown partition, more than max.message.bytes, and no key in a
+        compacted topic.
         """
         config = self._metadata.settings.topic_config(topic)
         errors: dict[int, LogError] = {}
@@ -289,11 +298,11 @@ class ProduceService:
     async def append_batches(
         self, principal: Principal, frames: Sequence[ProduceFrame], options: ProduceOptions
     ) -> Sequence[BatchesAppended | LogError]:
-        """Append clients' batches, all partitions at once; an outcome for each frame.
+        """Append clients' batches to all partitions at once. Returns an outcome for each frame.
 
-        Partitions of other leaders have NO_LEADER, unless the options say `any_node`. Raises
-        LogError, with nothing appended: INVALID_BODY if two frames are of one partition; FORBIDDEN
-        for the transactional id.
+        Partitions of other leaders have NO_LEADER, unless the options have `any_node`. Raises
+        LogError, with nothing appended: INVALID_BODY if two frames are of one partition, or
+        FORBIDDEN for the transactional id.
         """
         if options.transactional_id is not None:
             self.authorize_transaction(principal, options.transactional_id)
@@ -334,7 +343,7 @@ class ProduceService:
         return self._replicas.partition(topic, partition).log_start_offset
 
     async def _missing_topic(self, principal: Principal, name: str) -> TopicImage:
-        """Create an unknown topic, if the settings say so; else raise LogError UNKNOWN_TOPIC."""
+        """Create an unknown topic if the settings allow it. Raises LogError UNKNOWN_TOPIC."""
         if self._auto_create:
             self._authorize(principal, Operation.CREATE, topic_resource(name))
             try:
@@ -430,30 +439,30 @@ class ProduceService:
             )
         return writes
 
-    async def _append(self, one: PartitionWrite, options: ProduceOptions) -> None:
-        partition = one.partition
+    async def _append(self, write: PartitionWrite, options: ProduceOptions) -> None:
+        partition = write.partition
         if partition is None:
             return
         acks, timeout_s = options.acks, options.timeout_s
         try:
-            if one.batches is None:
+            if write.batches is None:
                 placed = await self._batcher.append(
-                    partition, one.records, acks=acks, timeout_s=timeout_s
+                    partition, write.records, acks=acks, timeout_s=timeout_s
                 )
-                one.outcome = range(placed.base_offset, placed.base_offset + len(one.records))
-                one.log_append_time_ms = placed.log_append_time_ms
+                write.outcome = range(placed.base_offset, placed.base_offset + len(write.records))
+                write.log_append_time_ms = placed.log_append_time_ms
                 return
             results = await partition.append(
-                one.batches,
+                write.batches,
                 acks=acks,
                 timeout_s=timeout_s,
                 transactional_id=options.transactional_id,
             )
         except LogError as error:
-            one.outcome = error.as_outcome()
+            write.outcome = error.as_outcome()
             return
-        one.log_append_time_ms = results[0].log_append_time_ms
-        one.outcome = list(
+        write.log_append_time_ms = results[0].log_append_time_ms
+        write.outcome = list(
             chain.from_iterable(
                 range(result.base_offset, result.last_offset + 1) for result in results
             )
@@ -463,11 +472,11 @@ class ProduceService:
         counters = self._topics.topic(topic)
         counters.produce_requests += 1
         has_failed = False
-        for one in writes:
-            if isinstance(one.outcome, LogError):
+        for write in writes:
+            if isinstance(write.outcome, LogError):
                 has_failed = True
             else:
-                counters.messages_in += len(one.indexes)
+                counters.messages_in += len(write.indexes)
         if has_failed:
             counters.failed_produce_requests += 1
         else:
@@ -540,7 +549,7 @@ class ProduceService:
 
 
 def content_bytes(record: StoredRecord) -> int:
-    """Bytes of a record's key, value and headers; an upper bound for the headers."""
+    """Bytes of a record's key and value, with an upper bound for its headers."""
     headers = record[3]
     return _least_bytes(record) + RECORD_OVERHEAD_BYTES * len(headers or ())
 
@@ -621,7 +630,7 @@ def packed(
 
 
 _SHARED: Final = ProduceOptions(Acks.ALL, 0)
-"""Options of a shared batch: it has no producer id."""
+"""Options of a shared batch, which has no producer id."""
 
 
 def _pack_shared(records: Sequence[RecordTuple], size_bytes_max: int) -> list[RecordBatch]:

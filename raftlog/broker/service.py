@@ -3,10 +3,10 @@
 The node constructs one `Broker`, and gives it to every listener. So limits, batches of small
 requests, the round robin and the metrics are common to all protocols. A listener
 
-1. calls `check_ready` for each request;
-2. authenticates the client: a `Principal`;
-3. takes the request from `requests_in_flight` and its bytes from `bytes_in_flight`, and gives both
-   back after the answer; takes a turn of `turns` for each piece of long synchronous work;
+1. calls `check_ready` for each request.
+2. authenticates the client, which gives a `Principal`.
+3. reserves the request in `requests_in_flight` and its bytes in `bytes_in_flight`, and releases
+   both after the response. Takes a turn of `turns` for each piece of long synchronous work.
 4. calls an operation, and shapes its outcome.
 """
 
@@ -34,8 +34,11 @@ from raftlog.record.errors import NOT_READY, LogError
 from raftlog.world.threads import Threads
 
 DECOMPRESSION_THREADS: Final = 1
-"""Stored batches are decompressed on a thread, faster than the event loop writes them out as JSON:
-more threads would only take processors from syncs and from other clients."""
+"""Threads that decompress stored batches.
+
+One thread is faster than the event loop writes the batches out as JSON. More threads would only
+take processors from syncs and from other clients.
+"""
 
 
 class Broker(ListenedService):
@@ -49,7 +52,7 @@ class Broker(ListenedService):
         super().__init__(settings, services.clock)
         authorize = guard_internal_topics(authorize)
         self.services = services
-        """The node itself: for health and metrics pages, not for operations."""
+        """Node's services, for health and metrics pages, not for operations."""
         self.decompression = Threads(DECOMPRESSION_THREADS, "decompress")
         self.produce = ProduceService(services, settings, self.topics, authorize, self.turns)
         self.fetch = FetchService(services, settings, self.topics, authorize, self.closing)
@@ -66,7 +69,7 @@ class Broker(ListenedService):
 
     @property
     def cluster_id(self) -> str:
-        """The cluster's identity; empty before this node knows it."""
+        """The cluster's identity, empty before this node knows it."""
         return self.services.cluster_id
 
     @property

@@ -1,7 +1,7 @@
-"""`ListenedService`: the part of a service that every listener needs, whatever the service offers.
+"""`ListenedService` is the part of a service that every listener needs.
 
 Budgets, turns, counters and the end of all waits are common to the listeners of one process. A
-node's `Broker` is one such service; the gateway is another, without a node below it.
+node's `Broker` is such a service. The gateway is another, without a node below it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ListenedService(ABC):
         self.turns = WorkTurns(clock)
         self.topics = TopicMetrics(settings.topic_labels_max)
         self.closing = Closing()
-        """Set when the listeners begin to close: fetches that wait return."""
+        """Set when the listeners start to close, so that waiting fetches return."""
 
     @abstractmethod
     def check_ready(self) -> None:

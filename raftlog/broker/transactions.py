@@ -1,7 +1,7 @@
-"""Transactions: producers, ends, sink epochs and listings, at the coordinators of any node.
+"""Transactions of the cluster, through their coordinators on any node.
 
-A request goes to the coordinator of its transactional id; the ids of one sink share one. Requests
-that are harmless to repeat are repeated while the coordinator moves.
+A request goes to the coordinator of its transactional id. The ids of one sink share a coordinator.
+Requests that are harmless to repeat are repeated while the coordinator moves.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ class TransactionService:
         known: Producer,
         keep_prepared: bool,
     ) -> Initialized:
-        """Become the one producer of the id; `known` is of an earlier answer, or has the id -1.
+        """Make the caller the only producer of the id.
 
-        Raises LogError: CONCURRENT_TRANSACTIONS until an earlier transaction has ended.
+        `known` comes from an earlier response, or has the producer id -1. Raises LogError
+        CONCURRENT_TRANSACTIONS until an earlier transaction has ended.
         """
         self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
         request = InitProducer(
@@ -119,7 +120,7 @@ class TransactionService:
             None if known.producer_id == NO_PRODUCER_ID else known,
             keep_prepared,
         )
-        # Repeated, it would fence the producer of its own first answer: only an epoch is lost.
+        # A repeat would fence the producer of its first response, and only an epoch is lost.
         return await self._call(request, shard_key(transactional_id), Initialized, is_held=True)
 
     async def add_partitions(
@@ -129,16 +130,16 @@ class TransactionService:
         producer: Producer,
         partitions: Sequence[TopicPartition],
     ) -> None:
-        """Partitions join the transaction: by clients that do so before they write (version 1).
+        """Add partitions to the transaction, for clients that do so before they write (version 1).
 
-        Raises LogError: FORBIDDEN, UNKNOWN_TOPIC, UNKNOWN_PARTITION for any of them, with none
+        Raises LogError FORBIDDEN, UNKNOWN_TOPIC or UNKNOWN_PARTITION for any of them, with none
         added.
         """
         self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
         image = self._services.metadata.image
-        for one in partitions:
-            self._authorize(principal, Operation.WRITE, topic_resource(one.topic))
-            image.partition(one.topic, PartitionId(one.partition))
+        for partition in partitions:
+            self._authorize(principal, Operation.WRITE, topic_resource(partition.topic))
+            image.partition(partition.topic, PartitionId(partition.partition))
         await self._add(transactional_id, producer, partitions)
 
     async def add_group(
@@ -160,10 +161,10 @@ class TransactionService:
     async def producers(
         self, principal: Principal, topic: str, partition: int, *, any_node: bool = False
     ) -> list[ProducerDescription]:
-        """The producers of a partition's leader; those of open transactions first (KIP-664).
+        """The producers of a partition's leader, with those of open transactions first (KIP-664).
 
-        Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER: without `any_node` also of a
-        partition led elsewhere.
+        Raises LogError UNKNOWN_TOPIC, UNKNOWN_PARTITION or NO_LEADER. Without `any_node` it also
+        raises NO_LEADER for a partition led elsewhere.
         """
         self._authorize(principal, Operation.READ, topic_resource(topic))
         if any_node:
@@ -180,10 +181,10 @@ class TransactionService:
         *,
         any_node: bool = False,
     ) -> None:
-        """End a transaction in one partition, whatever its coordinator says.
+        """End a transaction in one partition without its coordinator.
 
-        For an operator who has found a transaction that its coordinator does not know (KIP-664).
-        Raises LogError, as `producers`.
+        An operator calls it for a transaction that its coordinator does not know (KIP-664). Raises
+        LogError, as `producers`.
         """
         self._authorize(principal, Operation.CLUSTER_ACTION, CLUSTER)
         partitions = self._services.partitions
@@ -204,9 +205,9 @@ class TransactionService:
         is_commit: bool,
         version: int = VERSION_2,
     ) -> Producer:
-        """Commit or abort; returns the producer for the next transaction. Raises LogError.
+        """Commit or abort. Returns the producer for the next transaction. Raises LogError.
 
-        `version`: VERSION_1 keeps the epoch, and goes on counting sequences.
+        VERSION_1 keeps the epoch, and its sequence numbers continue.
         """
         self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
         request = EndTransaction(transactional_id, producer, is_commit, version)
@@ -216,7 +217,7 @@ class TransactionService:
     async def prepare(
         self, principal: Principal, transactional_id: str, producer: Producer
     ) -> None:
-        """First phase of two: the transaction waits for its end, over any timeout."""
+        """First phase of two. The transaction then waits for its end, beyond any timeout."""
         self._authorize(principal, Operation.WRITE, transactional_id_resource(transactional_id))
         request = PrepareTransaction(transactional_id, producer)
         await self._call(request, shard_key(transactional_id), Done)
@@ -255,10 +256,12 @@ class TransactionService:
             if not answer.is_complete:
                 incomplete.append(f"{TOPIC}-{row.partition} has more than one answer holds.")
             found += (
-                CoordinatedTransaction(one, row.leader)
-                for one in answer.transactions
+                CoordinatedTransaction(transaction, row.leader)
+                for transaction in answer.transactions
                 if may_describe(
-                    self._authorize, principal, transactional_id_resource(one.transactional_id)
+                    self._authorize,
+                    principal,
+                    transactional_id_resource(transaction.transactional_id),
                 )
             )
         return TransactionsFound(found, incomplete)
@@ -272,17 +275,17 @@ class TransactionService:
         epoch: int = NO_EPOCH,
         owner: str = "",
     ) -> SinkEpoch:
-        """Commit these prepared transactions of a sink, and abort its others: all or nothing.
+        """Commit these prepared transactions of a sink and abort its others, all or nothing.
 
         An epoch that is committed already changes nothing. Without an epoch, transactions that are
-        committed already stay so: to repeat it is harmless as long as their ids are known.
+        committed already stay so. A repeat is harmless as long as their ids are known.
         """
         self._authorize(principal, Operation.WRITE, _sink_resource(sink_id))
         request = CommitSinkEpoch(sink_id, epoch, tuple(transactional_ids), owner)
         return await self._call(request, sink_shard_key(sink_id), SinkEpoch)
 
     async def describe_sink(self, principal: Principal, sink_id: str) -> SinkEpoch:
-        """The newest committed epoch of a sink; -1 without any."""
+        """The newest committed epoch of a sink, or -1."""
         self._authorize(principal, Operation.DESCRIBE, _sink_resource(sink_id))
         request = DescribeSink(sink_id)
         return await self._call(request, sink_shard_key(sink_id), SinkEpoch, may_change=False)

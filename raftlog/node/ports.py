@@ -80,7 +80,9 @@ async def _bind(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+        family, kind, protocol, _, address = min(
+            found, key=lambda entry: entry[0] != socket.AF_INET
+        )
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setblocking(False)

@@ -1,10 +1,11 @@
-"""The calling side of the channel `data`: requests forwarded to the leader of a partition.
+"""The calling side of the channel `data`, which forwards requests to partition leaders.
 
 One connection goes to each called node, dialled on demand, closed after IDLE_S. Requests have ids,
 so none waits for another. Promises:
 
-- A future fails with NOT_READY if the request was certainly not carried out, or only reads; with
-  RETRIABLE if an append or another change may have been. Errors of the other side pass unchanged.
+- A future fails with NOT_READY if the request certainly had no effect, or only reads. It fails with
+  RETRIABLE if an append or another change may have been executed. Errors of the other side pass
+  unchanged.
 - A future is settled within its timeout and ANSWER_SLACK_S. If the caller settles it before (by
   cancellation), the other side gets a `Cancel`.
 - Requests above the bounds are refused (OVERLOADED), never queued.
@@ -60,18 +61,20 @@ from raftlog.world import Clock
 from raftlog.world.network import Connection, Network, NetworkError, RejectedError
 
 BYTES_MAX: Final = 56 * 1024 * 1024
-"""Bytes in flight to one node: bodies, and the bounds of reads. Below the 64 MiB at which the
-network ends a connection."""
+"""Bytes in flight to one node, in bodies and in the bounds of reads.
+
+Below the 64 MiB at which the network ends a connection.
+"""
 SETTINGS: Final = ChannelSettings(connect_timeout_s=2.0)
 IDLE_S: Final = 60.0
 ANSWER_SLACK_S: Final = 0.5
-"""Delay of a request's expiry after its own timeout: the other side's timeout error says more."""
+"""Seconds from a request's timeout to its expiry. The leader's own error arrives first."""
 REPAIR_BYTES_MAX: Final = 1 << 20
 """Bytes of one read for a repair, or one batch if larger."""
 REPAIR_S_MAX: Final = 5.0
-"""Longest wait for such a read; a truncation of the damaged log waits as long."""
+"""Longest wait for such a read. A truncation of the damaged log waits as long."""
 SILENCE_S_MIN: Final = 2.0
-"""When a request times out, a connection silent for so long ends, too."""
+"""When a request times out, a connection silent for so long also ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +126,9 @@ class Forwarder:
         *,
         timeout_s: float,
     ) -> asyncio.Future[Reply]:
-        """Have a node carry out an operation. `body` must not change before the answer.
+        """Have a node execute an operation. `body` must not change before the response.
 
-        Raises LogError at once: NOT_READY, OVERLOADED, BODY_TOO_LARGE. The future fails with
+        Raises LogError NOT_READY, OVERLOADED or BODY_TOO_LARGE at once. The future fails with
         LogError only.
         """
         broker = self._broker(broker_id)
@@ -148,7 +151,7 @@ class Forwarder:
     async def read_replica(
         self, broker_id: BrokerId, topic_id: TopicId, partition: PartitionId, offset: Offset
     ) -> Buffer:
-        """Committed batches of a node's replica, from the one that holds `offset`; empty if none.
+        """Committed batches of a node's replica, from the batch that holds `offset`. May be empty.
 
         Raises LogError.
         """
@@ -157,7 +160,7 @@ class Forwarder:
         return reply.body
 
     def close(self) -> None:
-        """End all connections; requests in flight fail. Harmless if done already."""
+        """End all connections, which fails requests in flight. May be repeated."""
         self._closed = True
         for link in list(self._links.values()):
             link.end("this node is stopping")
@@ -190,7 +193,7 @@ class _Unsent:
 
 
 class _Link(Session):
-    """One connection to one node: dialled, then open, then ended. Also its `Opener`."""
+    """One connection to one node, which is dialled, then open, then ended. Also its `Opener`."""
 
     def __init__(
         self,
@@ -297,7 +300,7 @@ class _Link(Session):
             raise ProtocolError(f"a {type(head).__name__} is not for the calling side")
         pending = self._in_flight.get(head.id)
         if pending is None:
-            # Settled here before the `Cancel` arrived; ids are not used twice.
+            # Settled here before the `Cancel` arrived. Ids are not used twice.
             if head.id > self._last_id:
                 raise ProtocolError("an answer to nothing")
             return
@@ -392,6 +395,6 @@ class _Link(Session):
     def opened(self, connection: Connection, theirs: Hello) -> _Link:
         """Send the requests that have waited for the connection."""
         unsent, self._unsent = self._unsent, {}
-        for one in unsent.values():
-            self._send(connection, one.request, one.body)
+        for request in unsent.values():
+            self._send(connection, request.request, request.body)
         return self

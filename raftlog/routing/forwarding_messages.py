@@ -1,11 +1,11 @@
-"""The messages of the channel `data`: requests of users, forwarded to the leader.
+"""The messages of the channel `data`, with users' requests forwarded to the leader.
 
-A message is the length of its head (u32, big endian), the head (msgpack), and raw bytes: record
-batches, or a part of them. A body over PIECE_BYTES comes in several messages: the first with the
-head with the length of the whole body, then a Piece each.
+A message is the length of its head (u32, big endian), the head (msgpack), and raw bytes, which are
+record batches or a part of them. A body over PIECE_BYTES comes in several messages. The first has
+the head with the length of the whole body, and each other message is a Piece.
 
-The called side only answers. Every request has exactly one answer, unless cancelled or ended with
-the connection; answers come in any order.
+The called side only responds. Every request has exactly one response, unless cancelled or ended
+with the connection. Responses come in any order.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"
 PROTOCOL: Final = 3
-"""Of these messages and the hello. Nodes of different protocols do not talk."""
+"""Version of these messages and the hello. Nodes of different versions do not connect."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 256 * 1024
 REQUESTS_MAX: Final = 1_000
-"""Requests in flight from one node to another, apart from waits; a bound on both sides."""
+"""Requests in flight from one node to another, apart from waits. Both sides hold the bound."""
 WAITS_MAX: Final = 1_000
-"""Waits in flight: waiting readers must not keep writers out."""
+"""Waits in flight. They count apart, because waiting readers must not block writers."""
 BODY_BYTES_MAX: Final = 48 * 1024 * 1024
 """Bytes of one request or answer. A connection ends at 64 MiB that its peer has not read."""
 ABORTED_MAX: Final = BODY_BYTES_MAX // 16
@@ -66,7 +66,7 @@ ABORTED_BYTES: Final = _ABORTED.size
 
 
 class _Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Heads are arrays: fields in order, the tag first."""
+    """Heads are arrays of the fields in order, the tag first."""
 
 
 class Append(_Base, frozen=True, tag=1):
@@ -76,9 +76,9 @@ class Append(_Base, frozen=True, tag=1):
     partition: _PartitionNumber
     acks: Annotated[int, Meta(ge=-1, le=1)]
     transactional_id: Annotated[str, Meta(max_length=255)] | None = None
-    """Of the transaction that the batches belong to, or open."""
+    """Id of the transaction that the batches belong to, or open."""
     adds_partition: bool = True
-    """Whether the first batch of a transaction adds its partition; see `LeaderTransactions`."""
+    """Whether the first batch of a transaction adds its partition, as in `LeaderTransactions`."""
 
 
 class Read(_Base, frozen=True, tag=2):
@@ -100,7 +100,7 @@ class Bounds(_Base, frozen=True, tag=3):
 
 
 class Wait(_Base, frozen=True, tag=4):
-    """Wait until one of the partitions has a record to read at its offset, or the time is up."""
+    """Wait until any partition has a record at its offset, or the time is up."""
 
     wants: Annotated[
         tuple[tuple[_TopicId, _PartitionNumber, _Number], ...],
@@ -119,7 +119,7 @@ class FindTime(_Base, frozen=True, tag=5):
 
 
 class Delete(_Base, frozen=True, tag=6):
-    """Delete the records below an offset; -1: all committed ones."""
+    """Delete the records below an offset, or (-1) all committed records."""
 
     topic_id: _TopicId
     partition: _PartitionNumber
@@ -145,7 +145,7 @@ class FindTimeInMany(_Base, frozen=True, tag=8):
 
 
 class ReadReplica(_Base, frozen=True, tag=9):
-    """Read batches of any replica, or of its damaged files, to repair another one."""
+    """Read batches of any replica, or of its damaged files, to repair another replica."""
 
     topic_id: _TopicId
     partition: _PartitionNumber
@@ -161,7 +161,7 @@ class Coordinate(_Base, frozen=True, tag=10):
     may_change: bool
     """Whether the outcome is unknown if the answer is lost."""
     is_held: bool
-    """Whether the coordinator may hold the request open: counts as a wait."""
+    """Whether the coordinator may hold the request open, which counts as a wait."""
 
 
 class WriteMarker(_Base, frozen=True, tag=11):
@@ -185,7 +185,7 @@ class ReadMany(_Base, frozen=True, tag=12):
     ]
     """Each with its offset, and the bytes wanted of it."""
     max_bytes: _BodyBytes
-    """Of all together; 0: the marks alone."""
+    """Bytes of all partitions together. 0 requests only the marks."""
     isolation: _Isolation = 0
 
 
@@ -233,21 +233,23 @@ Operation: TypeAlias = (
 
 
 class Appended(_Base, frozen=True, tag=1):
-    """For each batch: base offset, last offset, append time (-1: none), is a duplicate."""
+    """Base offset, last offset, append time (or -1) and is-duplicate flag of each batch."""
 
     results: tuple[tuple[_Number, _Number, int, bool], ...]
 
 
 class Marks(_Base, frozen=True, tag=2):
-    """Answers Read and ReadReplica, with the batches as body; Bounds and Delete, where
-    `next_offset` is 0. All are 0 for ReadReplica."""
+    """Response to Read and ReadReplica, with the batches as body, and to Bounds and Delete.
+
+    `next_offset` is 0 for Bounds and Delete. All fields are 0 for ReadReplica.
+    """
 
     next_offset: _Number
     high_watermark: _Number
     log_start_offset: _Number
     last_stable_offset: _Number
     aborted_count: Annotated[int, Meta(ge=0, le=ABORTED_MAX)] = 0
-    """Aborted transactions before the batches in the body: see `with_aborted`."""
+    """Aborted transactions before the batches in the body, as `with_aborted` writes them."""
 
 
 class Waited(_Base, frozen=True, tag=3):
@@ -255,7 +257,7 @@ class Waited(_Base, frozen=True, tag=3):
 
 
 class FoundTime(_Base, frozen=True, tag=4):
-    """The record's offset and timestamp; None: there is no such record."""
+    """The record's offset and timestamp, or None if there is no such record."""
 
     found: tuple[_Number, int] | None
 
@@ -268,16 +270,16 @@ class Failure(_Base, frozen=True, tag=5):
 
 
 class MarksOfMany(_Base, frozen=True, tag=6):
-    """For each partition: log start offset, high watermark, last stable offset; or an error code.
+    """Log start offset, high watermark and last stable offset, or error code, by partition.
 
-    Codes without messages: a thousand messages would not fit into a head.
+    Codes have no messages, because a thousand messages would not fit into a head.
     """
 
     rows: Annotated[tuple[tuple[_Number, _Number, _Number] | int, ...], Meta(max_length=WANTS_MAX)]
 
 
 class FoundTimes(_Base, frozen=True, tag=7):
-    """For each partition: the record's offset and timestamp, None, or an error code."""
+    """The record's offset and timestamp, None, or an error code, by partition."""
 
     rows: Annotated[tuple[tuple[_Number, int] | int | None, ...], Meta(max_length=WANTS_MAX)]
 
@@ -291,7 +293,7 @@ class MarkerWritten(_Base, frozen=True, tag=9):
 
 
 class ReadsOfMany(_Base, frozen=True, tag=10):
-    """For each partition its marks, as `Marks`, and the bytes of its batches; or an error code.
+    """Marks, as `Marks`, and bytes of the batches, or an error code, by partition.
 
     The body has, for each in turn, its aborted transactions and its batches.
     """
@@ -303,13 +305,13 @@ class ReadsOfMany(_Base, frozen=True, tag=10):
 
 
 class FoundEpochEnd(_Base, frozen=True, tag=11):
-    """The epoch and its end; None: no such epoch is known."""
+    """The epoch and its end, or None if no such epoch is known."""
 
     found: tuple[int, _Number] | None
 
 
 class DescribedProducers(_Base, frozen=True, tag=12):
-    """The body has the descriptions: a head has no room for many."""
+    """The body has the descriptions, because a head has no room for many."""
 
 
 Outcome: TypeAlias = (
@@ -339,7 +341,7 @@ class Request(_Base, frozen=True, tag=1):
 
 
 class Cancel(_Base, frozen=True, tag=2):
-    """The caller no longer waits. An append that has begun goes on all the same."""
+    """The caller no longer waits. An append that has started still continues."""
 
     id: _Number
 
@@ -410,13 +412,13 @@ def _id(message: Message) -> int:
 
 
 def with_aborted(aborted: Sequence[AbortedTransaction], data: Buffer) -> tuple[Buffer, ...]:
-    """The body of a read: 16 bytes for each aborted transaction, then the batches.
+    """The body of a read, with 16 bytes for each aborted transaction, then the batches.
 
-    In the body, as a head has no room for many.
+    They are in the body, because a head has no room for many.
     """
     if not aborted:
         return (data,)
-    return b"".join(_ABORTED.pack(*one) for one in aborted), data
+    return b"".join(_ABORTED.pack(*transaction) for transaction in aborted), data
 
 
 def split_aborted(
@@ -454,7 +456,7 @@ class Assembly:
         self._pieces = PieceBuffer(head.body_bytes)
 
     def take(self, part: memoryview) -> memoryview | None:
-        """Add a part; returns the whole body with the last one. Raises ProtocolError."""
+        """Add a part. Returns the whole body with the last part. Raises ProtocolError."""
         pieces = self._pieces
         is_last = pieces.size_bytes + part.nbytes == self.head.body_bytes
         body = pieces.add(part, is_last=is_last)
@@ -473,9 +475,9 @@ def own_hello(cluster_id: str | None, node_id: int, peer_id: int) -> Hello:
 
 
 def check_hello(content: bytes, own: Hello) -> Hello:
-    """The other side's hello, if the two nodes may talk.
+    """The other side's hello, if the two nodes may connect.
 
-    Raises RejectedError: ILLEGAL_STATE for another protocol, cluster or node, else BAD_REQUEST.
+    Raises RejectedError ILLEGAL_STATE for another protocol, cluster or node, else BAD_REQUEST.
     """
     theirs = decode_hello(content, Hello, CHANNEL, PROTOCOL)
     check_peer(theirs, own)
@@ -483,7 +485,7 @@ def check_hello(content: bytes, own: Hello) -> Hello:
 
 
 def outcome_unknown_if_changing(operation: Operation, error: LogError) -> LogError:
-    """`error` for reads; for anything that changes, `outcome_unknown_error(error)`."""
+    """`error` for reads, or `outcome_unknown_error(error)` for any operation that changes."""
     match operation:
         case Append():
             return outcome_unknown_error(error)

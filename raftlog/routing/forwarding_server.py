@@ -1,11 +1,11 @@
-"""The called side of the channel `data`: carries out requests forwarded by other nodes.
+"""The called side of the channel `data`, which executes requests forwarded by other nodes.
 
-Only as the partition's leader: other requests are refused by this node's metadata (NO_LEADER, or
-NOT_READY while the metadata is behind the caller's). A caller has one connection; a second one from
-the same node replaces the first, which the caller must have lost.
+A node executes them only as the partition's leader. This node's metadata refuses other requests
+(NO_LEADER, or NOT_READY while the metadata is behind the caller's). A caller has one connection. A
+second connection from the same node replaces the first, which the caller must have lost.
 
-An append, a marker or a deletion that has begun is never cancelled: without its caller the records
-may be written all the same. Other operations end with the request or the connection.
+An append, a marker or a deletion that has started is never cancelled. Without its caller the
+records may still be written. Other operations end with the request or the connection.
 """
 
 from __future__ import annotations
@@ -97,12 +97,14 @@ from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
 
 ASSEMBLED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes held of one caller's bodies; a caller sends no more at once."""
+"""Bytes held of one caller's bodies. A caller sends no more at once."""
 UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
-"""Bytes of unsent answers to one caller; reads above are refused. The network would end the
-connection at 64 MiB."""
+"""Bytes of unsent responses to one caller. Reads above the bound are refused.
+
+The network would end the connection at 64 MiB.
+"""
 SILENT_S_MAX: Final = 180.0
-"""A caller closes a connection idle for 60 s; a caller silent for longer is gone."""
+"""Silence in seconds after which a caller is gone. A caller closes a connection idle for 60 s."""
 _Query: TypeAlias = FindNewest | FindEpochEnd | DescribeProducers
 SETTINGS: Final = ChannelSettings(ping_s=SILENT_S_MAX / 4, silent_pings_max=3)
 """The fourth interval is the one of the caller's last message."""
@@ -140,7 +142,7 @@ class ForwardingServer:
             settings=SETTINGS,
         )
         self._requests = 0
-        """Of ended sessions."""
+        """Requests of ended sessions."""
 
     @property
     def requests(self) -> int:
@@ -164,7 +166,7 @@ class ForwardingServer:
     def admit(self, content: bytes) -> Hello:
         """A caller's hello, if meant for this node. Raises RejectedError.
 
-        The caller's own node id needs no check: the caller holds the cluster's secret.
+        The caller's own node id needs no check, because the caller holds the cluster's secret.
         """
         return check_hello(content, own_hello(self._cluster_id(), self._node_id, 0))
 
@@ -210,7 +212,7 @@ class _Session(Session):
         self._assembling: dict[int, Assembly] = {}
         self._waits = 0
         self._body_bytes = 0
-        """Of requests that run or are still arriving."""
+        """Body bytes of requests that run or are still arriving."""
         self._last_id = 0
 
     async def finished(self) -> None:
@@ -239,7 +241,7 @@ class _Session(Session):
         self._on_end(self)
 
     def ping(self) -> None:
-        """Send nothing: the caller may be silent for as long as a request runs."""
+        """Send nothing, because the caller may be silent for as long as a request runs."""
         self.has_heard = bool(self._running)
 
     def _take(self, message: bytes) -> None:
@@ -458,7 +460,7 @@ class _Session(Session):
             marks = await local_bounds(
                 [partial(self._led, topic_id, partition) for topic_id, partition in operation.wants]
             )
-            return MarksOfMany(tuple(coded(one) for one in marks))
+            return MarksOfMany(tuple(coded(outcome) for outcome in marks))
         found = await local_times(
             [
                 (partial(self._led, topic_id, partition), timestamp_ms)
@@ -466,7 +468,7 @@ class _Session(Session):
             ],
             Isolation(operation.isolation),
         )
-        return FoundTimes(tuple(coded(one) for one in found))
+        return FoundTimes(tuple(coded(outcome) for outcome in found))
 
     def _led(self, topic_id: str, partition: int) -> Partition:
         image = self._replicas.image

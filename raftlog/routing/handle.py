@@ -1,14 +1,15 @@
-"""A handle on one partition of the cluster: a local call, or a forwarded one with retries.
+"""A handle on one partition of the cluster, for local or forwarded calls with retries.
 
-If this node leads the partition, the handle calls the partition directly; otherwise it forwards the
+If this node leads the partition, the handle calls the partition directly. Otherwise it forwards the
 operation to the leader of the applied metadata.
 
-Leaders change, and nodes apply the change one after the other. So an operation is retried if it
+Leaders change, and nodes apply the change at different times. So an operation is retried if it
 certainly had no effect (NO_LEADER, NOT_READY), or may be repeated without harm (reads, and appends
-with a producer id): as soon as the metadata names another leader or epoch, and after a short pause,
-as the leader may be the node that is behind. Forwarded and retried appends of one producer go one
-at a time, in their order of arrival. Retries end with the request's own timeout, after RETRY_S_MAX
-at most. An append with an unknown outcome keeps it, whatever a retry returns.
+with a producer id). It is retried as soon as the metadata names another leader or epoch, and after
+a short pause, because the leader may be the node that is behind. Forwarded and retried appends of
+one producer go one at a time, in their order of arrival. Retries end with the request's own
+timeout, after RETRY_S_MAX at most. An append with an unknown outcome keeps it, whatever a retry
+returns.
 """
 
 from __future__ import annotations
@@ -174,11 +175,11 @@ class PartitionHandle:
         transactional_id: str | None = None,
         adds_partition: bool = True,
     ) -> list[AppendResult]:
-        """See `Partition.append`; the batches of a `transactional_id` join its transaction.
+        """Append as `Partition.append`. Batches with a `transactional_id` join its transaction.
 
-        An append that is forwarded or retried holds back later ones of its producer, and waits for
-        earlier ones: overtaken, or overtaking, it would be out of order at the leader. Local
-        appends wait for none but these.
+        An append that is forwarded or retried holds back later appends of its producer, and waits
+        for earlier appends. Otherwise appends would overtake each other and be out of order at the
+        leader. Local appends wait for none but these.
         """
         gate, order, routed = self._router.gate, self._router.appends, self._router.routed_appends
         producers = {batch.header.producer_id for batch in batches} - {NO_PRODUCER_ID}
@@ -200,7 +201,7 @@ class PartitionHandle:
                 except LogError as error:
                     refusal = self._drop_local(error)
                     if not is_first and error.entry in SEQUENCE_ERRORS:
-                        # The append before may have been refused, too, and succeed by its retry.
+                        # The append before may also have been refused, and succeed by its retry.
                         refusal = None
             routed.update(keys)
             is_counted = True
@@ -226,7 +227,7 @@ class PartitionHandle:
         return _append_results(outcome)
 
     async def _wait_earlier(self, place: Place[ProducerKey], deadline: float) -> None:
-        """Wait for earlier appends of the producer; LogError NOT_READY at the deadline."""
+        """Wait for earlier appends of the producer. Raises LogError NOT_READY at the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
                 await place.reached()
@@ -284,7 +285,7 @@ class PartitionHandle:
     async def bounds(
         self, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[Offset, Offset]:
-        """Log start offset and high watermark; for READ_COMMITTED, the last stable offset."""
+        """Log start offset and high watermark, or last stable offset for READ_COMMITTED."""
         refusal: LogError | None = None
         if self._local is not None:
             try:
@@ -460,7 +461,7 @@ class PartitionHandle:
         while True:
             before, seen = seen, router.leadership(self.topic_id, self.partition)
             if seen != before:
-                # A new leader is ready soon: its coordinator is loading, or its metadata behind.
+                # A new leader is ready soon, while its coordinator loads or its metadata is behind.
                 attempt = 0
             error = refusal
             if error is None:
@@ -492,7 +493,7 @@ class PartitionHandle:
             attempt += 1
 
     def _drop_local(self, error: LogError) -> LogError:
-        """Forget the local partition after an error: later calls look up the leader."""
+        """Forget the local partition after an error, so that later calls look up the leader."""
         self._local = None
         return error
 
@@ -510,7 +511,7 @@ class PartitionHandle:
 class LocalFollowerHandle(PartitionHandle):
     """A partition that this node follows, with reads from the local replica.
 
-    Its committed records are a prefix of the leader's, never different ones.
+    Its committed records are always a prefix of the leader's.
     """
 
     __slots__ = ("_follower",)
@@ -588,7 +589,7 @@ def _append_results(outcome: list[AppendResult] | Outcome) -> list[AppendResult]
 
 
 def _final_error(operation: Operation, error: LogError, unknown_error: LogError | None) -> LogError:
-    """The error to raise after the last retry; an earlier unknown outcome stays unknown."""
+    """The error to raise after the last retry. An earlier unknown outcome stays unknown."""
     if unknown_error is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
         return error
     both = f"{unknown_error.message} A retry was refused: {error.message}"

@@ -61,7 +61,7 @@ class LeaderTransactions(ABC):
         *,
         timeout_s: float,
     ) -> None:
-        """`Partition.write_marker`; through the shard, where the partition has one."""
+        """Write as `Partition.write_marker`, through the shard where the partition has a shard."""
 
 
 class CoordinatorServer(ABC):
@@ -96,7 +96,7 @@ class LeaderGate:
     def open(
         self, found: Partition, transactional_id: str | None, *, adds_partition: bool = True
     ) -> Write:
-        """Open a partition led here for one append, in a transaction or (None) outside of any.
+        """Open a partition led here for one append, or for a transaction's append.
 
         See `LeaderTransactions.append` for `adds_partition`. The write takes its place in the log,
         or in the line for it, before it suspends. Raises LogError, as the write does.

@@ -1,8 +1,8 @@
-"""Queries over many partitions at once: one call per leader.
+"""Queries over many partitions at once, with one call per leader.
 
-Every partition has an outcome of its own: one partition without a leader must not hold up a
-thousand others. So there are no retries here, and each leader gets only the time for an answer from
-memory (or for a search). The caller repeats the query for partitions with an error.
+Every partition has its own outcome, because one partition without a leader must not hold up a
+thousand others. So there are no retries here, and each leader gets only the time for a response
+from memory (or for a search). The caller repeats the query for partitions with an error.
 """
 
 from __future__ import annotations
@@ -200,15 +200,15 @@ async def _search_all(
 
 
 def coded(row: T | LogError) -> T | int:
-    """A partition's outcome on the wire: an error goes as its code."""
+    """A partition's outcome on the wire, with an error as its code."""
     return row.entry.code if isinstance(row, LogError) else row
 
 
 def finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Partition]:
-    """Finds the local partition; raises LogError unless this node leads it."""
+    """Finds the local partition. Raises LogError unless this node leads it."""
 
     def find() -> Partition:
-        # By its id: a topic created again under the same name is another topic.
+        # Found by id, because a topic created again under the same name is another topic.
         topic = router.topic(wanted.topic_id)
         return router.replicas.partition(topic.name, wanted.partition)
 
@@ -224,18 +224,18 @@ async def call_leaders(
     *,
     timeout_s: float,
 ) -> list[T | LogError]:
-    """Outcomes in the order of `wanted`, from this node and, by one call each, other leaders.
+    """Outcomes in the order of `wanted`, with one call to each other leader.
 
-    `local`, `operation` get indexes of `wanted`; `answer` an outcome with its body.
+    `local` and `operation` get indexes of `wanted`. `answer` gets an outcome with its body.
     """
     outcomes: dict[int, T | LogError] = {}
     mine: list[int] = []
     theirs: dict[BrokerId, list[int]] = {}
-    for index, one in enumerate(wanted):
+    for index, handle in enumerate(wanted):
         try:
-            leader = router.leadership(one.topic_id, one.partition).leader
+            leader = router.leadership(handle.topic_id, handle.partition).leader
             if leader == NO_LEADER_ID:
-                raise router.not_led_error(one)
+                raise router.not_led_error(handle)
         except LogError as error:
             outcomes[index] = error.as_outcome()
         else:

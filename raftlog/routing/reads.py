@@ -1,7 +1,7 @@
-"""Reads of many partitions at once, one call per leader: the fetches of a gateway.
+"""Reads of many partitions for the fetches of a gateway, one call per leader.
 
-As in `many`, every partition has an outcome of its own, and there are no retries: a client that
-fetches comes again. One read holds no more than its bound, and for each leader one batch.
+As in `many`, every partition has its own outcome, and there are no retries, because a client that
+fetches will fetch again. One read holds no more than its bound, and for each leader one batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from raftlog.routing.many import call_leaders, coded, finder
 from raftlog.routing.router import PartitionRouter
 
 LEADER_BYTES_MAX: Final = 8 << 20
-"""Bytes of one leader's answer, or one batch: several reads share the link to it."""
+"""Bytes of one leader's response, or one batch. Several reads share the link to it."""
 READS_S_MAX: Final = 3.0
 """Timeout of one leader's answer. A leader that hangs must not hold up the others' records."""
 
@@ -52,8 +52,8 @@ async def read_many(
 ) -> list[Fetched | LogError]:
     """The next batches of each partition, or its error. Never raises LogError.
 
-    The leaders share `max_bytes` (0: the marks alone); the partitions of one leader have its part
-    in their order, and those behind it get their marks.
+    The leaders share `max_bytes`, where 0 requests only the marks. The partitions of one leader
+    have its part in their order, and those behind it get their marks.
     """
     share = min(max_bytes // max(_calls(router, wanted), 1), LEADER_BYTES_MAX)
     if max_bytes > 0:
@@ -84,7 +84,7 @@ async def read_many(
             int(isolation),
         )
 
-    partitions = [one.partition for one in wanted]
+    partitions = [want.partition for want in wanted]
     return await call_leaders(router, partitions, local, operation, _answer, timeout_s=READS_S_MAX)
 
 
@@ -94,7 +94,7 @@ async def local_reads(
     max_bytes: int,
     isolation: Isolation,
 ) -> list[Fetched | LogError]:
-    """The next batches of partitions led here; each callable raises LogError if its is not.
+    """The next batches of partitions led here. Each callable raises LogError if its is not.
 
     The last batches may exceed `max_bytes` by one batch, but not a message's bound.
     """
@@ -144,8 +144,8 @@ def reads_answer(found: Sequence[Fetched | LogError]) -> tuple[ReadsOfMany, list
     """The outcomes on the wire, and the body."""
     rows: list[tuple[int, int, int, int, int, int] | int] = []
     body: list[Buffer] = []
-    for one in found:
-        row = coded(one)
+    for fetched in found:
+        row = coded(fetched)
         if isinstance(row, int):
             rows.append(row)
             continue
@@ -189,11 +189,11 @@ def _answer(outcome: Outcome, body: memoryview) -> list[Fetched | int]:
 
 
 def _calls(router: PartitionRouter, wanted: Sequence[ReadWant]) -> int:
-    """The number of reads that `wanted` becomes: one for each WANTS_MAX partitions of a leader."""
+    """The number of reads that `wanted` becomes, with WANTS_MAX partitions of a leader in each."""
     counts: Counter[BrokerId] = Counter()
-    for one in wanted:
+    for want in wanted:
         try:
-            leader = router.leadership(one.partition.topic_id, one.partition.partition).leader
+            leader = router.leadership(want.partition.topic_id, want.partition.partition).leader
         except LogError:
             continue
         counts[leader] += 1

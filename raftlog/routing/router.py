@@ -1,8 +1,8 @@
-"""The partition router: any node serves requests for any partition.
+"""The partition router, by which any node serves requests for any partition.
 
 `PartitionRouter.find` returns a handle on one partition for one request (handle.py). The router
 knows the leaders by the applied metadata, calls them, and lets handles wait for a change of
-leadership; a long poll over partitions of several nodes becomes one wait per leader.
+leadership. A long poll over partitions of several nodes becomes one wait per leader.
 """
 
 from __future__ import annotations
@@ -87,23 +87,23 @@ class PartitionRouter:
         gate: LeaderGate,
         forwarder: Forwarder | None = None,
     ) -> None:
-        """Without `forwarder`, only partitions led by this node can be reached."""
+        """Only partitions led by this node can be reached if `forwarder` is None."""
         self.replicas = replicas
         self.broker_id = broker_id
         self.forwarder = forwarder
         self.max_message_bytes = max_message_bytes
         self.gate: Final = gate
         """The way into partitions led here."""
-        # A few per request in flight; requests are bounded by the listeners.
+        # A few per request in flight. The listeners bound the requests.
         self._watches: dict[_Watch, None] = {}
         self._next_wait_log = 0.0
         self.appends: ArrivalOrder[ProducerKey] = ArrivalOrder()
         """Appends of producers by handles, in the order of their calls."""
         self.routed_appends: Counter[ProducerKey] = Counter()
-        """Those of them that are forwarded or retried: one at a time for each producer."""
+        """Appends of `appends` that are forwarded or retried, one at a time for each producer."""
 
     def find(self, topic: str, partition: int, *, any_replica: bool = False) -> PartitionHandle:
-        """A handle on the partition, for one request. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.
+        """A handle on the partition, for one request. LogError UNKNOWN_TOPIC, UNKNOWN_PARTITION.
 
         With `any_replica`, a follower on this node serves reads up to its own high watermark, if
         its log reaches the offset.
@@ -128,10 +128,10 @@ class PartitionRouter:
         timeout_s: float,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> None:
-        """Return when any partition may have a record to read at its offset, or the time is up.
+        """Return when any partition may have a record at its offset, or at the timeout.
 
-        Also returns when a partition's leader is gone or unknown: the caller's next read raises the
-        reason. Raises LogError OVERLOADED.
+        Also returns when a partition's leader is gone or unknown, because the caller's next read
+        raises the reason. Raises LogError OVERLOADED.
         """
         local: list[tuple[Partition, Offset]] = []
         remote: dict[BrokerId, list[tuple[PartitionHandle, Offset]]] = {}
@@ -163,13 +163,13 @@ class PartitionRouter:
             waits.append(asyncio.ensure_future(wait_here()))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for one in waits:
-                if one.done():
-                    one.result()
+            for wait in waits:
+                if wait.done():
+                    wait.result()
         finally:
-            for one in waits:
-                one.add_done_callback(_retrieve_error)
-                one.cancel()
+            for wait in waits:
+                wait.add_done_callback(_retrieve_error)
+                wait.cancel()
 
     async def _wait_at_leader(
         self,
@@ -179,16 +179,16 @@ class PartitionRouter:
         isolation: Isolation,
     ) -> None:
         operation = Wait(
-            tuple((one.topic_id, one.partition, at) for one, at in wants), int(isolation)
+            tuple((handle.topic_id, handle.partition, at) for handle, at in wants), int(isolation)
         )
         try:
             await self.call_leader(
-                leader, operation, [one for one, _ in wants], timeout_s=timeout_s
+                leader, operation, [handle for handle, _ in wants], timeout_s=timeout_s
             )
         except LogError as error:
             if error.entry not in {NO_LEADER, NOT_READY, UNKNOWN_TOPIC}:
                 raise
-            # The next read raises the reason. The pause prevents a busy loop meanwhile.
+            # The next read raises the reason. The pause prevents a busy loop.
             await asyncio.sleep(min(PAUSE_S, timeout_s))
 
     async def call_leader(
@@ -206,7 +206,7 @@ class PartitionRouter:
         """
         if self.forwarder is None or leader in {NO_LEADER_ID, self.broker_id}:
             raise self.not_led_error(of[0])
-        seen = [self.leadership(one.topic_id, one.partition) for one in of]
+        seen = [self.leadership(handle.topic_id, handle.partition) for handle in of]
         reply = self.forwarder.call(leader, operation, body, timeout_s=timeout_s)
         loop = asyncio.get_running_loop()
 
@@ -220,9 +220,12 @@ class PartitionRouter:
         name = f"{of[0].topic}-{of[0].partition}"
         watches = [
             self.watch(
-                one.topic_id, one.partition, then, partial(loop.call_later, ABANDON_S, give_up)
+                handle.topic_id,
+                handle.partition,
+                then,
+                partial(loop.call_later, ABANDON_S, give_up),
             )
-            for one, then in zip(of, seen, strict=True)
+            for handle, then in zip(of, seen, strict=True)
         ]
         try:
             return await reply
@@ -245,7 +248,7 @@ class PartitionRouter:
         return Leadership(row.leader, row.leader_epoch)
 
     def topic(self, topic_id: TopicId) -> TopicImage:
-        """The topic by the applied metadata. Raises LogError UNKNOWN_TOPIC for a deleted one."""
+        """The topic by the applied metadata. Raises LogError UNKNOWN_TOPIC for a deleted topic."""
         topic = self.replicas.image.topics_by_id.get(topic_id)
         if topic is None:
             raise LogError(UNKNOWN_TOPIC, "The topic was deleted.")
@@ -273,7 +276,7 @@ class PartitionRouter:
         self._watches.pop(watch, None)
 
     def on_metadata_applied(self) -> None:
-        """Call the watches that are due: run this after each applied change."""
+        """Call the watches that are due. Runs after each applied change."""
         for watch in list(self._watches):
             try:
                 is_over = self.leadership(watch.topic_id, watch.partition) != watch.seen
@@ -284,7 +287,7 @@ class PartitionRouter:
                 watch.callback()
 
     def log_wait(self, handle: PartitionHandle, waited_s: float, error: LogError) -> None:
-        """Log why a request waits, if it waits for long; one line for many requests."""
+        """Log why a long request waits, in one line for many requests."""
         now = asyncio.get_running_loop().time()
         if waited_s >= WAIT_LOGGED_S and now >= self._next_wait_log:
             self._next_wait_log = now + WAIT_LOG_INTERVAL_S
@@ -310,6 +313,6 @@ class PartitionRouter:
 
 
 def _retrieve_error(wait: asyncio.Task[None]) -> None:
-    """Mark an error as retrieved: of waits that end together, only the first one's is raised."""
+    """Mark an error as retrieved, because only the first of several waits raises its error."""
     if not wait.cancelled():
         wait.exception()

@@ -1,12 +1,12 @@
-"""REST consumer instances of one shard: what they are, their membership, their positions. Pure.
+"""REST consumer instances of one shard, with their membership and positions. Pure.
 
 An instance is a record of its group. While subscribed it is a member of the group, and the
-coordinator heartbeats for it. Positions beyond the last commit are soft state, as timers are: a new
+coordinator heartbeats for it. Positions beyond the last commit are soft state, as timers are. A new
 coordinator resumes from the commit. docs/decisions/rest-consumers.md has the reads.
 
 | state | event | next |
 |---|---|---|
-| (none) | create | idle. 40902 if there is one, 40928 above `consumer.instances.max` |
+| (none) | create | idle. 40902 if it exists, 40928 above `consumer.instances.max` |
 | idle | subscribe to names or a pattern | subscribed. The member joins |
 | idle | assign | assigned |
 | subscribed | the same kind again | the same, with the new topics |
@@ -90,10 +90,13 @@ from raftlog.record.errors import (
 )
 
 INSTANCE_PARTITIONS_MAX: Final = 1_000
-"""Of one instance: its starts end in one batch, and each is a record."""
+"""Partitions of one instance. Its starts end in one batch, and each is a record."""
 STEP_AFTER_LOAD_MS: Final = 1_000
-"""Compaction may have brought an instance's record behind its group's; and a step that is too large
-for a batch is not tried in a loop."""
+"""Delay of a step after a load, in milliseconds.
+
+Compaction may have brought an instance's record behind its group's. A step that is too large for a
+batch is not tried in a loop.
+"""
 LATEST: Final = "latest"
 _CHOOSE_ONE: Final = (
     "IllegalStateError: You must choose only one way to configure your consumer: (1) subscribe to "
@@ -137,40 +140,40 @@ class ConsumerInstances:
 
     def has_partitions(self, group_id: str, name: str) -> bool:
         """Whether a read that waits for its first partition must be decided again."""
-        one = self.table.by_id.get((group_id, name))
-        return one is None or bool(self._assigned(one))
+        instance = self.table.by_id.get((group_id, name))
+        return instance is None or bool(self._assigned(instance))
 
     # Decisions
 
     def decide(
         self, request: InstanceRequest, image: MetadataImage, now_ms: int, time_ms: int
     ) -> Decision[GroupResponse]:
-        """Decide about a request. Raises LogError: UNKNOWN_INSTANCE, and as each says."""
+        """Decide about a request. Raises LogError UNKNOWN_INSTANCE, and as each method."""
         if isinstance(request, CreateInstance):
             return self._create(request, now_ms)
-        one = self.table.by_id.get((request.group, request.instance))
-        if one is None:
+        instance = self.table.by_id.get((request.group, request.instance))
+        if instance is None:
             raise LogError(UNKNOWN_INSTANCE)
-        self._restart_idle(one.group, one.name, now_ms)
+        self._restart_idle(instance.group, instance.name, now_ms)
         decision: Decision[GroupResponse]
         match request:
             case DeleteInstance():
-                records = self._end(one, one.positions, image, now_ms, time_ms)
+                records = self._end(instance, instance.positions, image, now_ms, time_ms)
                 decision = Decision(InstanceDone(), records)
             case SubscribeInstance():
-                decision = self._subscribe(one, request, image, now_ms, time_ms)
+                decision = self._subscribe(instance, request, image, now_ms, time_ms)
             case AssignInstance():
-                decision = self._assign(one, request)
+                decision = self._assign(instance, request)
             case SeekInstance():
-                decision = self._seek(one, request, image)
+                decision = self._seek(instance, request, image)
             case DescribeInstance():
-                decision = Decision(self._description(one))
+                decision = Decision(self._description(instance))
             case BeginRead():
-                decision = self._begin_read(one, request, image, now_ms, time_ms)
+                decision = self._begin_read(instance, request, image, now_ms, time_ms)
             case EndRead():
-                decision = self._end_read(one, request, image)
+                decision = self._end_read(instance, request, image)
             case CommitInstance():
-                decision = self._commit(one, request, image, now_ms, time_ms)
+                decision = self._commit(instance, request, image, now_ms, time_ms)
             case _:
                 assert_never(request)
         return decision
@@ -178,26 +181,26 @@ class ConsumerInstances:
     def expire(
         self, timer: InstanceTimer, image: MetadataImage, now_ms: int, time_ms: int
     ) -> Decision[None]:
-        """Decide about a timer that is due: an idle instance ends, members of a group go on."""
+        """Decide about a due timer. An idle instance ends, and members continue."""
         if timer.kind is InstanceTimerKind.STEP:
             return self._step(timer.group, image, now_ms, time_ms)
-        one = self.table.by_id.get((timer.group, timer.instance))
-        if one is None:
+        instance = self.table.by_id.get((timer.group, timer.instance))
+        if instance is None:
             return Decision(None)
         # The client may have died with the newest answer.
-        return Decision(None, self._end(one, one.followed, image, now_ms, time_ms))
+        return Decision(None, self._end(instance, instance.followed, image, now_ms, time_ms))
 
     def renew(
         self, group_id: str, member_id: str, image: MetadataImage, now_ms: int, time_ms: int
     ) -> Decision[None]:
-        """Begin the session of an instance's member again: only idle instances end."""
+        """Start the session of an instance's member again, because only idle instances end."""
         group = self._groups[group_id]
         epoch = group.known(member_id).member_epoch
         request = ConsumerHeartbeatRequest(group_id, member_id, epoch)
         return Decision(None, self._heartbeat(request, image, now_ms, time_ms).records)
 
     def group_changed(self, group_id: str) -> None:
-        """After a replay: have the instances of the group follow their targets at once."""
+        """Have the group's instances follow their targets at once, after a replay."""
         if group_id in self.table.members:
             self._shared.timers.set(InstanceTimer(InstanceTimerKind.STEP, group_id, ""), 0)
 
@@ -230,25 +233,25 @@ class ConsumerInstances:
 
     def _subscribe(
         self,
-        one: Instance,
+        instance: Instance,
         request: SubscribeInstance,
         image: MetadataImage,
         now_ms: int,
         time_ms: int,
     ) -> Decision[GroupResponse]:
-        value = one.value
+        value = instance.value
         if request.names and request.pattern is not None:
             raise LogError(ILLEGAL_STATE, _CHOOSE_ONE)
         if not request.names and request.pattern is None:
-            records = self._leave(one, image, now_ms, time_ms)
+            records = self._leave(instance, image, now_ms, time_ms)
             after = replace(
                 value,
                 subscribed_topic_names=(),
                 subscribed_topic_regex=None,
                 assigned_partitions=(),
             )
-            records += self._forget(one, ())
-            return Decision(InstanceDone(), (*records, _record(one, after)))
+            records += self._forget(instance, ())
+            return Decision(InstanceDone(), (*records, _record(instance, after)))
         other = value.subscribed_topic_regex if request.names else value.subscribed_topic_names
         if value.assigned_partitions or other:
             raise LogError(ILLEGAL_STATE, _CHOOSE_ONE)
@@ -257,30 +260,30 @@ class ConsumerInstances:
             subscribed_topic_names=request.names,
             subscribed_topic_regex=request.pattern,
         )
-        beat = self._join(one, after, request.client_host)
+        beat = self._join(instance, after, request.client_host)
         joined = self._heartbeat(beat, image, now_ms, time_ms)
-        return Decision(InstanceDone(), (_record(one, after), *joined.records))
+        return Decision(InstanceDone(), (_record(instance, after), *joined.records))
 
     def _join(
-        self, one: Instance, value: ConsumerInstanceValue, client_host: str = ""
+        self, instance: Instance, value: ConsumerInstanceValue, client_host: str = ""
     ) -> ConsumerHeartbeatRequest:
-        """The heartbeat by which the instance joins; of a member, one with the subscription."""
-        group = self._groups.get(one.group)
+        """The heartbeat by which the instance joins, or a member's with the subscription."""
+        group = self._groups.get(instance.group)
         epoch = JOIN_EPOCH
         if group is not None and value.member_id in group.members:
             epoch = group.known(value.member_id).member_epoch
         return ConsumerHeartbeatRequest(
-            one.group,
+            instance.group,
             value.member_id,
             epoch,
-            client_id=one.name,
+            client_id=instance.name,
             client_host=client_host,
             subscribed_names=value.subscribed_topic_names,
             subscribed_pattern=value.subscribed_topic_regex or "",
         )
 
-    def _assign(self, one: Instance, request: AssignInstance) -> Decision[GroupResponse]:
-        if one.is_subscribed:
+    def _assign(self, instance: Instance, request: AssignInstance) -> Decision[GroupResponse]:
+        if instance.is_subscribed:
             raise LogError(ILLEGAL_STATE, _CHOOSE_ONE)
         wanted = assignment_of(pairs(request.partitions))
         count = sum(len(topic.partitions) for topic in wanted)
@@ -290,14 +293,14 @@ class ConsumerInstances:
                 f"{count} partitions are over {INSTANCE_PARTITIONS_MAX}, the most of one consumer "
                 "instance.",
             )
-        records = self._forget(one, pairs(wanted))
-        after = replace(one.value, assigned_partitions=wanted)
-        return Decision(InstanceDone(), (*records, _record(one, after)))
+        records = self._forget(instance, pairs(wanted))
+        after = replace(instance.value, assigned_partitions=wanted)
+        return Decision(InstanceDone(), (*records, _record(instance, after)))
 
     def _seek(
-        self, one: Instance, request: SeekInstance, image: MetadataImage
+        self, instance: Instance, request: SeekInstance, image: MetadataImage
     ) -> Decision[GroupResponse]:
-        assigned = set(self._assigned(one))
+        assigned = set(self._assigned(instance))
         for seek in request.offsets:
             if (seek.topic_id, seek.partition) not in assigned:
                 topic = image.topics_by_id.get(seek.topic_id)
@@ -306,20 +309,20 @@ class ConsumerInstances:
         records = []
         for seek in request.offsets:
             pair = (seek.topic_id, seek.partition)
-            one.positions[pair] = seek.offset
-            one.followed.pop(pair, None)
-            records.append(_start_record(one, pair, seek.offset))
+            instance.positions[pair] = seek.offset
+            instance.followed.pop(pair, None)
+            records.append(_start_record(instance, pair, seek.offset))
         return Decision(InstanceDone(), tuple(records))
 
     def _begin_read(
         self,
-        one: Instance,
+        instance: Instance,
         request: BeginRead,
         image: MetadataImage,
         now_ms: int,
         time_ms: int,
     ) -> Decision[GroupResponse]:
-        value = one.value
+        value = instance.value
         if value.format not in request.formats:
             raise LogError(
                 UNSUPPORTED_FORMAT,
@@ -328,24 +331,24 @@ class ConsumerInstances:
             )
         records: tuple[CoordinatorRecord, ...] = ()
         if request.is_first:
-            one.followed = dict(one.positions)
-            if one.commits and now_ms - one.committed_ms >= value.auto_commit_interval_ms:
-                one.committed_ms = now_ms
-                records = self._auto_commit(one, one.followed, image, now_ms, time_ms)
-        group = self._groups.get(one.group)
-        if one.is_subscribed and (group is None or value.member_id not in group.members):
+            instance.followed = dict(instance.positions)
+            if instance.commits and now_ms - instance.committed_ms >= value.auto_commit_interval_ms:
+                instance.committed_ms = now_ms
+                records = self._auto_commit(instance, instance.followed, image, now_ms, time_ms)
+        group = self._groups.get(instance.group)
+        if instance.is_subscribed and (group is None or value.member_id not in group.members):
             # Somebody else had the member leave.
-            beat = self._join(one, value)
+            beat = self._join(instance, value)
             records += self._heartbeat(beat, image, now_ms, time_ms).records
-        assigned = self._assigned(one)
+        assigned = self._assigned(instance)
         if len(assigned) > INSTANCE_PARTITIONS_MAX:
             raise LogError(
                 ILLEGAL_STATE,
                 f"The consumer instance has {len(assigned)} partitions, and "
                 f"{INSTANCE_PARTITIONS_MAX} are the most: add instances to the group.",
             )
-        self._take_turns(one, assigned)
-        found = self._positions(one, one.turns, image)
+        self._take_turns(instance, assigned)
+        found = self._positions(instance, instance.turns, image)
         plan = ReadPlan(
             format=value.format,
             auto_offset_reset=value.auto_offset_reset,
@@ -356,34 +359,34 @@ class ConsumerInstances:
         return Decision(plan, records)
 
     def _end_read(
-        self, one: Instance, request: EndRead, image: MetadataImage
+        self, instance: Instance, request: EndRead, image: MetadataImage
     ) -> Decision[GroupResponse]:
-        assigned = set(self._assigned(one))
+        assigned = set(self._assigned(instance))
         moved = [(move.topic_id, move.partition) for move in request.moves]
-        found = self._positions(one, (pair for pair in moved if pair in assigned), image)
-        starts = self.table.starts(one)
+        found = self._positions(instance, (pair for pair in moved if pair in assigned), image)
+        starts = self.table.starts(instance)
         lost: list[Pair] = []
         records = []
         for pair, move in zip(moved, request.moves, strict=True):
             if found.get(pair) != move.planned:
                 lost.append(pair)
                 continue
-            one.positions[pair] = found[pair] = move.next
+            instance.positions[pair] = found[pair] = move.next
             is_reset = move.reset_to != UNKNOWN_OFFSET
-            # Any coordinator finds the earliest offset again, or a later one.
-            if is_reset and one.value.auto_offset_reset == LATEST:
-                records.append(_start_record(one, pair, move.reset_to))
+            # Any coordinator finds the earliest offset again, or a later offset.
+            if is_reset and instance.value.auto_offset_reset == LATEST:
+                records.append(_start_record(instance, pair, move.reset_to))
             elif is_reset and pair in starts:
-                records.append(_start_record(one, pair, None))
+                records.append(_start_record(instance, pair, None))
         for pair in pairs(request.last):
-            if pair in one.turns:
-                del one.turns[pair]
-                one.turns[pair] = None
+            if pair in instance.turns:
+                del instance.turns[pair]
+                instance.turns[pair] = None
         return Decision(ReadOutcome(assignment_of(lost)), tuple(records))
 
     def _commit(
         self,
-        one: Instance,
+        instance: Instance,
         request: CommitInstance,
         image: MetadataImage,
         now_ms: int,
@@ -391,26 +394,26 @@ class ConsumerInstances:
     ) -> Decision[GroupResponse]:
         offsets = request.offsets
         if offsets is None:
-            offsets = _to_commit(one.positions, image)
+            offsets = _to_commit(instance.positions, image)
         if not offsets:
             return Decision(OffsetOutcomes(()))
-        request_of_group = CommitOffsets(one.group, offsets, self._committer(one))
+        request_of_group = CommitOffsets(instance.group, offsets, self._committer(instance))
         decision = self._commit_offsets(request_of_group, now_ms, time_ms)
         done = []
         for outcome in decision.response.outcomes:
             topic = image.topics_by_name.get(outcome.topic)
             if not outcome.error_code and topic is not None:
                 done.append((topic.topic_id, outcome.partition))
-        return Decision(decision.response, (*decision.records, *self._started(one, done)))
+        return Decision(decision.response, (*decision.records, *self._started(instance, done)))
 
-    def _description(self, one: Instance) -> InstanceDescription:
-        value = one.value
+    def _description(self, instance: Instance) -> InstanceDescription:
+        value = instance.value
         names = value.subscribed_topic_names
         pattern = value.subscribed_topic_regex
-        group = self._groups.get(one.group)
+        group = self._groups.get(instance.group)
         if pattern is not None and group is not None and pattern in group.patterns:
             names = group.patterns[pattern].topics
-        partitions = assignment_of(self._assigned(one))
+        partitions = assignment_of(self._assigned(instance))
         return InstanceDescription(value.format, names, pattern, partitions)
 
     # Parts of decisions
@@ -419,129 +422,131 @@ class ConsumerInstances:
         timer = InstanceTimer(InstanceTimerKind.IDLE, group_id, name)
         self._shared.timers.set(timer, now_ms + self._shared.settings.instance_timeout_ms)
 
-    def _assigned(self, one: Instance) -> list[Pair]:
-        """Partitions to read: the client's assignment, or the group's."""
-        if not one.is_subscribed:
-            return pairs(one.value.assigned_partitions)
-        group = self._groups.get(one.group)
-        current = None if group is None else group.current.get(one.value.member_id)
+    def _assigned(self, instance: Instance) -> list[Pair]:
+        """Partitions to read, from the client's assignment or the group's."""
+        if not instance.is_subscribed:
+            return pairs(instance.value.assigned_partitions)
+        group = self._groups.get(instance.group)
+        current = None if group is None else group.current.get(instance.value.member_id)
         return [] if current is None else pairs(current.assigned_partitions)
 
-    def _take_turns(self, one: Instance, assigned: Collection[Pair]) -> None:
+    def _take_turns(self, instance: Instance, assigned: Collection[Pair]) -> None:
         kept = set(assigned)
-        turns = {pair: None for pair in one.turns if pair in kept}
+        turns = {pair: None for pair in instance.turns if pair in kept}
         for pair in assigned:
             turns.setdefault(pair, None)
-        one.turns = turns
+        instance.turns = turns
 
     def _positions(
-        self, one: Instance, wanted: Iterable[Pair], image: MetadataImage
+        self, instance: Instance, wanted: Iterable[Pair], image: MetadataImage
     ) -> dict[Pair, int]:
-        """Positions, in the order asked; UNKNOWN_OFFSET where nothing says one.
+        """Positions in the order of `wanted`, with UNKNOWN_OFFSET where none is set.
 
-        Without partitions of deleted topics, and those that an open transaction commits.
+        Leaves out partitions of deleted topics, and those that an open transaction commits.
         """
-        starts = self.table.starts(one)
+        starts = self.table.starts(instance)
         found: dict[Pair, int] = {}
         for pair in wanted:
             topic = image.topics_by_id.get(pair[0])
             if topic is None:
                 continue
-            offset = one.positions.get(pair, starts.get(pair))
+            offset = instance.positions.get(pair, starts.get(pair))
             if offset is None:
                 place = TopicPartition(topic.name, pair[1], topic.topic_id)
-                (committed,) = self._offsets.fetch(one.group, (place,), require_stable=True)
+                (committed,) = self._offsets.fetch(instance.group, (place,), require_stable=True)
                 if committed.error_code:
                     continue
                 offset = committed.offset
             found[pair] = offset
         return found
 
-    def _committer(self, one: Instance) -> Committer:
+    def _committer(self, instance: Instance) -> Committer:
         """The author of the instance's commits. Raises LogError(UNKNOWN_MEMBER)."""
-        group = self._groups.get(one.group)
-        if not one.is_subscribed or group is None:
+        group = self._groups.get(instance.group)
+        if not instance.is_subscribed or group is None:
             return Committer()
-        member_id = one.value.member_id
+        member_id = instance.value.member_id
         return Committer(member_id, group.known(member_id).member_epoch)
 
     def _auto_commit(
         self,
-        one: Instance,
+        instance: Instance,
         offsets: Mapping[Pair, int],
         image: MetadataImage,
         now_ms: int,
         time_ms: int,
     ) -> tuple[CoordinatorRecord, ...]:
-        """Records of a commit by itself: of what changed, where the instance may commit."""
+        """Records of an automatic commit of the changes, where the instance may commit."""
         try:
-            self._check_commit(one.group, self._committer(one), now_ms)
+            self._check_commit(instance.group, self._committer(instance), now_ms)
         except LogError as error:
             if error.entry not in {UNKNOWN_MEMBER, COORDINATOR_LOADING}:
                 raise
-            # The offsets belong to the group's members, and the instance is none; or the group is
+            # The offsets belong to the group's members, and the instance is none. Or the group is
             # being deleted with them.
             return ()
         wanted = _to_commit(offsets, image)
         places = (TopicPartition(row.topic, row.partition, row.topic_id) for row in wanted)
-        present = self._offsets.fetch(one.group, places)
+        present = self._offsets.fetch(instance.group, places)
         changed = [
             row for row, old in zip(wanted, present, strict=True) if row.offset != old.offset
         ]
-        decision = self._offsets.commit(one.group, changed, now_ms=time_ms)
-        return (*decision.records, *self._started(one, offsets))
+        decision = self._offsets.commit(instance.group, changed, now_ms=time_ms)
+        return (*decision.records, *self._started(instance, offsets))
 
-    def _started(self, one: Instance, committed: Iterable[Pair]) -> list[CoordinatorRecord]:
+    def _started(self, instance: Instance, committed: Iterable[Pair]) -> list[CoordinatorRecord]:
         """Tombstones of starts that a commit replaces."""
-        starts = self.table.starts(one)
-        return [_start_record(one, pair, None) for pair in committed if pair in starts]
+        starts = self.table.starts(instance)
+        return [_start_record(instance, pair, None) for pair in committed if pair in starts]
 
-    def _forget(self, one: Instance, kept: Iterable[Pair]) -> list[CoordinatorRecord]:
-        """End the positions of all partitions but these; tombstones of their starts."""
+    def _forget(self, instance: Instance, kept: Iterable[Pair]) -> list[CoordinatorRecord]:
+        """End the positions of all partitions but these, with tombstones of their starts."""
         stays = set(kept)
-        for table in (one.positions, one.followed):
+        for table in (instance.positions, instance.followed):
             for pair in [pair for pair in table if pair not in stays]:
                 del table[pair]
-        starts = self.table.starts(one)
-        return [_start_record(one, pair, None) for pair in starts if pair not in stays]
+        starts = self.table.starts(instance)
+        return [_start_record(instance, pair, None) for pair in starts if pair not in stays]
 
     def _leave(
-        self, one: Instance, image: MetadataImage, now_ms: int, time_ms: int
+        self, instance: Instance, image: MetadataImage, now_ms: int, time_ms: int
     ) -> list[CoordinatorRecord]:
         """Records of the member's leave, after the auto commit of what was followed."""
-        group = self._groups.get(one.group)
-        member_id = one.value.member_id
-        if not one.is_subscribed or group is None or member_id not in group.members:
+        group = self._groups.get(instance.group)
+        member_id = instance.value.member_id
+        if not instance.is_subscribed or group is None or member_id not in group.members:
             return []
         records = (
-            [*self._auto_commit(one, one.followed, image, now_ms, time_ms)] if one.commits else []
+            [*self._auto_commit(instance, instance.followed, image, now_ms, time_ms)]
+            if instance.commits
+            else []
         )
-        beat = ConsumerHeartbeatRequest(one.group, member_id, LEAVE_EPOCH)
+        beat = ConsumerHeartbeatRequest(instance.group, member_id, LEAVE_EPOCH)
         return [*records, *self._heartbeat(beat, image, now_ms, time_ms).records]
 
     def _end(
         self,
-        one: Instance,
+        instance: Instance,
         read: Mapping[Pair, int],
         image: MetadataImage,
         now_ms: int,
         time_ms: int,
     ) -> tuple[CoordinatorRecord, ...]:
         """End an instance, committing `read` first if auto commit is on."""
-        one.followed = dict(read)
-        records = self._leave(one, image, now_ms, time_ms)
-        if one.commits and not one.is_subscribed:
-            records += self._auto_commit(one, read, image, now_ms, time_ms)
-        records += self._forget(one, ())
-        key = ConsumerInstanceKey(one.group, one.name)
+        instance.followed = dict(read)
+        records = self._leave(instance, image, now_ms, time_ms)
+        if instance.commits and not instance.is_subscribed:
+            records += self._auto_commit(instance, read, image, now_ms, time_ms)
+        records += self._forget(instance, ())
+        key = ConsumerInstanceKey(instance.group, instance.name)
         return (*dict.fromkeys(records), CoordinatorRecord(key, None))
 
     def _step(
         self, group_id: str, image: MetadataImage, now_ms: int, time_ms: int
     ) -> Decision[None]:
-        """One instance of a group goes on to its target; the replay sets the timer again."""
+        """Move one instance of a group to its target. The replay sets the timer again."""
         group = self._groups.get(group_id)
-        for member_id, one in self.table.members.get(group_id, {}).items():
+        for member_id, instance in self.table.members.get(group_id, {}).items():
             if group is None or member_id not in group.members:
                 continue
             current = group.known(member_id)
@@ -564,13 +569,13 @@ class ConsumerInstances:
             if step == current:
                 continue
             records: list[CoordinatorRecord] = []
-            if one.commits:
+            if instance.commits:
                 kept = set(pairs(owned))
                 revoked = {
-                    pair: offset for pair, offset in one.followed.items() if pair not in kept
+                    pair: offset for pair, offset in instance.followed.items() if pair not in kept
                 }
-                records += self._auto_commit(one, revoked, image, now_ms, time_ms)
-            records += self._forget(one, pairs(owned))
+                records += self._auto_commit(instance, revoked, image, now_ms, time_ms)
+            records += self._forget(instance, pairs(owned))
             beat = ConsumerHeartbeatRequest(group_id, member_id, current.member_epoch, owned=owned)
             records += self._heartbeat(beat, image, now_ms, time_ms).records
             return Decision(None, tuple(dict.fromkeys(records)))
@@ -604,12 +609,12 @@ def no_assignment(topic: str, partition: int) -> LogError:
     )
 
 
-def _record(one: Instance, value: ConsumerInstanceValue) -> CoordinatorRecord:
-    return CoordinatorRecord(ConsumerInstanceKey(one.group, one.name), value)
+def _record(instance: Instance, value: ConsumerInstanceValue) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerInstanceKey(instance.group, instance.name), value)
 
 
-def _start_record(one: Instance, pair: Pair, offset: int | None) -> CoordinatorRecord:
-    key = ConsumerInstancePositionKey(one.group, one.name, *pair)
+def _start_record(instance: Instance, pair: Pair, offset: int | None) -> CoordinatorRecord:
+    key = ConsumerInstancePositionKey(instance.group, instance.name, *pair)
     return CoordinatorRecord(key, None if offset is None else ConsumerInstancePositionValue(offset))
 
 

@@ -15,7 +15,7 @@ from raftlog.coordinator.shard.records import TopicPartitions
 from raftlog.record.types import TopicId
 
 UNKNOWN_OFFSET: Final = -1
-"""No position yet: `auto.offset.reset` decides."""
+"""No position yet, so that `auto.offset.reset` decides."""
 
 _Partition: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Offset: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
@@ -26,7 +26,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
-    """The same, with a tag first; other modules have the tags below 60."""
+    """The same, with a tag first. Other modules have the tags below 60."""
 
 
 class CreateInstance(_Body, frozen=True, tag=60):
@@ -44,14 +44,14 @@ class CreateInstance(_Body, frozen=True, tag=60):
 
 
 class DeleteInstance(_Body, frozen=True, tag=61):
-    """End an instance; commits what it has read, if auto commit is on."""
+    """End an instance, and commit its reads if auto commit is on."""
 
     group: str
     instance: str
 
 
 class SubscribeInstance(_Body, frozen=True, tag=62):
-    """Subscribe to names or to a pattern; neither ends the subscription, or the assignment."""
+    """Subscribe to names or to a pattern. Neither ends the subscription, or the assignment."""
 
     group: str
     instance: str
@@ -61,7 +61,7 @@ class SubscribeInstance(_Body, frozen=True, tag=62):
 
 
 class AssignInstance(_Body, frozen=True, tag=63):
-    """Read these partitions, without membership; none ends the assignment."""
+    """Read these partitions, without membership. An empty list ends the assignment."""
 
     group: str
     instance: str
@@ -77,7 +77,7 @@ class PartitionOffset(_Part, frozen=True):
 
 
 class SeekInstance(_Body, frozen=True, tag=64):
-    """Go on at these offsets. Each partition must be assigned."""
+    """Continue at these offsets. Each partition must be assigned."""
 
     group: str
     instance: str
@@ -85,21 +85,21 @@ class SeekInstance(_Body, frozen=True, tag=64):
 
 
 class DescribeInstance(_Body, frozen=True, tag=65):
-    """Describe an instance. Asking keeps it alive."""
+    """Describe an instance, which keeps it alive."""
 
     group: str
     instance: str
 
 
 class BeginRead(_Body, frozen=True, tag=66):
-    """Begin a read, or continue one."""
+    """Start or continue a read."""
 
     group: str
     instance: str
     formats: tuple[str, ...]
     """Those that the client accepts."""
     is_first: bool = True
-    """False: the same read goes on; the answers of earlier ones may not have been used yet."""
+    """False if the same read continues. Earlier responses may not have been used yet."""
     max_wait_ms: int = 0
     """How long to wait for a first partition."""
 
@@ -114,7 +114,7 @@ class PartitionMove(_Part, frozen=True):
     next: _Offset
     """The next offset to read."""
     reset_to: _Offset = UNKNOWN_OFFSET
-    """Where `auto.offset.reset` began; UNKNOWN_OFFSET if it was not needed."""
+    """Offset where `auto.offset.reset` started, or UNKNOWN_OFFSET if it was not needed."""
 
 
 class EndRead(_Body, frozen=True, tag=67):
@@ -124,7 +124,7 @@ class EndRead(_Body, frozen=True, tag=67):
     instance: str
     moves: tuple[PartitionMove, ...]
     last: tuple[TopicPartitions, ...] = ()
-    """Partitions that had their turn: they are the last ones of the next read."""
+    """Partitions that had their turn, which are the last in the next read."""
 
 
 class CommitInstance(_Body, frozen=True, tag=68):
@@ -145,14 +145,14 @@ class InstanceDescription(_Body, frozen=True, tag=65):
 
     format: str
     names: tuple[str, ...]
-    """Topics subscribed to; of a pattern, those that match."""
+    """Topics subscribed to, or those that match the pattern."""
     pattern: str | None
     partitions: tuple[TopicPartitions, ...]
     """Assigned by the client, or by the group."""
 
 
 class ReadPlan(_Body, frozen=True, tag=66):
-    """Where a read begins: partitions in their order of turns."""
+    """The partitions of a read in their order of turns."""
 
     format: str
     auto_offset_reset: str
@@ -163,7 +163,7 @@ class ReadPlan(_Body, frozen=True, tag=66):
 
 
 class ReadOutcome(_Body, frozen=True, tag=67):
-    """The partitions that did not move: their records must not be answered."""
+    """The partitions that did not move, whose records must not be returned."""
 
     lost: tuple[TopicPartitions, ...]
 

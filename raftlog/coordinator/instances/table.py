@@ -21,15 +21,15 @@ InstanceId: TypeAlias = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """One instance: its record, and the soft state of its reads."""
+    """One instance, with its record and the soft state of its reads."""
 
     group: str
     name: str
     value: ConsumerInstanceValue
     positions: dict[Pair, int] = field(default_factory=dict)
-    """Next offsets to read, where a read or a seek has set one."""
+    """Next offsets to read, where a read or a seek has set an offset."""
     followed: dict[Pair, int] = field(default_factory=dict)
-    """Positions at the begin of the newest read: auto commit covers these."""
+    """Positions at the start of the newest read, which auto commit covers."""
     turns: dict[Pair, None] = field(default_factory=dict)
     """Partitions in the order of the next read."""
     committed_ms: int = 0
@@ -53,13 +53,13 @@ class InstanceTable:
     def __init__(self) -> None:
         self.by_id: dict[InstanceId, Instance] = {}
         self.members: dict[str, dict[str, Instance]] = {}
-        """Instances of each group, by the id of the member that they are, or may become."""
+        """Instances of each group, by the id of their present or possible member."""
         self._starts: dict[InstanceId, dict[Pair, int]] = {}
         """Apart: a compacted log may have them before the instance itself."""
 
-    def starts(self, one: Instance) -> Mapping[Pair, int]:
+    def starts(self, instance: Instance) -> Mapping[Pair, int]:
         """The instance's starts that no commit shows."""
-        return self._starts.get((one.group, one.name), {})
+        return self._starts.get((instance.group, instance.name), {})
 
     def replay(self, record: CoordinatorRecord) -> None:
         """Apply one record of an instance. Tombstones of unknown keys change nothing."""
@@ -81,22 +81,22 @@ class InstanceTable:
                 raise AssertionError(f"not a record of a consumer instance: {record}")
 
     def _replay_instance(self, key: ConsumerInstanceKey, value: ConsumerInstanceValue) -> None:
-        one = self.by_id.get((key.group, key.instance))
-        if one is not None and one.value.member_id != value.member_id:
+        instance = self.by_id.get((key.group, key.instance))
+        if instance is not None and instance.value.member_id != value.member_id:
             # Compaction has removed the end of an earlier instance of that name.
             self._replay_end(key)
-            one = None
-        if one is None:
-            one = Instance(key.group, key.instance, value)
-            self.by_id[key.group, key.instance] = one
-            self.members.setdefault(key.group, {})[value.member_id] = one
-        one.value = value
+            instance = None
+        if instance is None:
+            instance = Instance(key.group, key.instance, value)
+            self.by_id[key.group, key.instance] = instance
+            self.members.setdefault(key.group, {})[value.member_id] = instance
+        instance.value = value
 
     def _replay_end(self, key: ConsumerInstanceKey) -> None:
-        one = self.by_id.pop((key.group, key.instance), None)
-        if one is None:
+        instance = self.by_id.pop((key.group, key.instance), None)
+        if instance is None:
             return
         members = self.members[key.group]
-        del members[one.value.member_id]
+        del members[instance.value.member_id]
         if not members:
             del self.members[key.group]

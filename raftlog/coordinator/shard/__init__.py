@@ -1,1 +1,1 @@
-"""Shards of coordinator partitions: records, replay, and the service that owns all shards."""
+"""Shards of coordinator partitions, with their records, replay, and service."""

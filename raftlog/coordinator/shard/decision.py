@@ -1,12 +1,12 @@
-"""What the state machines of all coordinators share: decisions, and timers. Pure.
+"""Decisions and timers that the state machines of all coordinators share. Pure.
 
 A state machine has methods that decide about a request, and `replay`. To decide is to read the
-state and return a `Decision`; nothing but `replay` changes the state. The shard appends a
-decision's records and replays them at once, before the next decision, and sends the response once
-they are committed. After an append with a failed or unknown outcome, the shard drops the
-state and loads the log again from its start.
+state and return a `Decision`. Only `replay` changes the state. The shard appends a decision's
+records and replays them at once, before the next decision, and sends the response once they are
+committed. After an append with a failed or unknown outcome, the shard drops the state and loads the
+log again from its start.
 
-Timers are soft state: they are in no record, a decision sets and cancels them directly, and a load
+Timers are soft state. They are in no record, a decision sets and cancels them directly, and a load
 sets them again, with their full length.
 """
 
@@ -74,7 +74,7 @@ class Event(StrEnum):
 
 
 Counts: TypeAlias = Counter[Event]
-"""Since the start of the node. Soft state, like timers."""
+"""Events since the start of the node. Soft state, like timers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Decision(Generic[R_co]):
 
     response: R_co
     records: tuple[CoordinatorRecord, ...] = ()
-    """Appended together: all of them are committed, or none."""
+    """Records appended together, so that all of them are committed, or none."""
     producer: Producer | None = None
-    """The records belong to this producer's transaction: they count once it is committed."""
+    """Producer of the transaction that the records join. They count once it is committed."""
 
 
 class Timers(Generic[K]):
@@ -95,7 +95,7 @@ class Timers(Generic[K]):
         self._deadlines: dict[K, int] = {}
         self._heap: list[tuple[int, int, K]] = []
         self._count = 0
-        """Of entries ever made: breaks ties in the order of their making."""
+        """Entries ever made, which break ties in the order of creation."""
 
     def __len__(self) -> int:
         return len(self._deadlines)
@@ -112,15 +112,15 @@ class Timers(Generic[K]):
             heapify(self._heap)
 
     def cancel(self, key: K) -> None:
-        """Remove the key's deadline, if it has one."""
+        """Remove the key's deadline, if it is set."""
         self._deadlines.pop(key, None)
 
     def deadline_ms(self, key: K) -> int | None:
-        """The key's deadline; None without one."""
+        """The key's deadline, or None."""
         return self._deadlines.get(key)
 
     def next_ms(self) -> int | None:
-        """The earliest deadline; None without any."""
+        """The earliest deadline, or None."""
         while self._heap and not self._is_valid(self._heap[0]):
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None

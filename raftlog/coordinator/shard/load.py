@@ -1,7 +1,8 @@
-"""Load a shard: replay its partition's log, from its start to its end, and wait for its commit.
+"""Load a shard by replay of its partition's log, and wait for the log's commit.
 
-The records up to the end of the log belong to the state, also uncommitted ones as far as the leader
-knows: no response leaves before their commit, and nothing is decided on a state that may be lost.
+The records up to the end of the log belong to the state, also those that are uncommitted as far as
+the leader knows. No response leaves before their commit, and nothing is decided on a state that may
+be lost.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ READ_BYTES: Final = 1 << 20
 BATCH_BYTES_MAX: Final = 64 << 20
 """Most bytes of a decompressed batch."""
 SLICE_BYTES: Final = 192 << 10
-"""Records, as objects, replayed in one turn of the event loop: some milliseconds."""
+"""Bytes of records, as objects, replayed in one turn of some milliseconds."""
 JOINED_BYTES_MAX: Final = 64 << 10
-"""Of small batches, as objects, that are decoded together: each costs as much as ten records."""
+"""Bytes of small batches, as objects, that are decoded together.
+
+The overhead of each batch costs as much as ten records.
+"""
 RECORD_BYTES: Final = 128
 """Added for each record, as in `decode_groups`."""
 COMMIT_CHECK_S: Final = 1.0
 """Longest wait for the commit of the loaded records between two looks at the log."""
 
 _MARKER_KEY: Final = Struct(">hh")
-"""The key of a control record: version, type (0 abort, 1 commit)."""
+"""Key of a control record, which is version and type (0 abort, 1 commit)."""
 
 S = TypeVar("S", bound=StateMachine)
 K = TypeVar("K", bound=Hashable)
@@ -51,9 +55,9 @@ logger = logging.getLogger(__name__)
 
 
 async def load_shard(shard: Shard[S, K], monotonic: Callable[[], float]) -> None:
-    """Replay the log into the shard, and begin it. Raises LogError; load another shard then.
+    """Replay the log into the shard and start it. After a LogError load another shard.
 
-    NOT_COORDINATOR: the leader epoch is over.
+    Raises NOT_COORDINATOR if the leader epoch is over.
     """
     partition, role = shard.partition, shard.role
     begun_s, count = monotonic(), 0
@@ -81,7 +85,7 @@ async def load_shard(shard: Shard[S, K], monotonic: Callable[[], float]) -> None
 
 
 async def replay(kind: Kind[S, K, Any, Any], state: S, data: Buffer) -> int:
-    """Replay whole batches in turns of the event loop; return the number of their records."""
+    """Replay whole batches in turns of the event loop. Returns the number of their records."""
     apply, decode_record, replay_usual = state.replay, kind.decode_record, kind.replay_usual
     count = slice_bytes = 0
     for joined in _joined(data):
@@ -112,7 +116,10 @@ async def replay(kind: Kind[S, K, Any, Any], state: S, data: Buffer) -> int:
 
 
 def _joined(data: Buffer) -> Iterator[list[RecordBatch]]:
-    """The batches in their order: several to be decoded at once, if plain and small, or one."""
+    """The batches in order, in lists of several plain and small batches or one batch.
+
+    The batches of a list are decoded at once.
+    """
     small: list[RecordBatch] = []
     object_bytes = 0
     for batch in iterate_batches(data, check_crc=False):
@@ -155,7 +162,7 @@ class _Offsets:
 
 
 def _groups(batches: Sequence[RecordBatch]) -> Iterator[tuple[Sequence[Record], int]]:
-    """The records of the batches, with their bytes; a large batch in several groups."""
+    """The records of the batches, with their bytes, where a large batch gives several groups."""
     batch = batches[0]
     header = batch.header
     size_bytes = header.size_bytes
@@ -163,7 +170,7 @@ def _groups(batches: Sequence[RecordBatch]) -> Iterator[tuple[Sequence[Record], 
         # Emptied by compaction.
         return iter(())
     if len(batches) > 1:
-        return iter(((decode_joined(batches), sum(one.header.size_bytes for one in batches)),))
+        return iter(((decode_joined(batches), sum(batch.header.size_bytes for batch in batches)),))
     if (
         size_bytes + header.record_count * RECORD_BYTES <= SLICE_BYTES
         and not header.attributes & COMPRESSION_MASK

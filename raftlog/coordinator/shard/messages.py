@@ -44,7 +44,7 @@ class Messages(Generic[Q, A]):
 
     @classmethod
     def of(cls, kind: str, request: Any, response: Any) -> Self:
-        """The messages of a kind; `request` and `response` are unions of tagged structs."""
+        """The messages of a kind, whose `request` and `response` are unions of tagged structs."""
         requests, responses = msgspec.msgpack.Decoder(request), msgspec.msgpack.Decoder(response)
         return cls(kind, requests, responses, sound_messages(request))
 
@@ -97,7 +97,7 @@ def _struct_test(found: inspect.StructType | inspect.NamedTupleType, names: dict
     type_name = found.cls.__name__
     test_name = f"is_{type_name}"
     if test_name not in names:
-        # A plain tuple could stand for a named one.
+        # A plain tuple could stand for a named tuple.
         is_struct = isinstance(found, inspect.StructType)
         parts = [] if is_struct else [f"type(v) is {type_name}"]
         for field in found.fields:
@@ -114,7 +114,7 @@ def _lambda(parts: list[str], names: dict[str, Any]) -> _IsSound:
 
 
 def _conditions(found: inspect.Type, value: str, names: dict[str, Any]) -> list[str]:
-    """The expressions that are all true of a sound value; none if every value is sound."""
+    """The expressions that are all true of a sound value. May be empty."""
     parts: list[str] = []
     match found:
         case inspect.NoneType() | inspect.BoolType():
@@ -133,8 +133,8 @@ def _conditions(found: inspect.Type, value: str, names: dict[str, Any]) -> list[
             parts += _collection("tuple", item, length_max, value, names)
         case inspect.FrozenSetType(min_length=None, max_length=length_max, item_type=item):
             parts += _collection("frozenset", item, length_max, value, names)
-        case inspect.UnionType(types=(one, inspect.NoneType()) | (inspect.NoneType(), one)):
-            if inner := _conditions(one, value, names):
+        case inspect.UnionType(types=(option, inspect.NoneType()) | (inspect.NoneType(), option)):
+            if inner := _conditions(option, value, names):
                 parts.append(f"({value} is None or {' and '.join(inner)})")
         case _:
             raise TypeError(f"{value}: messages of coordinators have no {found}")

@@ -1,8 +1,8 @@
 """Records of the internal topics to bytes and back.
 
 A key or value of another release decodes to `UnknownRecord`, so that a shard can refuse to serve
-instead of dropping state. Unknown *tagged* fields of a known version are skipped (KIP-482: a writer
-tags only fields that older readers may ignore) and missing from the key's next record.
+instead of dropping state. Unknown *tagged* fields of a known version are skipped, because a writer
+tags only fields that older readers may ignore (KIP-482), and missing from the key's next record.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.errors import DecodeError
 
 RECORD_ELEMENTS_MAX: Final = 1 << 20
-"""Array elements of one record: with four bytes at least for a partition, more than any record of
-4 MiB can have."""
+"""Array elements of one record, more than any record of 4 MiB can have.
+
+A partition takes at least four bytes.
+"""
 
 
 class UnknownRecord(NamedTuple):
@@ -68,7 +70,7 @@ class _Kind(NamedTuple):
     key_type: type[Key]
     value_type: type[Value]
     written_version: int
-    """The version of new values; every version of the type is read."""
+    """Version of new values. Every version of the type is read."""
 
 
 _OFFSETS_KINDS: Final = (
@@ -97,26 +99,29 @@ _KINDS: Final = {kind.key_type: kind for kind in (*_OFFSETS_KINDS, *_TRANSACTION
 
 _Decoders: TypeAlias = tuple[Callable[[Buffer, int, int], Any], Callable[[Buffer, int, int], Any]]
 DECODERS_MAX: Final = 128
-"""Kept pairs of decoders: there are fewer known keys and versions."""
+"""Kept pairs of decoders, more than there are known keys and versions."""
 
 NAMES_MAX: Final = 1_024
-"""Kept names of `group_and_topic`: a log has many offsets of one group in a row."""
+"""Kept names of `group_and_topic`. A log has many offsets of one group in a row."""
 
 USUAL_OFFSET: Final = re.compile(rb"\x00\x04.{12}\x01.{8}\x01\x00\x10.{16}", re.DOTALL)
-"""The value of nearly all offsets: version 4, offset and leader epoch, no metadata, commit time,
-one tagged field (0, of 16 bytes): the topic id. Whatever matches is well-formed."""
+"""The value of nearly all offsets. Whatever matches is well-formed.
+
+It has version 4, offset and leader epoch, no metadata, commit time, and one tagged field (0, of 16
+bytes), the topic id.
+"""
 
 _VERSION: Final = struct.Struct(">h")
 _unpack_version: Final = _VERSION.unpack_from
 
 
 def encode_record(record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
-    """The record's key and value; None for a tombstone.
+    """The record's key and value, or None as the value of a tombstone.
 
-    Raises EncodeError for a value beyond the written version: a string over 32,767 bytes (flexible
-    versions have no such limit), a number out of range, an offset commit with an expire timestamp
-    and a leader epoch or topic id (no version has both). Raises TypeError for a value of another
-    key's type.
+    Raises EncodeError for a value beyond the written version, which is a string over 32,767 bytes
+    (flexible versions have no such limit), a number out of range, or an offset commit with an
+    expire timestamp and a leader epoch or topic id (no version has both). Raises TypeError for a
+    value of another key's type.
     """
     key, value = record
     kind = _KINDS[type(key)]
@@ -151,7 +156,7 @@ def decode_offset_value(data: bytes) -> OffsetCommitValue:
 
 @lru_cache(maxsize=NAMES_MAX)
 def group_and_topic(prefix: bytes) -> tuple[str, str] | None:
-    """The names in the key of an offset, without its last four bytes; None for another key.
+    """The names in an offset's key without its last four bytes. None for another key.
 
     Any four bytes make it a whole key.
     """
@@ -180,7 +185,7 @@ def known_record(
     key: bytes,
     value: bytes | None,
 ) -> CoordinatorRecord:
-    """A record that this release knows. Raises LogError: MALFORMED_BATCH, UNSUPPORTED_FORMAT."""
+    """A record that this release knows. Raises LogError MALFORMED_BATCH or UNSUPPORTED_FORMAT."""
     try:
         record = decode(key, value)
     except DecodeError as error:
@@ -224,7 +229,7 @@ def _transaction_decoders(number: int, version: int | None) -> _Decoders | None:
 
 
 def _find_decoders(kinds: tuple[_Kind, ...], number: int, version: int | None) -> _Decoders | None:
-    """The decoders of key and value; None for an unknown key or version."""
+    """The decoders of key and value, or None for an unknown key or version."""
     for kind in kinds:
         if kind.number == number:
             if version is None:

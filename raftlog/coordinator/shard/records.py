@@ -1,7 +1,7 @@
 """Records of the internal topics `__consumer_offsets` and `__transaction_state`.
 
 Keys and values have Kafka's fields, numbers and versions (coordinator records of Kafka 4), so that
-Kafka's own tools read these topics: a key and a value begin with a version (int16); a key's version
+Kafka's own tools read these topics. A key and a value start with a version (int16). A key's version
 is the number of its type. `record_codec` encodes and decodes.
 
 | key | number | value |
@@ -15,7 +15,7 @@ is the number of its type. `record_codec` encodes and decodes.
 | ConsumerGroupCurrentMemberAssignmentKey | 8 | ConsumerGroupCurrentMemberAssignmentValue |
 | ConsumerGroupRegularExpressionKey | 16 | ConsumerGroupRegularExpressionValue |
 | TransactionLogKey | 0 of `__transaction_state` | TransactionLogValue |
-| SinkEpochKey | 100 of `__transaction_state`; ours alone | SinkEpochValue |
+| SinkEpochKey | 100 of `__transaction_state`, not Kafka's | SinkEpochValue |
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Struct(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Key(_Struct, frozen=True, gc=False):
-    """A key; all are simple, and have one form."""
+    """A key. All keys are simple, and have one form."""
 
     VERSIONS: ClassVar = Versions(0, 0)
 
@@ -68,11 +68,11 @@ class OffsetCommitValue(_Struct, frozen=True):
 
     offset: Int64
     leader_epoch: Annotated[Int32, Field(since=3, default=-1)]
-    """-1: unknown."""
+    """Leader epoch, or -1 if unknown."""
     metadata: str
     commit_timestamp_ms: Int64
     expire_timestamp_ms: Annotated[Int64, Field(since=1, until=1)] = NO_TIMESTAMP
-    """Of old clients only; -1: by the group's retention."""
+    """Expiry of old clients' offsets, or -1 for the group's retention."""
     topic_id: Annotated[OptionalUuid, Field(since=4, tag=0)] = None
     """None: the committer named the topic only (Kafka's zero uuid)."""
 
@@ -122,16 +122,18 @@ class ConsumerGroupMetadataKey(_Key, frozen=True):
 
 
 class ConsumerGroupMetadataValue(_Struct, frozen=True):
-    """The group epoch: it counts changes of members, subscriptions and their topics."""
+    """The group epoch, which counts changes of members, subscriptions and their topics."""
 
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
 
     epoch: Int32
     metadata_hash: Annotated[Int64, Field(tag=0)] = 0
-    """Of the partitions of all subscribed topics; 0: none."""
+    """Hash of the partitions of all subscribed topics, or 0 without partitions."""
     empty_since_ms: Annotated[Int64, Field(tag=1_000)] = NO_TIMESTAMP
-    """Wall time at which the last member went; -1: the group has members, or the writer was Kafka.
-    Ours: Kafka's tools skip the unknown tag."""
+    """Wall time at which the last member left.
+
+    -1 if the group has members, or the writer was Kafka. Kafka's tools skip the unknown tag.
+    """
 
 
 class ConsumerGroupMemberMetadataKey(_Key, frozen=True):
@@ -155,7 +157,7 @@ class ConsumerGroupMemberMetadataValue(_Struct, frozen=True):
     rebalance_timeout_ms: Int32
     server_assignor: str | None
     session_timeout_ms: Annotated[Int32, Field(tag=1_000)] = 0
-    """Ours: Kafka's tools skip the unknown tag. 0: the default."""
+    """Session timeout, or 0 for the default. Kafka's tools skip the unknown tag."""
 
 
 class ConsumerGroupTargetAssignmentMetadataKey(_Key, frozen=True):
@@ -206,7 +208,7 @@ class ConsumerGroupCurrentMemberAssignmentValue(_Nested, frozen=True):
     assigned_partitions: tuple[TopicPartitions, ...]
     partitions_pending_revocation: tuple[TopicPartitions, ...]
     sequence: Annotated[Int64, Field(tag=1_000)] = 0
-    """Of the member's newest report. Ours, like the session timeout."""
+    """Number of the member's newest report. Not Kafka's, like the session timeout."""
 
 
 class ConsumerGroupRegularExpressionKey(_Key, frozen=True):
@@ -223,11 +225,11 @@ class ConsumerGroupRegularExpressionValue(_Struct, frozen=True):
 
     topics: tuple[str, ...]
     version: Int64
-    """Of the metadata: the last index applied at the resolution."""
+    """Index of the metadata last applied at the resolution."""
     timestamp_ms: Int64
 
 
-# REST consumer instances (ours: Kafka's tools skip key types that they do not know)
+# REST consumer instances (not Kafka's, whose tools skip unknown key types)
 
 
 class ConsumerInstanceKey(_Key, frozen=True):
@@ -243,7 +245,7 @@ class ConsumerInstanceValue(_Nested, frozen=True):
     VERSIONS: ClassVar = Versions(0, 0, flexible=0)
 
     member_id: str
-    """Of the member of the group that the instance is while it is subscribed."""
+    """Id of the group member that the instance is while it is subscribed."""
     format: str
     auto_offset_reset: str
     auto_commit_interval_ms: Int32
@@ -251,7 +253,7 @@ class ConsumerInstanceValue(_Nested, frozen=True):
     fetch_min_bytes: Int32
     request_timeout_ms: Int32
     subscribed_topic_names: tuple[str, ...] = ()
-    """In the client's order."""
+    """Subscribed topics in the client's order."""
     subscribed_topic_regex: str | None = None
     assigned_partitions: tuple[TopicPartitions, ...] = ()
 
@@ -301,8 +303,11 @@ class TransactionLogValue(_Nested, frozen=True):
     next_producer_epoch: Annotated[Int16, Field(tag=3, default=-1)]
     transaction_timeout_ms: Int32
     transaction_status: Int8
-    """0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort,
-    6 Dead, 7 PrepareEpochFence; 8 Prepared (two-phase; ours)."""
+    """Number of a transaction's state.
+
+    0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort, 6 Dead,
+    7 PrepareEpochFence, 8 Prepared (two-phase, not Kafka's).
+    """
     transaction_partitions: tuple[TransactionPartitions, ...] | None
     transaction_last_update_timestamp_ms: Int64
     transaction_start_timestamp_ms: Int64

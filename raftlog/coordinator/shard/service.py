@@ -1,9 +1,9 @@
-"""The coordinators of one node: shards of the partitions led here, and the way to all others.
+"""The coordinators of one node, with its shards and calls to other nodes' shards.
 
 A group or transactional id belongs to one partition of an internal topic. Its leader is the
-coordinator: a request goes to the shard here, or is forwarded to the leader, with the retries of
-`PartitionHandle`. A shard is loaded when its partition begins to be led here, dropped at once when
-the lead ends, and loaded again after a failed append.
+coordinator. A request goes to the shard here, or is forwarded to the leader, with the retries of
+`PartitionHandle`. A shard is loaded when this node starts to lead its partition, dropped at once
+when the lead ends, and loaded again after a failed append.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from raftlog.routing.router import PartitionRouter
 from raftlog.world import Backoff, Clock
 
 PARTITIONS: Final = 16
-"""Partitions of an internal topic at its creation. Their number never changes: ids depend on it."""
+"""Partitions of an internal topic at its creation. Fixed, because ids depend on the number."""
 TOPIC_CONFIGS: Final = {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
-"""A load reads the newest segment uncompacted: so it is a tenth of the default."""
+"""Configs with a tenth of the default segment. A load reads the newest segment uncompacted."""
 CREATE_S_MAX: Final = 10.0
 """Longest attempt to create an internal topic."""
 PAUSE_S: Final = 0.05
@@ -115,7 +115,7 @@ class Coordinators(CoordinatorServer):
         return sum((kind.counts for kind in self._kinds.values()), Counter())
 
     def shard_of(self, partition: Partition) -> AnyShard | None:
-        """The shard through which all batches of the partition go; None: it needs none.
+        """The shard through which all batches of the partition go. None if it needs none.
 
         Raises LogError COORDINATOR_LOADING.
         """
@@ -139,11 +139,11 @@ class Coordinators(CoordinatorServer):
         may_repeat: bool = False,
         is_held: bool = False,
     ) -> A:
-        """Carry out a request at the coordinator of a group or transactional id.
+        """Execute a request at the coordinator of a group or transactional id.
 
-        Retried while the coordinator moves or loads; after an unknown outcome only if it
-        `may_repeat`. `may_change`: without, a lost answer is no unknown outcome. `is_held`: the
-        coordinator may hold the request open. Raises LogError.
+        It is retried while the coordinator moves or loads, and after an unknown outcome only if it
+        `may_repeat`. Without `may_change`, a lost response is no unknown outcome. With `is_held`
+        the coordinator may hold the request open. Raises LogError.
         """
         topic = await self._topic(self._kinds[messages.kind])
         number = partition_of(key, len(topic.partitions))
@@ -170,7 +170,7 @@ class Coordinators(CoordinatorServer):
         may_repeat: bool = False,
         is_held: bool = False,
     ) -> A:
-        """Like `call`, at the coordinator that leads a partition of the internal topic."""
+        """Execute a request at the coordinator that leads a partition of the internal topic."""
         checked = messages.checked(request)
         return await self._router.find(topic.name, number).coordinate(
             _Call(self, messages, checked, may_change=may_change),
@@ -181,7 +181,7 @@ class Coordinators(CoordinatorServer):
         )
 
     async def coordinator_of(self, kind: str, key: str) -> BrokerId:
-        """The broker that coordinates a group or transactional id; NO_LEADER_ID: none does now.
+        """The broker that coordinates a group or transactional id, or NO_LEADER_ID for none.
 
         Creates the internal topic with its first use. Raises LogError.
         """

@@ -1,15 +1,16 @@
-"""One led partition of an internal topic: decide, replay, append, answer once committed.
+"""A led partition of an internal topic, which decides, replays, appends, and responds.
 
-A `Shard` is one load of one leader epoch, for good. Its end is one of: the lead is over, an append
-failed or has an unknown outcome, the node stops. The service then loads another one from the log,
-if the partition is still led here. An ended shard never writes again (`_Batch.guard`).
+A `Shard` is one load of one leader epoch, for good. It ends when the lead is over, an append failed
+or has an unknown outcome, or the node stops. The service then loads another shard from the log, if
+the partition is still led here. An ended shard never writes again (`_Batch.guard`).
 
 A request costs one call of its decision and one future. The records of all decisions of one turn of
-the event loop go into one batch; while IN_FLIGHT_MAX batches are in flight, the next one collects.
-A batch of a transaction is its producer's alone: it gains nothing by waiting, and waits only for
-ALONE_IN_FLIGHT_MAX.
+the event loop go into one batch. While IN_FLIGHT_MAX batches are in flight, the next batch
+collects. A batch of a transaction has only its producer's records. It gains nothing by waiting, and
+waits only for ALONE_IN_FLIGHT_MAX.
+
 A batch is written only where the shard expects it, so the positions given to `replay` are the
-offsets in the log, and no batch follows a failed one.
+offsets in the log, and no batch follows a failed batch.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ from raftlog.world import Clock
 from raftlog.world.time import Wakeup
 
 IN_FLIGHT_MAX: Final = 4
-"""Batches of a shard written and not committed: enough to overlap a sync with a round trip."""
+"""Uncommitted batches of a shard, to overlap a sync with a round trip."""
 ALONE_IN_FLIGHT_MAX: Final = 64
-"""The same, before a batch or marker of a transaction: nothing else could join it."""
+"""Batches in flight before a batch or marker of a transaction. Nothing else could join it."""
 BATCH_BYTES_MAX: Final = 256 << 10
 """Bytes at which the next decision begins another batch."""
 PENDING_BYTES_MAX: Final = 16 << 20
@@ -83,21 +84,27 @@ PENDING_RECORDS_MAX: Final = 100_000
 RECORD_BYTES: Final = 32
 """Most bytes of a record in a batch besides key and value."""
 MARKER_BYTES: Final = 78
-"""Of a control batch with one marker."""
+"""Bytes of a control batch with one marker."""
 WAITERS_MAX: Final = 20_000
-"""Requests held open by a shard; more are refused (OVERLOADED)."""
+"""Requests held open by a shard. More are refused (OVERLOADED)."""
 EXPIRED_PER_TURN_MAX: Final = 64
-"""Timers that expire in one turn of the event loop: some milliseconds."""
+"""Timers that expire in one turn of some milliseconds."""
 COMMIT_S: Final = 30.0
-"""Longest wait of a batch for its commit: longer than a late replica stays in the ISR."""
+"""Longest wait in seconds for a commit. A late replica leaves the ISR before."""
 DEADLINE_STEPS: Final = 16
-"""Of the timeout of a held request. Idle members' heartbeats then end in few turns of the event
-loop, and come back together: waking up a process costs more than a heartbeat."""
+"""Steps of the timeout of a held request.
+
+Idle members' heartbeats then end in few turns of the event loop, and return together, because
+waking up a process costs more than a heartbeat.
+"""
 PAUSE_S: Final = 0.25
 """Pause of the timers while the partition takes no writes."""
 
 WriteMarker: TypeAlias = Callable[[Callable[[], None]], Awaitable[object]]
-"""Writes a marker with a guard, called right before; returns once committed. Raises LogError."""
+"""Writes a marker with a guard that is called right before. Returns once committed.
+
+Raises LogError.
+"""
 
 R = TypeVar("R")
 Q = TypeVar("Q")
@@ -108,7 +115,7 @@ logger = logging.getLogger(__name__)
 
 
 class Moment(NamedTuple):
-    """What a decision learns from its surroundings; all else is in its request."""
+    """A decision's surroundings. All else is in its request."""
 
     now_ms: int
     """Monotonic, for timers."""
@@ -119,12 +126,12 @@ class Moment(NamedTuple):
 
 
 class StateMachine(Protocol):
-    """The state of one partition. Synchronous; only the replays change anything but timers."""
+    """The state of one partition. Synchronous. Only replays change anything but timers."""
 
     def replay(
         self, record: CoordinatorRecord, *, position: int, producer: Producer | None
     ) -> None:
-        """Apply the record at an offset of the log; `producer`: in its open transaction."""
+        """Apply the record at an offset of the log, in an open transaction of `producer`."""
         ...
 
     def replay_marker(
@@ -143,7 +150,7 @@ S = TypeVar("S", bound=StateMachine)
 
 
 class Kind(ABC, Generic[S, K, Q, A]):
-    """One kind of coordinator: its topic, its state machine, its codecs. Shared by all shards."""
+    """A kind of coordinator, with its topic, state machine and codecs. Shared by all shards."""
 
     name: ClassVar[str]
     """`group` or `transaction`, for calls and log lines."""
@@ -207,7 +214,7 @@ class Kind(ABC, Generic[S, K, Q, A]):
         """Decode a record, or return None for a type of a newer version. Raises LogError."""
 
     def replay_usual(self, state: S, records: Sequence[Record], start: int) -> int:
-        """Replay records without a transaction from `start`, in the form that most of a log has.
+        """Replay records without a transaction from `start`, in a log's usual form.
 
         The state ends as with `decode_record` and `replay`, in less time. Returns the index of the
         first record to decode.
@@ -225,7 +232,7 @@ class _Batch:
     write_marker: WriteMarker | None = None
     """Writes a marker, instead of records."""
     verification: VerificationGuard | None = None
-    """Of records that open their producer's transaction in this partition."""
+    """Guard of records that open their producer's transaction in this partition."""
     size_bytes: int = HEADER_SIZE
     record_count: int = 0
     waiters: list[tuple[asyncio.Future[None], bool]] = field(default_factory=list)
@@ -247,7 +254,7 @@ class Shard(Generic[S, K]):
         image: Callable[[], MetadataImage],
         tasks: TaskGroup,
     ) -> None:
-        """An empty shard: `load.load_shard` fills it, then calls `begin`."""
+        """An empty shard. `load.load_shard` fills it, then calls `begin`."""
         self.kind = kind
         self.partition = partition
         self.role: Final = role
@@ -264,7 +271,7 @@ class Shard(Generic[S, K]):
         """The last one collects."""
         self._in_flight: deque[_Batch] = deque()
         self._pending_bytes = self._pending_records = 0
-        """Of both."""
+        """Bytes and records of both."""
         self._last_of: dict[ProducerId, _Batch] = {}
         """Each producer's last batch that is not committed yet."""
         self._is_flush_due = False
@@ -288,13 +295,13 @@ class Shard(Generic[S, K]):
         """Run the timers until the shard ends."""
         while self._ended is None:
             due_ms = self._waits_until_ms = self._timers.next_ms()
-            # A whole millisecond later: the clock has more digits than the deadline.
+            # A whole millisecond later, because the clock has more digits than the deadline.
             await self._wakeup.wait(None if due_ms is None else (due_ms + 1) / 1000)
             if self._ended is None:
                 await self._expire_due()
 
     def end(self, error: LogError) -> None:
-        """End for good. All waiting requests fail; with an unknown outcome if they have records."""
+        """End for good. All waiting requests fail, with an unknown outcome if they have records."""
         if self._ended is not None:
             return
         self._ended = error.as_outcome()
@@ -318,7 +325,7 @@ class Shard(Generic[S, K]):
 
     @property
     def ended(self) -> LogError | None:
-        """Why the shard has ended; None while it serves."""
+        """Why the shard has ended, or None while it serves."""
         return self._ended
 
     def _not_coordinator(self, error: LogError) -> LogError:
@@ -355,9 +362,9 @@ class Shard(Generic[S, K]):
     ) -> R:
         """Decide, replay and append the records, and return the response once all is committed.
 
-        Cancelling the call does not undo the records. `decide` may raise LogError, which leaves
-        like a response. For records in a transaction see `execute_in_transaction`. Raises
-        LogError: NOT_COORDINATOR, OVERLOADED and the errors of an append that wrote nothing;
+        Cancelling the call does not undo the records. `decide` may raise LogError, which is
+        returned like a response. For records in a transaction see `execute_in_transaction`. Raises
+        LogError NOT_COORDINATOR, OVERLOADED and the errors of an append that wrote nothing, or
         RETRIABLE with an unknown outcome.
         """
         self._require_lead()
@@ -380,19 +387,20 @@ class Shard(Generic[S, K]):
         verification: VerificationGuard | None,
         decide: Callable[[S], Decision[R]],
     ) -> R:
-        """Like `execute`, with records in the producer's transaction, if any.
+        """Execute as `execute`, with records in the producer's transaction, if any.
 
-        Call it once the transaction's coordinator has confirmed the transaction to a question asked
-        after `verification` began (None: the transaction was open here). A batch that the log would
-        refuse would end the shard, so this refuses first. Raises also LogError
-        TRANSACTION_NOT_VERIFIED if a marker came in between; PRODUCER_FENCED, QUOTA_EXCEEDED.
+        The caller has first queried the transaction's coordinator, after `verification` began, and
+        the coordinator has confirmed the transaction (None if the transaction was open here). A
+        batch that the log would refuse would end the shard, so this refuses first. Also raises
+        LogError TRANSACTION_NOT_VERIFIED if a marker came in between, PRODUCER_FENCED and
+        QUOTA_EXCEEDED.
         """
         while True:
             self._require_lead()
             last = self._last_of.get(producer.producer_id)
             if last is None or (last.write_marker is None and last.producer == producer):
                 break
-            # A marker, or a batch of another epoch: the log judges once it is there.
+            # The log judges a marker, or a batch of another epoch, once it is there.
             await self._waited(last, has_records=False)
         if last is None:
             self.role.check_coordinator_append(
@@ -401,7 +409,7 @@ class Shard(Generic[S, K]):
         return await self.execute(decide, verification=None if last else verification)
 
     def _new_producers(self, producer: Producer) -> int:
-        """Producers not in the log: with a batch on its way there, and this one."""
+        """Producers not in the log, with a batch on its way there, and this producer."""
         known = self.partition.log.producers
         if producer.producer_id in known:
             return 0
@@ -417,10 +425,11 @@ class Shard(Generic[S, K]):
     ) -> None:
         """Append a transaction's marker among the decisions, and return once committed.
 
-        All batches of the partition go through its shard: so the replay has the log's order.
-        `judge` decides by the log, once all earlier batches of the producer are in it: False if the
-        marker is there already, LogError if it is refused. Its argument counts the producers not
-        in the log that would be with all batches on their way there. Raises LogError as `execute`.
+        All batches of the partition go through its shard, so the replay has the log's order.
+        `judge` decides by the log, once all earlier batches of the producer are in it. It returns
+        False if the marker is there already, and raises LogError if it is refused. Its argument
+        counts the producers not in the log that would be with all batches on their way there.
+        Raises LogError as `execute`.
         """
         while True:
             self._require_lead()
@@ -440,10 +449,11 @@ class Shard(Generic[S, K]):
         await self._waited(batch, has_records=True)
 
     async def query(self, read: Callable[[S], R]) -> R:
-        """Read the state, and return once all of it is committed and the lead is confirmed.
+        """Read the state. Returns once all of it is committed and the lead is confirmed.
 
-        No response is older than one that left before the call, on any node. `read` may raise
-        LogError. Raises LogError as `execute`; also answers while the partition takes no writes.
+        No response is older than a response that left before the call, on any node. `read` may
+        raise LogError. Raises LogError as `execute`. Also responds while the partition takes no
+        writes.
         """
         self._require_lead()
         error: LogError | None = None
@@ -461,11 +471,11 @@ class Shard(Generic[S, K]):
     async def wait_until(
         self, keys: tuple[Hashable, ...], condition: Callable[[S], bool], timeout_s: float
     ) -> bool:
-        """Wait until a replayed change of one of the keys makes the condition true; False after the
-        timeout, or up to a sixteenth of it earlier.
+        """Wait until a replayed change of one of the keys makes the condition true.
 
-        What the condition saw may not be committed: answer by `execute` or `query`. Raises
-        LogError NOT_COORDINATOR, OVERLOADED.
+        Returns False after the timeout, or up to a sixteenth of it earlier. The state that the
+        condition saw may not be committed, so respond by `execute` or `query`. Raises LogError
+        NOT_COORDINATOR or OVERLOADED.
         """
         self._require_lead()
         if condition(self.state):
@@ -496,7 +506,7 @@ class Shard(Generic[S, K]):
             self._forget_held(keys)
 
     def _on_grid(self, timeout_s: float) -> float:
-        """The deadline, up to a sixteenth earlier: on the grid of all timeouts of this length."""
+        """The deadline, up to a sixteenth earlier, on the grid of timeouts of this length."""
         now = self._loop.time()
         if timeout_s <= 0:
             return now
@@ -504,7 +514,7 @@ class Shard(Generic[S, K]):
         return (now + timeout_s) // step_s * step_s
 
     def _changed(self, key: Hashable) -> None:
-        """A replay has changed the key: wake its requests, which look in a later turn."""
+        """Wake the requests of a key that a replay has changed. They look in a later turn."""
         for future in self._held.pop(key, ()):
             _settle(future)
 
@@ -546,7 +556,7 @@ class Shard(Generic[S, K]):
 
     @contextmanager
     def _ended_by_failure(self) -> Iterator[None]:
-        """End the shard if a replay fails: the state may be half changed."""
+        """End the shard if a replay fails, because the state may be half changed."""
         try:
             yield
         except BaseException:
@@ -565,7 +575,7 @@ class Shard(Generic[S, K]):
             self._loop.call_soon(self._flush)
 
     def _batch_for(self, size_bytes: int, bytes_max: int, producer: Producer | None) -> _Batch:
-        """The batch that collects, if the records belong there and fit; else another one."""
+        """The batch that collects, if the records belong there and fit, else a new batch."""
         if self._unwritten:
             batch = self._unwritten[-1]
             fits = batch.size_bytes + size_bytes <= min(BATCH_BYTES_MAX, bytes_max)
@@ -632,7 +642,7 @@ class Shard(Generic[S, K]):
         guard: Callable[[], None],
         verification: VerificationGuard | None,
     ) -> None:
-        """The one way into the log; returns once committed."""
+        """Write to the log, whose only caller is the shard. Returns once committed."""
         await self.partition.append(
             batches,
             acks=Acks.ALL,
@@ -664,7 +674,7 @@ class Shard(Generic[S, K]):
         try:
             await future
         finally:
-            # An error refers to this frame: without the circle it frees an ended shard at once.
+            # An error refers to this frame. Without the circle it frees an ended shard at once.
             del future
 
     async def _committed(self) -> None:
@@ -705,9 +715,9 @@ class Shard(Generic[S, K]):
                     return
 
     async def _wait_writable(self) -> None:
-        """Wait until the partition takes writes, and begin all timers again.
+        """Wait until the partition takes writes, and start all timers again.
 
-        Members could not renew their sessions meanwhile.
+        Members could not renew their sessions during the wait.
         """
         while self._ended is None and not self._takes_writes():
             await self._clock.sleep(PAUSE_S)

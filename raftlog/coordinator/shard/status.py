@@ -1,9 +1,9 @@
-"""What the coordinators of a node tell the metrics: groups, their lags, transactions.
+"""The coordinators of a node in its metrics, with groups, their lags and transactions.
 
-**Lags.** A group's offsets are here; the ends of its partitions are with their leaders, on any
-node. So no scrape can compute a lag: a task asks the leaders, once for all groups, and adds up the
-lags by group and topic. A round that takes long is followed by a longer pause, so the task's part
-of the processor is bounded, however many offsets there are.
+**Lags.** A group's offsets are here. The ends of its partitions are with their leaders, on any
+node. So no scrape can compute a lag. A task queries the leaders, once for all groups, and adds up
+the lags by group and topic. A long round is followed by a longer pause, so the task's part of the
+processor is bounded, however many offsets there are.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from raftlog.routing.router import PartitionRouter
 from raftlog.world import Clock
 
 PAUSE_S: Final = 10.0
-"""Between two rounds, at least."""
+"""Shortest pause between two rounds, in seconds."""
 PAUSES_PER_ROUND: Final = 50
 """A pause is at least so many times as long as the round before."""
 ENDS_MAX: Final = 5_000
 """Partitions of one question to the leaders."""
 SLICE: Final = 1_000
-"""Offsets in one turn of the event loop: two milliseconds."""
+"""Offsets in one turn of the event loop of two milliseconds."""
 LAGS_MAX: Final = 10_000
-"""Lags kept, the largest ones; the others are added up."""
+"""Largest lags kept separately. The others are added up."""
 
 
 class GroupLag(NamedTuple):
@@ -51,7 +51,7 @@ class CoordinatorStatus:
     """Sums over all coordinators of a node."""
 
     groups: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By kind and state."""
+    """Groups by kind and state."""
     consumer_instances: int = 0
     """REST consumer instances, subscribed or not."""
     transactions: Counter[str] = field(default_factory=Counter)
@@ -59,9 +59,9 @@ class CoordinatorStatus:
     oldest_transaction_ms: int = 0
     """Age of the oldest one of these."""
     lags: Sequence[GroupLag] = ()
-    """The largest ones, the largest first."""
+    """Largest lags, in falling order."""
     other_lags: int = 0
-    """The sum of all further ones."""
+    """Sum of all lags that are not in `lags`."""
     rebalances: int = 0
     """These count since the start of the node."""
     offset_commits: int = 0
@@ -70,7 +70,7 @@ class CoordinatorStatus:
 
 
 class CoordinatorWatch:
-    """Measures lags, and sums up all other numbers when asked. Lives in the event loop."""
+    """Measures lags, and sums up all other numbers on request. Lives in the event loop."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class CoordinatorWatch:
         self._known_ends: dict[tuple[str, int], tuple[TopicId, Offset]] = {}
 
     def status(self) -> CoordinatorStatus:
-        """All numbers, as of now; lags of the last round."""
+        """All numbers, as of now, with lags of the last round."""
         counts = self._coordinators.counts()
         status = CoordinatorStatus(
             lags=self._lags,
@@ -105,8 +105,8 @@ class CoordinatorWatch:
                 status.consumer_instances += len(shard.state.instances.table.by_id)
             elif isinstance(shard.state, TransactionShard):
                 open_now = shard.state.unfinished()
-                status.transactions.update(one.state.label for one in open_now)
-                ages_ms = (now_ms - one.start_ms for one in open_now)
+                status.transactions.update(transaction.state.label for transaction in open_now)
+                ages_ms = (now_ms - transaction.start_ms for transaction in open_now)
                 oldest_ms = max(ages_ms, default=0)
                 status.oldest_transaction_ms = max(status.oldest_transaction_ms, oldest_ms)
         return status
@@ -122,7 +122,9 @@ class CoordinatorWatch:
     async def measure(self) -> None:
         """One round of lags."""
         states = [
-            one.state for one in self._coordinators.shards() if isinstance(one.state, GroupShard)
+            shard.state
+            for shard in self._coordinators.shards()
+            if isinstance(shard.state, GroupShard)
         ]
         ends = await self._ends({name for state in states for name in state.offsets.topics()})
         lags: Counter[tuple[str, str]] = Counter()
@@ -142,7 +144,7 @@ class CoordinatorWatch:
     async def _ends(self, names: Iterable[str]) -> Mapping[tuple[str, int], tuple[TopicId, Offset]]:
         """Id of the topic and last stable offset, by partition.
 
-        A partition whose leader does not answer has the ones of the round before.
+        A partition whose leader does not respond keeps the values of the round before.
         """
         topics = self._image().topics_by_name
         handles = [
@@ -170,6 +172,6 @@ def _lags_of(
     """Topic and lag of each partition with a committed offset."""
     for topic, number, committed in state.offsets.offsets(group):
         end = ends.get((topic, number))
-        # Offsets of a topic that was made again say nothing about the new one.
+        # Offsets of a topic that was created again do not apply to the new topic.
         if end is not None and committed.topic_id in (None, end[0]):
             yield topic, max(0, end[1] - committed.offset)

@@ -1,7 +1,7 @@
-"""The transaction coordinator as a kind of shard: topic, record codec, requests.
+"""The transaction coordinator as a kind of shard, with its topic, record codec and requests.
 
 A refusal with records (an `init` that must abort first) is a `Failure` in the state machine's
-response: `successful` raises the error, once the records are committed.
+response. `successful` raises the error, once the records are committed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ NAME: Final = "transaction"
 TOPIC: Final = TRANSACTIONS_TOPIC
 
 HELD_S: Final = 2.0
-"""Longest wait of an `init`, an addition or an end for the markers of the transaction before."""
+"""Longest wait for markers of the transaction before, by an `init`, addition or end."""
 VERIFICATION_HELD_S: Final = 0.5
-"""Longest wait of a leader's questions. It asks again, with its partition's news since."""
+"""Longest wait of a leader's questions. The leader then repeats them, with its news since."""
 
 TransactionCoordinator: TypeAlias = Shard[TransactionShard, TimerKey]
 AllocateProducerId: TypeAlias = Callable[[], Awaitable[tuple[ProducerId, ProducerEpoch]]]
@@ -148,12 +148,13 @@ class TransactionKind(Kind[TransactionShard, TimerKey, Request, Response]):
 
 
 async def _until_one_may_begin(shard: TransactionCoordinator, request: VerifyOrAdd) -> None:
-    """Hold questions that would all be answered CONCURRENT_TRANSACTIONS, until one would not.
+    """Hold questions while all of them would get CONCURRENT_TRANSACTIONS.
 
-    So a producer's next transaction begins as soon as all markers of the one before are confirmed,
-    and no question waits for the markers of another producer. Raises LogError as `wait_until`.
+    So a producer's next transaction starts as soon as all markers of its last transaction are
+    confirmed, and no question waits for the markers of another producer. Raises LogError as
+    `wait_until`.
     """
-    ids = tuple({one.transactional_id: None for one in request.verifications})
+    ids = tuple({verification.transactional_id: None for verification in request.verifications})
     if ids:
         await shard.wait_until(
             ids, lambda state: not all(map(state.is_ending, ids)), VERIFICATION_HELD_S

@@ -2,10 +2,10 @@
 
 `run` accompanies one loaded shard of transactions. It takes each decision once the decision is
 committed, also the decisions of earlier coordinators, writes the markers through the leaders of
-their partitions, and confirms each to the shard. Nothing but the shard's end stops an attempt:
+their partitions, and confirms each to the shard. Only the shard's end stops an attempt, because
 until its marker is written, a transaction holds back readers of committed records.
 
-A marker may be written twice, by this coordinator or by two: the partition's leader knows it by
+A marker may be written twice, by this coordinator or by two. The partition's leader knows it by
 producer, epoch and coordinator epoch (the leader epoch of the shard).
 """
 
@@ -40,7 +40,7 @@ WRITE_S: Final = 10.0
 RETRIES: Final = Backoff(0.02, 2.0)
 """Pauses between attempts for one partition, and between decisions while the shard takes none."""
 LOGGED_ATTEMPT: Final = 8
-"""The attempt that is logged, with every eighth one after it: some seconds after the first."""
+"""Number of attempts between logged attempts. The first is some seconds after the start."""
 IDLE_S: Final = 3_600.0
 """Longest wait for a decision."""
 
@@ -72,7 +72,7 @@ class MarkerWriter:
                     for markers in pending:
                         tasks.create_task(self._end(shard, markers, limit))
         except* LogError:
-            # The shard is over: the next one takes its decisions from the log.
+            # The shard is over. The next shard takes its decisions from the log.
             pass
 
     async def _end(
@@ -120,7 +120,7 @@ class MarkerWriter:
     async def _attempt(
         self, shard: TransactionCoordinator, markers: PendingMarkers, partition: TopicPartition
     ) -> LogError | None:
-        """Write one marker; return the error, None once it is committed, or not needed."""
+        """Write one marker. Returns the error, or None once it is committed, or not needed."""
         marker = Marker(
             markers.is_commit,
             shard.role.state.row.leader_epoch,
@@ -142,7 +142,7 @@ class MarkerWriter:
     async def _unless_gone(
         self, shard: TransactionCoordinator, partition: TopicPartition, error: LogError
     ) -> LogError | None:
-        """None if the partition is deleted; a node behind may merely not know it yet."""
+        """None if the partition is deleted. A node that is behind may merely not know it yet."""
         try:
             await shard.partition.confirm()
             self._router.find(*partition)
@@ -177,7 +177,7 @@ class MarkerWriter:
     async def _settled(
         self, shard: TransactionCoordinator, decide: Callable[[TransactionShard], Decision[R]]
     ) -> R:
-        """Execute; again while the shard takes no decisions. Raises LogError once it is over."""
+        """Execute, and repeat while the shard takes no decisions. Raises its last LogError."""
         attempt = 0
         while True:
             try:

@@ -19,7 +19,7 @@ TRANSACTIONAL_ID_CHARACTERS_MAX: Final = 255
 SINK_ID_CHARACTERS_MAX: Final = 200
 SINK_OWNER_CHARACTERS_MAX: Final = 255
 PARTITIONS_MAX: Final = 3_000
-"""Of one transaction: its record, with names of 249 characters, stays below 0.9 MB."""
+"""Partitions of one transaction. Its record, with names of 249 characters, stays below 0.9 MB."""
 VERIFICATIONS_MAX: Final = 1_000
 """Transactions of one VerifyOrAdd."""
 SINK_TRANSACTIONS_MAX: Final = 1_000
@@ -54,7 +54,7 @@ class _Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def sink_of(transactional_id: str) -> str | None:
-    """The sink id of `sink/<sink id>/<anything>`; None for every other transactional id."""
+    """The sink id of `sink/<sink id>/<anything>`, or None for every other transactional id."""
     if not transactional_id.startswith(SINK_PREFIX):
         return None
     sink_id, slash, rest = transactional_id[len(SINK_PREFIX) :].partition("/")
@@ -62,7 +62,7 @@ def sink_of(transactional_id: str) -> str | None:
 
 
 def shard_key(transactional_id: str) -> str:
-    """The text that chooses the partition: the transactional ids of one sink share a shard."""
+    """The text that chooses the partition. The transactional ids of one sink share a shard."""
     sink_id = sink_of(transactional_id)
     return transactional_id if sink_id is None else sink_shard_key(sink_id)
 
@@ -76,20 +76,20 @@ def sink_shard_key(sink_id: str) -> str:
 
 
 class InitProducer(_Base, frozen=True, tag=1):
-    """Become the one producer of a transactional id; an older transaction ends first."""
+    """Become the only producer of a transactional id. An older transaction ends first."""
 
     transactional_id: _TransactionalId
     timeout_ms: _Timeout
     known: Producer | None = None
-    """An earlier answer, to go on after an error (KIP-360); fenced if a newer producer exists."""
+    """Earlier response, to continue after an error (KIP-360). Fenced if a newer producer exists."""
     keep_prepared: bool = False
     """A prepared transaction stays, for the new producer to end (KIP-939)."""
 
 
 class AddPartitions(_Base, frozen=True, tag=2):
-    """Partitions join the transaction, before their first batch (clients of version 1).
+    """Add partitions to the transaction, before their first batch (clients of version 1).
 
-    For a group's offsets: its partition of `__consumer_offsets`.
+    For a group's offsets it is their partition of `__consumer_offsets`.
     """
 
     transactional_id: _TransactionalId
@@ -104,7 +104,7 @@ class Verification(_Base, frozen=True):
     producer: Producer
     partitions: _Partitions
     is_addition: bool
-    """True: the partitions join (version 2). False: only verify that they have (version 1)."""
+    """Whether the partitions join (version 2) or are only verified (version 1)."""
 
 
 class VerifyOrAdd(_Base, frozen=True, tag=3):
@@ -120,22 +120,22 @@ class EndTransaction(_Base, frozen=True, tag=4):
     producer: Producer
     is_commit: bool
     version: Annotated[int, Meta(ge=1, le=2)]
-    """Of the client: 2 takes a new epoch from the answer, 1 keeps its epoch (KIP-890)."""
+    """Version of the client. 2 takes a new epoch from the response, 1 keeps its epoch (KIP-890)."""
 
 
 class PrepareTransaction(_Base, frozen=True, tag=5):
-    """First phase of two: the transaction keeps until an end, over any timeout."""
+    """First phase of two. The transaction stays open until an end, beyond any timeout."""
 
     transactional_id: _TransactionalId
     producer: Producer
 
 
 class AbortTransaction(_Base, frozen=True, tag=6):
-    """An operator's abort: fences the producer."""
+    """An operator's abort, which fences the producer."""
 
     transactional_id: _TransactionalId
     producer: Producer | None = None
-    """Abort only the transaction of this producer; None: any."""
+    """Producer of the only transaction to abort, or None for any."""
 
 
 class CommitSinkEpoch(_Base, frozen=True, tag=7):
@@ -148,7 +148,7 @@ class CommitSinkEpoch(_Base, frozen=True, tag=7):
         tuple[_TransactionalId, ...], Meta(max_length=SINK_TRANSACTIONS_MAX)
     ]
     owner: _Owner = ""
-    """Of the sink's epochs: another than that of the first one is refused."""
+    """Owner of the sink's epochs. Every owner but the first epoch's is refused."""
 
 
 class DescribeSink(_Base, frozen=True, tag=8):
@@ -158,12 +158,12 @@ class DescribeSink(_Base, frozen=True, tag=8):
 
 
 class ListTransactions(_Base, frozen=True, tag=9):
-    """Query transactional ids; an empty filter matches all (KIP-664)."""
+    """Query transactional ids. An empty filter matches all (KIP-664)."""
 
     states: Annotated[frozenset[str], Meta(max_length=16)] = frozenset()
     producer_ids: Annotated[frozenset[int], Meta(max_length=1_000)] = frozenset()
     open_ms_min: _Number = 0
-    """Only transactions open for at least so long; 0: idle transactional ids also."""
+    """Shortest age of listed open transactions. 0 also lists idle transactional ids."""
 
 
 class DescribeTransaction(_Base, frozen=True, tag=10):
@@ -210,7 +210,7 @@ class Initialized(_Base, frozen=True, tag=2):
 
     producer: Producer
     prepared: Producer | None = None
-    """The producer id and epoch under which the kept transaction was prepared; None without."""
+    """Producer id and epoch under which the kept transaction was prepared, or None."""
 
 
 class Done(_Base, frozen=True, tag=3):
@@ -218,7 +218,7 @@ class Done(_Base, frozen=True, tag=3):
 
 
 class Verified(_Base, frozen=True, tag=4):
-    """The outcome of each verification, in order; None: its batches may be appended."""
+    """The outcome of each verification, in order. With None its batches may be appended."""
 
     outcomes: Annotated[tuple[Failure | None, ...], Meta(max_length=VERIFICATIONS_MAX)]
 
@@ -227,7 +227,7 @@ class Ended(_Base, frozen=True, tag=5):
     """The transaction's end is decided."""
 
     producer: Producer
-    """For the next transaction: the next epoch, or a new producer id (version 2)."""
+    """Producer of the next transaction, with the next epoch or a new id (version 2)."""
 
 
 class SinkEpoch(_Base, frozen=True, tag=6):
@@ -248,9 +248,9 @@ class TransactionSummary(_Base, frozen=True):
     """`empty`, `ongoing`, `prepared`, `prepare-commit`, `prepare-abort`, `complete-commit`,
     `complete-abort`."""
     open_ms: int
-    """Age of its open transaction; 0 without one."""
+    """Age of the open transaction, or 0 without an open transaction."""
     is_overdue: bool
-    """Prepared for longer than `prepared_timeout_ms`: an operator should end it."""
+    """Prepared for longer than `prepared_timeout_ms`, so that an operator should end it."""
 
 
 class TransactionListing(_Base, frozen=True, tag=7):
@@ -267,11 +267,11 @@ class TransactionDescription(_Base, frozen=True, tag=8):
     summary: TransactionSummary
     timeout_ms: int
     start_ms: int
-    """Wall clock, milliseconds since the Unix epoch; -1 without a transaction."""
+    """Wall clock, milliseconds since the Unix epoch. -1 without a transaction."""
     last_update_ms: int
     partitions: tuple[TopicPartition, ...]
     unwritten: tuple[TopicPartition, ...]
-    """Of a decided transaction: partitions without a confirmed marker."""
+    """Partitions of a decided transaction without a confirmed marker."""
 
 
 Response: TypeAlias = (
@@ -304,7 +304,10 @@ class PendingMarkers(NamedTuple):
     """The markers' producer id and epoch."""
     is_commit: bool
     version: int
-    """2: the marker's epoch is above that of every batch of its transaction, so a leader with an
-    open transaction of that very epoch must reject the marker (KIP-1228)."""
+    """Version of the protocol.
+
+    With 2 the marker's epoch is above that of every batch of its transaction, so a leader with an
+    open transaction of that very epoch must reject the marker (KIP-1228).
+    """
     partitions: frozenset[TopicPartition]
     """Those without a confirmed marker."""

@@ -2,16 +2,17 @@
 
 The shell calls `decide` for a request and `expire` for a due timer, appends the decision's records
 and passes each to `replay`. A load is `replay` of the whole log, then `loaded`. The timers and the
-progress of the markers are soft state: a load begins both again.
+progress of the markers are soft state, and a load starts both again.
 
-Markers may be written only once the decision is committed: the shell takes `pending_markers` after
-the records replayed so far are, writes each marker under the leader epoch of this partition as the
-coordinator epoch, and reports it through `markers_written`. A marker that is written twice changes
-nothing.
+Markers may be written only once the decision is committed. The shell takes `pending_markers` after
+the records replayed so far are committed, writes each marker under the leader epoch of this
+partition as the coordinator epoch, and reports it through `markers_written`. A marker that is
+written twice changes nothing.
 
 **Sink epochs.** The transactional ids `sink/<sink id>/…` share a shard, and one request commits a
-set of them: see transactions/sink_epoch.py. A sink's transaction ends by its timeout also once it
-is prepared: it holds back readers, and an engine that was killed for good never asks for it.
+set of them (transactions/sink_epoch.py). A sink's transaction also ends by its timeout once it is
+prepared, because it holds back readers, and an engine that was killed for good never requests its
+end.
 """
 
 from __future__ import annotations
@@ -91,16 +92,22 @@ from raftlog.record.errors import (
 from raftlog.record.types import ProducerEpoch, ProducerId
 
 IDS_MAX: Final = 200_000
-"""Transactional ids of one shard: about 100 MB."""
+"""Transactional ids of one shard, about 100 MB."""
 SINKS_MAX: Final = 10_000
 """Sinks of one shard."""
 EXPIRATIONS_MAX: Final = 500
 """Tombstones of one decision."""
 EXPIRATION_INTERVAL_MS: Final = 60_000
 SINK_ID_RETENTION_MS: Final = 60_000
-"""Of a complete transactional id of a sink: each task attempt has its own, and never returns."""
+"""Retention of a sink's complete transactional id.
+
+Each task attempt has its own id, which never returns.
+"""
 SINK_RETENTION_MS: Final = 365 * 24 * 3_600_000
-"""Of a sink's epoch, from its last commit. Without the epoch, a late retry would commit again."""
+"""Retention of a sink's epoch, from its last commit.
+
+Without the epoch, a late retry would commit again.
+"""
 
 
 class ShardTimer(Enum):
@@ -139,8 +146,10 @@ class TransactionShard:
         on_changed: Callable[[Hashable], None] = lambda _key: None,
         counts: Counts | None = None,
     ) -> None:
-        """`on_changed` gets each transactional id that a replay changes, and DECISIONS; `counts`
-        what decisions do."""
+        """`on_changed` gets each transactional id that a replay changes, and DECISIONS.
+
+        `counts` gets the decisions' events.
+        """
         self._counts = Counter() if counts is None else counts
         self._defaults = self._settings = settings
         self._on_changed = on_changed
@@ -150,7 +159,7 @@ class TransactionShard:
         self.decisions = 0
         """Count of decided transactions since the load began."""
         self._progress: dict[str, _Progress] = {}
-        """Of each decided transaction."""
+        """Progress of each decided transaction."""
         self._unfinished: dict[str, None] = {}
         """Transactional ids with a transaction that is open, or without all of its markers."""
         self._open_of_sink: dict[str, dict[str, None]] = {}
@@ -238,7 +247,7 @@ class TransactionShard:
         self._idle_sinks[sink_id] = value.commit_timestamp_ms
 
     def loaded(self, now_ms: int) -> None:
-        """Begin to serve after a load: all timers with their full length.
+        """Start to serve after a load, with all timers at their full length.
 
         `pending_markers` has the decided transactions that an earlier coordinator left.
         """
@@ -249,7 +258,7 @@ class TransactionShard:
 
     def unfinished(self) -> list[Transaction]:
         """Transactions that are open, or without all of their markers."""
-        return [self._transactions[one] for one in self._unfinished]
+        return [self._transactions[transactional_id] for transactional_id in self._unfinished]
 
     # Markers
 
@@ -281,9 +290,10 @@ class TransactionShard:
     def markers_written(
         self, markers: PendingMarkers, partitions: Iterable[TopicPartition], wall_ms: int
     ) -> Decision[None]:
-        """Confirm markers of a decision; those of an earlier one are ignored.
+        """Confirm markers of a decision, and ignore those of an earlier decision.
 
-        A partition that no longer exists counts as written. The last one completes the transaction.
+        A partition that no longer exists counts as written. The last marker completes the
+        transaction.
         """
         transactional_id = markers.transactional_id
         progress = self._progress.get(transactional_id)
@@ -326,7 +336,7 @@ class TransactionShard:
         return Decision(None, tuple(tombstones))
 
     def _schedule(self, transactional_id: str, after: Transaction, now_ms: int) -> None:
-        """Set the timer as a transition asks for it."""
+        """Set the timer that a transition requires."""
         if not _has_timeout(transactional_id, after):
             self.timers.cancel(transactional_id)
             return
@@ -345,9 +355,9 @@ class TransactionShard:
     ) -> Decision[Response]:
         """Decide about a request.
 
-        Raises LogError for a refusal; ProducerIdRequiredError if the decision needs a new producer
-        id and `next_producer_id` is None: allocate an id, and decide again. An unused id may serve
-        the next request.
+        Raises LogError for a refusal, or ProducerIdRequiredError if the decision needs a new
+        producer id and `next_producer_id` is None. Then allocate an id, and decide again. An unused
+        id may serve the next request.
         """
         decision: Decision[Response]
         match request:
@@ -441,7 +451,7 @@ class TransactionShard:
     def _verify_or_add(
         self, verifications: Iterable[Verification], now_ms: int, wall_ms: int
     ) -> Decision[Response]:
-        """Each verification sees the additions before it; a transactional id gets one record."""
+        """Each verification sees the additions before it. A transactional id gets one record."""
         changed: dict[str, Transaction] = {}
         outcomes: list[Failure | None] = []
         size = 0

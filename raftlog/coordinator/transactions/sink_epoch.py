@@ -1,15 +1,15 @@
-"""Sink epochs: prepared transactions of many tasks, committed as one decision.
+"""Sink epochs, which commit prepared transactions of many tasks as one decision.
 
-A sink is an engine that writes in epochs, such as a streaming query of Spark: each attempt of a
+A sink is an engine that writes in epochs, such as a streaming query of Spark. Each attempt of a
 task prepares a transaction `sink/<sink id>/<anything>`, and one request commits those of an epoch.
-They share a shard, so one batch of records commits the named ones, aborts the sink's others, and
-stores the epoch's number: all or nothing, and harmless to repeat.
+They share a shard, so one batch of records commits the named transactions, aborts the sink's
+others, and stores the epoch's number, all or nothing. A repeat is harmless.
 
-**Owner.** Who commits a sink's first epoch owns its numbers, such as a query of Spark by the id in
-its checkpoint. Another owner would take the numbers for its own: its epochs would count as
+**Owner.** The owner that commits a sink's first epoch owns its numbers, such as a query of Spark by
+the id in its checkpoint. Another owner would use the same numbers. Its epochs would count as
 committed, and their rows be lost.
 
-**A sink that commits once** has no epochs. Its transactions tell by themselves whether they are
+**A sink that commits once** has no epochs. Its transactions themselves show whether they are
 committed, for as long as they are known.
 """
 
@@ -46,9 +46,9 @@ class SinkDecision(NamedTuple):
     """What a request changes."""
 
     after: Mapping[str, Transaction]
-    """By transactional id."""
+    """Next transactions by transactional id."""
     value: SinkEpochValue | None
-    """The sink's new epoch, if it has one."""
+    """New epoch of the sink, or None."""
 
 
 def decide(
@@ -58,11 +58,11 @@ def decide(
     transactions: Mapping[str, Transaction],
     wall_ms: int,
 ) -> SinkDecision:
-    """Commit an epoch; of one that is committed already, abort what is prepared again.
+    """Commit an epoch, or abort transactions prepared again for a committed epoch.
 
-    A replay of an epoch prepares other transactions than the committed ones: these must neither
-    hold back readers nor be committed. `open_ids`: the sink's, with an open transaction. Raises
-    LogError for a refusal; then nothing changes.
+    A replay of an epoch prepares other transactions than the committed epoch. These must neither
+    hold back readers nor be committed. `open_ids` are the sink's ids with an open transaction.
+    Raises LogError for a refusal, and then nothing changes.
     """
     named = dict.fromkeys(request.transactional_ids)
     _check(request, named, committed)

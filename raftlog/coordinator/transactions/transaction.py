@@ -1,8 +1,9 @@
-"""One transactional id: its states and transitions. Pure (KIP-98, 360, 890, 939).
+"""One transactional id with its states and transitions. Pure (KIP-98, 360, 890, 939).
 
-Each function takes the present `Transaction` and returns the next one, or raises LogError; the
-record of a transition is the whole next state. "Decided" is PrepareCommit or PrepareAbort, "ended"
-is CompleteCommit or CompleteAbort. v1 and v2 are versions of the protocol (KIP-890).
+Each function takes the present `Transaction` and returns the next `Transaction`, or raises
+LogError. The record of a transition is the whole next state. "Decided" is PrepareCommit or
+PrepareAbort, "ended" is CompleteCommit or CompleteAbort. v1 and v2 are versions of the protocol
+(KIP-890).
 
 | state | event | next, and response |
 |---|---|---|
@@ -22,18 +23,18 @@ is CompleteCommit or CompleteAbort. v1 and v2 are versions of the protocol (KIP-
 | ended | the same end again | success, no record |
 | decided, ended | the contrary end | INVALID_TXN_STATE. v2, commit after abort: PRODUCER_FENCED |
 | any | an older epoch or producer id | PRODUCER_FENCED |
-| any | one never given out | INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING |
+| any | an epoch never issued | INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING |
 
 Events are of the present epoch. An end is repeated by the epoch before (v2) or by the epoch (v1).
 
 *Identities.* `producer` stands in the batches and markers of the transaction. `client` is the
-identity of the living producer: the same, unless `next_producer` is set, which takes over when the
-transaction is complete. Two reasons set it: the epochs of the producer id are used up, or a new
+identity of the living producer. They are the same, unless `next_producer` is set, which takes over
+when the transaction is complete. It is set if the epochs of the producer id are used up, or a new
 producer took over a prepared transaction.
 
 *Retries.* `previous_producer_id`, with the epoch before the client's, is the identity that made the
-last change; its answer may be lost, so its request is answered again. A fence leaves no previous
-producer, so a fenced producer never gets the new epoch.
+last change. Its response may be lost, so a repeated request gets the response again. A fence leaves
+no previous producer, so a fenced producer never gets the new epoch.
 """
 
 from __future__ import annotations
@@ -71,17 +72,17 @@ from raftlog.record.errors import (
 from raftlog.record.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerEpoch, ProducerId
 
 DECISION_BYTES_MAX: Final = 900_000
-"""Estimated size of a decision's records: one batch, below a `max.message.bytes` of 1 MiB."""
+"""Estimated bytes of a decision's records, in one batch below a `max.message.bytes` of 1 MiB."""
 EPOCH_MAX: Final = 32_766
 """The last epoch of a client. 32,767 stays free, to fence it and to end its transaction."""
 VERSION_1: Final = 1
-"""Of clients that add partitions first and keep their epoch."""
+"""Version of clients that add partitions first and keep their epoch."""
 VERSION_2: Final = 2
-"""Of clients that take their next epoch from the answer to every end (KIP-890)."""
+"""Version of clients that take their next epoch from the response to every end (KIP-890)."""
 
 
 class State(IntEnum):
-    """The numbers of the records; 8 is ours."""
+    """The numbers of the records. 8 is not Kafka's."""
 
     EMPTY = 0
     ONGOING = 1
@@ -110,7 +111,7 @@ class TransactionSettings(Struct, frozen=True):
     id_retention_ms: int = coordinator_number({}, TRANSACTIONAL_ID_RETENTION)
     """An idle transactional id expires so long after its last change."""
     prepared_timeout_ms: int = coordinator_number({}, TRANSACTION_PREPARED)
-    """A transaction prepared for longer is reported as overdue; only an operator aborts it."""
+    """Time after which a prepared transaction is overdue. Only an operator aborts it."""
 
     def following(self, cluster: Mapping[str, str]) -> TransactionSettings:
         """These settings, with those that are set for the cluster."""
@@ -131,7 +132,7 @@ _CLUSTER_SETTINGS: Final = {
 
 
 class ProducerIdRequiredError(Exception):
-    """The decision needs a new producer id: allocate one, and decide again with it."""
+    """The decision needs a new producer id. Allocate an id, and decide again with it."""
 
 
 class Transaction(Struct, frozen=True, gc=False):
@@ -146,7 +147,10 @@ class Transaction(Struct, frozen=True, gc=False):
     partitions: frozenset[TopicPartition] = frozenset()
     start_ms: int = NO_TIMESTAMP
     version: int = VERSION_1
-    """Of the client that opened the transaction; once it is decided: of its end, 2 for a fence."""
+    """Version of the client that opened the transaction.
+
+    Once the transaction is decided, it is the version of its end, or 2 for a fence.
+    """
 
     @property
     def client(self) -> Producer:
@@ -163,7 +167,7 @@ class Transaction(Struct, frozen=True, gc=False):
         return client.producer_epoch == 0 and producer.producer_epoch == EPOCH_MAX
 
     def record_bytes(self, transactional_id: str) -> int:
-        """An upper bound for the size of the record: names of topics are ASCII, ids are not."""
+        """An upper bound for the record's size. Names of topics are ASCII, ids are not."""
         partitions = sum(len(place.topic) + 8 for place in self.partitions)
         return 128 + 4 * len(transactional_id) + partitions
 
@@ -222,7 +226,7 @@ class Initialization(NamedTuple):
     after: Transaction
     """The same object as before if nothing changes."""
     is_ready: bool
-    """False: an older transaction is being aborted; the client asks again."""
+    """False while an older transaction is being aborted. The client then retries."""
 
 
 def init(
@@ -234,10 +238,10 @@ def init(
     next_producer_id: ProducerId | None,
     wall_ms: int,
 ) -> Initialization:
-    """Make the caller the one producer; end an older transaction first.
+    """Make the caller the only producer, and end an older transaction first.
 
-    With `known` the caller goes on as that producer (KIP-360). Raises ProducerIdRequiredError;
-    LogError(PRODUCER_FENCED) if `known` is not the newest producer; CONCURRENT_TRANSACTIONS until
+    With `known` the caller continues as that producer (KIP-360). Raises ProducerIdRequiredError, or
+    LogError PRODUCER_FENCED if `known` is not the newest producer, or CONCURRENT_TRANSACTIONS until
     a decided transaction is complete.
     """
     if before is None:
@@ -287,10 +291,10 @@ def add(
     version: int,
     wall_ms: int,
 ) -> Transaction:
-    """Partitions join the transaction, or begin one. The same object if none is new.
+    """Add partitions to the transaction, or start it. The same object if none is new.
 
-    Raises LogError: of a wrong producer; CONCURRENT_TRANSACTIONS; INVALID_TXN_STATE once prepared;
-    TRANSACTION_TOO_LARGE.
+    Raises LogError for a wrong producer, CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE once prepared,
+    or TRANSACTION_TOO_LARGE.
     """
     _check_client(before, producer)
     _check_extensible(before)
@@ -340,9 +344,9 @@ def end(
 ) -> Transaction:
     """Commit or abort. The same object for the retry of an end that is complete.
 
-    Raises ProducerIdRequiredError; LogError: of a wrong producer; CONCURRENT_TRANSACTIONS until
-    the decided transaction is complete; INVALID_TXN_STATE for the contrary end, and for a commit
-    of nothing; PRODUCER_FENCED for a commit after an abort by the coordinator.
+    Raises ProducerIdRequiredError, or LogError for a wrong producer, CONCURRENT_TRANSACTIONS until
+    the decided transaction is complete, INVALID_TXN_STATE for the contrary end and for a commit of
+    nothing, or PRODUCER_FENCED for a commit after an abort by the coordinator.
     """
     state = before.state
     decided = state in DECIDED or state in COMPLETE
@@ -372,7 +376,7 @@ def end(
             f"Nothing to {verb}: no partition joined a transaction of producer "
             f"{producer.producer_id}, epoch {producer.producer_epoch}.",
         )
-    # The abort of an empty transaction: a delayed first batch of its epoch must not open it.
+    # Abort an empty transaction, so that a delayed first batch of its epoch does not open it.
     return replace(
         before,
         producer=_following(producer, next_producer_id),
@@ -387,8 +391,8 @@ def end(
 def prepare(before: Transaction, producer: Producer, wall_ms: int) -> Transaction:
     """First phase of two (KIP-939). The same object if the transaction is prepared already.
 
-    Raises LogError: of a wrong producer; CONCURRENT_TRANSACTIONS; INVALID_TXN_STATE without an
-    open transaction, and for a client of version 1, which could not learn its next epoch.
+    Raises LogError for a wrong producer, CONCURRENT_TRANSACTIONS, or INVALID_TXN_STATE without an
+    open transaction, and for a client of version 1, which could not receive its next epoch.
     """
     _check_client(before, producer)
     if before.state in DECIDED:
@@ -405,8 +409,8 @@ def prepare(before: Transaction, producer: Producer, wall_ms: int) -> Transactio
 def abort(before: Transaction, producer: Producer | None, wall_ms: int) -> Transaction:
     """Abort by an operator, fencing the producer. The same object if it is being aborted already.
 
-    Raises LogError: INVALID_TXN_STATE without an open transaction or after a commit; with
-    `producer`: of a wrong one.
+    Raises LogError INVALID_TXN_STATE without an open transaction or after a commit, or for a
+    `producer` that is not the transaction's.
     """
     if before.state is State.PREPARE_ABORT:
         return before
@@ -424,7 +428,7 @@ def abort(before: Transaction, producer: Producer | None, wall_ms: int) -> Trans
 def expire(before: Transaction, wall_ms: int) -> Transaction:
     """Abort an open transaction that is over its time.
 
-    A client of version 2 that asks for this very abort gets the next epoch, and goes on.
+    A client of version 2 that requests this very abort gets the next epoch, and continues.
     """
     assert before.state in OPEN
     goes_on = before.version == VERSION_2 and before.client.producer_epoch < EPOCH_MAX
@@ -434,7 +438,7 @@ def expire(before: Transaction, wall_ms: int) -> Transaction:
 def commit_prepared(before: Transaction, wall_ms: int) -> Transaction:
     """Commit for the owner of a sink, in place of the client, which is fenced.
 
-    Raises LogError: INVALID_TXN_STATE unless the transaction is prepared.
+    Raises LogError INVALID_TXN_STATE unless the transaction is prepared.
     """
     if before.state is not State.PREPARED:
         raise LogError(INVALID_TXN_STATE, f"The transaction is {before.state.label}, not prepared.")
@@ -547,7 +551,7 @@ def _check_same_end(before: Transaction, producer: Producer, *, is_commit: bool)
         raise LogError(INVALID_TXN_STATE, "The transaction is committed; it cannot be aborted.")
     if before.version == VERSION_1:
         raise LogError(INVALID_TXN_STATE, "The transaction is aborted; it cannot be committed.")
-    # Clients that did not abort it can go on after this error (KAFKA-20785).
+    # Clients that did not abort it can continue after this error (KAFKA-20785).
     raise LogError(
         PRODUCER_FENCED,
         f"The transaction of producer {producer.producer_id}, epoch {producer.producer_epoch}, is "

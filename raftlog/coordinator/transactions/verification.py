@@ -1,4 +1,4 @@
-"""Transactions at the leader of a partition: verification before the first batch, and markers.
+"""Transactions at a partition's leader, which verifies first batches and writes markers.
 
 Before a producer and epoch write their first transactional batch to a partition, its leader has the
 coordinator add the partition to the transaction (KIP-890). The batch is appended only if the
@@ -6,10 +6,10 @@ coordinator agrees, and no marker of the producer came in between (`begin_verifi
 batch joins a transaction that has ended, and none stays open without the coordinator's knowledge.
 
 The questions of one turn of the event loop to one shard are one request. Later batches of the
-producer wait behind its first one, in the order of the calls.
+producer wait behind its first batch, in the order of the calls.
 
-A producer begins its next transaction while the markers of the one before are being written. Then
-the question waits here for the marker of this partition, which would end its guard, and at the
+A producer starts its next transaction while the markers of its last transaction are being written.
+Then the question waits here for the marker of this partition, which would end its guard, and at the
 coordinator for the others. Nothing polls.
 """
 
@@ -55,10 +55,13 @@ from raftlog.world import Clock
 ASK_S: Final = 5.0
 """Timeout of one question."""
 CONCURRENT_S_MAX: Final = 1.0
-"""Longest wait for the end of the producer's transaction before: its markers are being written."""
+"""Longest wait in seconds for the markers of the producer's transaction before."""
 PAUSES_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05)
-"""Pauses before a question is asked again, the last one from then on. The coordinator holds a
-question; it comes back early only with one of another producer that could be answered."""
+"""Pauses before a question is repeated. The last pause repeats.
+
+The coordinator holds a question. It returns early only with a question of another producer that
+could be decided.
+"""
 
 _Key: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
 _Question: TypeAlias = tuple[Verification, "asyncio.Future[LogError | None]"]
@@ -81,10 +84,12 @@ class VerifiedTransactions(LeaderTransactions):
         self._order: ArrivalOrder[_Key] = ArrivalOrder()
         """Producers with a first batch that waits for the coordinator."""
         self._questions: dict[tuple[int, bool], list[_Question]] = {}
-        """Of this turn of the event loop, by the partition of the coordinator's topic, and whether
-        they are asked again: such a question would be held, and must not hold a first one."""
+        """Questions of this turn, by coordinator partition and whether they are repeated.
+
+        A repeated question would be held, and must not hold a first question.
+        """
         self._markers: dict[_Key, list[asyncio.Future[None]]] = {}
-        """Questions that wait for a marker here; a few per open request."""
+        """Questions that wait for a marker here. A few per open request."""
 
     async def append(
         self,
@@ -98,8 +103,8 @@ class VerifiedTransactions(LeaderTransactions):
     ) -> list[AppendResult]:
         """Append batches of one producer's transaction, as `Partition.append`.
 
-        Raises also LogError, with nothing written: TRANSACTION_NOT_VERIFIED if the coordinator does
-        not answer, and its refusals (CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, …).
+        Also raises LogError, with nothing written: TRANSACTION_NOT_VERIFIED if the coordinator does
+        not respond, and its refusals (CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, …).
         """
         producer = _producer(batches)
         key = (found.topic_id, found.partition, producer.producer_id)
@@ -132,9 +137,9 @@ class VerifiedTransactions(LeaderTransactions):
         *,
         timeout_s: float,
     ) -> None:
-        """See `Partition.write_marker`; through the shard, where the partition has one.
+        """Write as `Partition.write_marker`, through the shard where the partition has a shard.
 
-        There the shard's own bound of a commit counts: a shorter one would end the shard.
+        There the shard's own bound of a commit counts, because a shorter bound would end the shard.
         """
         try:
             await self._write_marker(
@@ -189,7 +194,8 @@ class VerifiedTransactions(LeaderTransactions):
         await self._marker_of_before(found, producer, deadline)
         attempt = 0
         while True:
-            # One guard for each question: the awaited marker of the transaction before ends it.
+            # One guard for each question, because the awaited marker of the last transaction ends
+            # it.
             guard = found.begin_verification(*producer)
             error = await self._ask(verification, is_again=attempt > 0)
             if error is None:
@@ -261,9 +267,11 @@ class VerifiedTransactions(LeaderTransactions):
             )
             verified = successful(response)
             assert isinstance(verified, Verified)
-            outcomes = [None if one is None else one.error() for one in verified.outcomes]
+            outcomes = [
+                None if outcome is None else outcome.error() for outcome in verified.outcomes
+            ]
         except LogError as error:
-            # With any outcome of the question: no batch was written.
+            # No batch was written, whatever the outcome of the question.
             outcomes = [_not_verified(error.message) for _ in questions]
         finally:
             for (_, answer), outcome in zip(questions, outcomes, strict=True):
@@ -273,8 +281,8 @@ class VerifiedTransactions(LeaderTransactions):
 
 def _producer(batches: Sequence[RecordBatch]) -> Producer:
     """The one producer of the batches. Raises LogError INVALID_BODY."""
-    producers = {(one.header.producer_id, one.header.producer_epoch) for one in batches}
-    is_transactional = all(one.header.is_transactional for one in batches)
+    producers = {(batch.header.producer_id, batch.header.producer_epoch) for batch in batches}
+    is_transactional = all(batch.header.is_transactional for batch in batches)
     if len(producers) != 1 or not is_transactional:
         raise LogError(
             INVALID_BODY,
