@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from raftlog.broker.authorize import (
     Authorize,
     Operation,
@@ -264,14 +266,7 @@ class ConsumerInstanceService:
         known = None
         if offsets is not None:
             known = tuple(
-                OffsetToCommit(
-                    topic=offset.topic,
-                    partition=offset.partition,
-                    offset=offset.offset,
-                    leader_epoch=offset.leader_epoch,
-                    metadata=offset.metadata,
-                    topic_id=self._pair(principal, (offset.topic, offset.partition))[0],
-                )
+                replace(offset, topic_id=self._pair(principal, (offset.topic, offset.partition))[0])
                 for offset in offsets
             )
         request = CommitInstance(group_id, name, known)

@@ -50,9 +50,11 @@ from raftlog.coordinator.groups.messages import (
     state_words,
 )
 from raftlog.coordinator.groups.offset_messages import (
+    NO_OFFSET,
     OFFSETS_MAX,
     ByDuration,
     CommitOffsets,
+    CommittedOffset,
     Committer,
     DeleteOffsets,
     FetchedOffset,
@@ -129,7 +131,7 @@ T = TypeVar("T", bound=GroupResponse)
 class OffsetView(NamedTuple):
     """A committed offset and the end of its partition."""
 
-    committed: FetchedOffset
+    committed: CommittedOffset
     end_offset: int | None
     """None: unknown at the moment."""
     member_id: str | None
@@ -226,24 +228,13 @@ class GroupService:
         _check_count(len(offsets))
         codes: list[int] = []
         known: list[OffsetToCommit] = []
-        for one in offsets:
+        for offset in offsets:
             try:
-                topic = self._committable(principal, one)
+                known.append(self._with_topic_id(principal, offset))
             except LogError as error:
                 codes.append(error.entry.code)
             else:
                 codes.append(0)
-                known.append(
-                    OffsetToCommit(
-                        topic=one.topic,
-                        partition=one.partition,
-                        offset=one.offset,
-                        leader_epoch=one.leader_epoch,
-                        metadata=one.metadata,
-                        topic_id=topic.topic_id,
-                        expected=one.expected,
-                    )
-                )
         request = CommitOffsets(group_id, tuple(known), committer, retention_ms=retention_ms)
         if transaction is not None:
             request = replace(
@@ -254,8 +245,8 @@ class GroupService:
             )
         outcomes = iter((await self.call(group_id, request, OffsetOutcomes)).outcomes)
         return [
-            next(outcomes) if not code else PartitionOutcome(one.topic, one.partition, code)
-            for one, code in zip(offsets, codes, strict=True)
+            next(outcomes) if not code else PartitionOutcome(offset.topic, offset.partition, code)
+            for offset, code in zip(offsets, codes, strict=True)
         ]
 
     async def committed(
@@ -331,9 +322,11 @@ class GroupService:
             for topic in member.assignment
             for number in topic.partitions
         }
-        rows = {(offset.topic, offset.partition): offset for offset in committed}
+        rows: dict[tuple[str, int], CommittedOffset] = {
+            (offset.topic, offset.partition): offset for offset in committed
+        }
         for place in owners:
-            rows.setdefault(place, FetchedOffset(*place))
+            rows.setdefault(place, CommittedOffset(*place, NO_OFFSET))
         bounds = {
             (row.topic, row.partition): row.end_offset
             for row in await self._bounds(principal, rows, None)
@@ -564,13 +557,18 @@ class GroupService:
         self._authorize(principal, Operation.READ, topic_resource(name))
         return self._services.metadata.image.topic(name)
 
-    def _committable(self, principal: Principal, offset: OffsetToCommit) -> TopicImage:
-        """The topic of a commit. Raises LogError: FORBIDDEN, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, …."""
+    def _with_topic_id(self, principal: Principal, offset: OffsetToCommit) -> OffsetToCommit:
+        """The offset with its topic's id, if the principal may commit it.
+
+        Raises LogError: FORBIDDEN, UNKNOWN_TOPIC, UNKNOWN_PARTITION, UNKNOWN_TOPIC_ID.
+        """
         topic = self._readable(principal, offset.topic)
         topic.partition(offset.partition)
-        if offset.topic_id not in (None, topic.topic_id):
+        if offset.topic_id is None:
+            return replace(offset, topic_id=topic.topic_id)
+        if offset.topic_id != topic.topic_id:
             raise LogError(UNKNOWN_TOPIC_ID)
-        return topic
+        return offset
 
     def _leader(self, number: int) -> BrokerId | None:
         topic = self._services.metadata.image.topics_by_name.get(TOPIC)

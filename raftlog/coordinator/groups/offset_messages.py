@@ -39,20 +39,30 @@ class TopicPartition(_Part, frozen=True):
     """None: the topic of this name, whatever its id."""
 
 
-class OffsetToCommit(_Part, frozen=True):
-    """The next offset to read of one partition."""
+class CommittedOffset(_Part, frozen=True):
+    """A group's offset of one partition, as handlers, coordinators and the log pass it.
+
+    A handler builds it once. A commit and a fetch add their own last field on the wire.
+    """
 
     topic: str
     partition: _Partition
     offset: int
+    """Next offset to read, or NO_OFFSET if the group has committed none."""
     leader_epoch: int = -1
-    """Of the last record read; -1: unknown."""
+    """Leader epoch of the last record read, or -1 if unknown."""
     metadata: str = ""
     topic_id: TopicId | None = None
+    """Id of the topic, or None if the committer gave only the name."""
+
+
+class OffsetToCommit(CommittedOffset, frozen=True):
+    """An offset to commit, under a condition."""
+
     expected: int = ANY_OFFSET
-    """The committed offset as the author knows it: commits only in its place, or again in its own.
-    So a late copy of an earlier commit never takes the offset back. NO_OFFSET: none is known;
-    ANY_OFFSET: commits whatever is there."""
+    """Committed offset as the author knows it. The commit replaces only this offset, or repeats
+    itself, so a late copy of an earlier commit never moves the offset back. NO_OFFSET expects no
+    offset. ANY_OFFSET replaces any offset."""
 
 
 class Committer(_Part, frozen=True):
@@ -100,17 +110,9 @@ class FetchOffsets(_Body, frozen=True, tag=21):
     reader: Committer = Committer()
 
 
-class FetchedOffset(_Part, frozen=True):
-    """A committed offset."""
+class FetchedOffset(CommittedOffset, frozen=True):
+    """A committed offset, or the error of its partition."""
 
-    topic: str
-    partition: _Partition
-    offset: int = NO_OFFSET
-    """The next offset to read; -1: none committed."""
-    leader_epoch: int = -1
-    metadata: str = ""
-    topic_id: TopicId | None = None
-    """As committed."""
     error_code: int = 0
 
 

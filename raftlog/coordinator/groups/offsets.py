@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 from raftlog.coordinator.groups.offset_messages import (
     ANY_OFFSET,
     NO_OFFSET,
+    CommittedOffset,
     FetchedOffset,
     OffsetToCommit,
     PartitionOutcome,
@@ -274,8 +275,7 @@ class OffsetTable:
         """Whether another offset is there than the author expects, or has committed already."""
         if offset.expected == ANY_OFFSET:
             return False
-        name = TopicPartition(offset.topic, offset.partition, offset.topic_id)
-        (known,) = self.fetch(group_id, (name,))
+        known = self._fetched(offset, self._groups.get(group_id, {}), {})
         return known.offset not in (NO_OFFSET, offset.expected, offset.offset)
 
     def delete(
@@ -388,19 +388,21 @@ class OffsetTable:
 
     def _fetched(
         self,
-        name: TopicPartition,
+        name: TopicPartition | CommittedOffset,
         offsets: dict[int, bytes],
         pending: dict[int, dict[ProducerId, _Pending]],
     ) -> FetchedOffset:
         slot = self._topics.numbers.get(name.topic, 0) << _PARTITION_BITS | name.partition
         if slot in pending:
-            return FetchedOffset(name.topic, name.partition, error_code=UNSTABLE_OFFSET_COMMIT.code)
+            return FetchedOffset(
+                name.topic, name.partition, NO_OFFSET, error_code=UNSTABLE_OFFSET_COMMIT.code
+            )
         entry = offsets.get(slot)
         if entry is None:
-            return FetchedOffset(name.topic, name.partition)
+            return FetchedOffset(name.topic, name.partition, NO_OFFSET)
         value = decode_offset_value(entry)
         if None not in (name.topic_id, value.topic_id) and name.topic_id != value.topic_id:
-            return FetchedOffset(name.topic, name.partition)
+            return FetchedOffset(name.topic, name.partition, NO_OFFSET)
         return FetchedOffset(
             topic=name.topic,
             partition=name.partition,

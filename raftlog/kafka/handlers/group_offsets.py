@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from raftlog.broker.groups import Committer, FetchedOffset, OffsetToCommit
 from raftlog.kafka.call import Call
@@ -39,6 +39,8 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import TopicId
+
+Part = TypeVar("Part", OffsetFetchResponsePartition, OffsetFetchResponsePartitions)
 
 NO_OFFSET: Final = -1
 EPOCHS_SINCE: Final = 9
@@ -127,22 +129,12 @@ class _Wanted(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class _Row(NamedTuple):
-    """A partition of a response, in the order of its fields."""
-
-    number: int
-    offset: int = NO_OFFSET
-    leader_epoch: int = -1
-    metadata: str = ""
-    error_code: int = NONE
-
-
 class _Found(NamedTuple):
     """A topic of a response."""
 
     name: str
     topic_id: TopicId | None
-    rows: list[_Row]
+    offsets: list[FetchedOffset]
 
 
 async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
@@ -154,20 +146,32 @@ async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
     wanted = None
     if request.topics is not None:
         wanted = [_Wanted(topic.name, None, topic.partition_indexes) for topic in request.topics]
-    error_code = NONE
     try:
         found = await _found(call, request.group_id, wanted, None, is_stable=is_stable)
     except LogError as error:
-        error_code, found = coordinator_code(error), []
-        if call.version < GROUP_ERROR_SINCE:
-            found = [_failed(topic, error_code) for topic in wanted or ()]
-    topics = (
-        OffsetFetchResponseTopic(
-            topic.name, tuple(OffsetFetchResponsePartition(*row) for row in topic.rows)
+        error_code = coordinator_code(error)
+        failed = wanted if wanted is not None and call.version < GROUP_ERROR_SINCE else ()
+        return OffsetFetchResponse(
+            topics=tuple(
+                OffsetFetchResponseTopic(
+                    topic.name,
+                    tuple(
+                        OffsetFetchResponsePartition(n, NO_OFFSET, error_code=error_code)
+                        for n in topic.numbers
+                    ),
+                )
+                for topic in failed
+            ),
+            error_code=error_code,
         )
-        for topic in found
+    return OffsetFetchResponse(
+        topics=tuple(
+            OffsetFetchResponseTopic(
+                topic.name, _partitions(OffsetFetchResponsePartition, topic.offsets)
+            )
+            for topic in found
+        )
     )
-    return OffsetFetchResponse(topics=tuple(topics), error_code=error_code)
 
 
 async def _of_group(
@@ -187,7 +191,7 @@ async def _of_group(
         OffsetFetchResponseTopics(
             topic.name,
             topic.topic_id,
-            tuple(OffsetFetchResponsePartitions(*row) for row in topic.rows),
+            _partitions(OffsetFetchResponsePartitions, topic.offsets),
         )
         for topic in found
     )
@@ -203,16 +207,16 @@ async def _found(
     is_stable: bool,
 ) -> list[_Found]:
     """The topics of the response, in the request's order, or all if None. Raises LogError."""
-    topics: list[tuple[_Wanted, str | None, int]] = []
+    topics: list[tuple[_Wanted, str, int]] = []
     numbers: dict[str, dict[int, None]] = {}
     for topic in wanted or ():
         try:
             name = topic_name(call.broker, topic.name, topic.topic_id)
         except LogError as error:
-            topics.append((topic, None, code(error)))
+            topics.append((topic, "", error.entry.code))
         else:
             # Offsets of topics without the right to describe them are missing in the response.
-            topics.append((topic, name, code(LogError(FORBIDDEN))))
+            topics.append((topic, name, FORBIDDEN.code))
             numbers.setdefault(name, {}).update(dict.fromkeys(topic.numbers))
     committed = await call.broker.groups.committed(
         call.principal,
@@ -223,12 +227,15 @@ async def _found(
     )
     if wanted is None:
         return _of_all(call, committed)
-    rows = {(offset.topic, offset.partition): _row(offset) for offset in committed}
+    offsets = {(offset.topic, offset.partition): offset for offset in committed}
     return [
         _Found(
             topic.name,
             topic.topic_id,
-            [rows.get((name or "", n), _Row(n, error_code=missing)) for n in topic.numbers],
+            [
+                offsets.get((name, n)) or FetchedOffset(name, n, NO_OFFSET, error_code=missing)
+                for n in topic.numbers
+            ],
         )
         for topic, name, missing in topics
     ]
@@ -245,23 +252,21 @@ def _of_all(call: Call, committed: Iterable[FetchedOffset]) -> list[_Found]:
             continue
         if None not in (topic_id, offset.topic_id) and topic_id != offset.topic_id:
             continue
-        found.setdefault(offset.topic, _Found(offset.topic, topic_id, [])).rows.append(_row(offset))
+        found.setdefault(offset.topic, _Found(offset.topic, topic_id, [])).offsets.append(offset)
     return list(found.values())
 
 
-def _row(offset: FetchedOffset) -> _Row:
-    return _Row(
-        number=offset.partition,
-        offset=offset.offset,
-        leader_epoch=offset.leader_epoch,
-        metadata=offset.metadata,
-        error_code=code_of(offset.error_code),
-    )
-
-
-def _failed(wanted: _Wanted, error_code: int) -> _Found:
-    return _Found(
-        wanted.name, wanted.topic_id, [_Row(n, error_code=error_code) for n in wanted.numbers]
+def _partitions(part: type[Part], offsets: Iterable[FetchedOffset]) -> tuple[Part, ...]:
+    """The partitions of a response."""
+    return tuple(
+        part(
+            partition_index=offset.partition,
+            committed_offset=offset.offset,
+            committed_leader_epoch=offset.leader_epoch,
+            metadata=offset.metadata,
+            error_code=code_of(offset.error_code),
+        )
+        for offset in offsets
     )
 
 

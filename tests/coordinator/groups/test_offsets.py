@@ -188,7 +188,7 @@ def test_a_pending_offset_is_dropped_with_its_transaction() -> None:
     assert shard.table.fetch("g", None) == ()
     assert shard.table.has_offsets("g")
     shard.end(P1, committed=False)
-    assert shard.fetch(stable=True) == FetchedOffset("t", 0)
+    assert shard.fetch(stable=True) == FetchedOffset("t", 0, -1)
     assert not shard.table.has_offsets("g")
 
 
@@ -215,7 +215,7 @@ def test_a_pending_offset_does_not_come_back_after_a_delete() -> None:
     shard.commit(9, producer=P1)
     shard.apply(shard.table.delete("g", [TopicPartition("t", 0)]).records)
     shard.end(P1, committed=True)
-    assert shard.fetch(stable=True) == FetchedOffset("t", 0)
+    assert shard.fetch(stable=True) == FetchedOffset("t", 0, -1)
 
 
 def test_a_marker_of_an_older_epoch_ends_no_newer_transaction() -> None:

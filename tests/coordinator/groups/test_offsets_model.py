@@ -270,13 +270,13 @@ class OffsetsAgainstModel(RuleBasedStateMachine):
             }
             assert by_name(self.table.fetch(group, None)) == answers
             answers |= {
-                name: FetchedOffset(name.topic, name.partition, error_code=unstable)
+                name: FetchedOffset(name.topic, name.partition, -1, error_code=unstable)
                 for name in pending
             }
             assert by_name(self.table.fetch(group, None, require_stable=True)) == answers
             wanted = [TopicPartition(topic, at) for topic in TOPICS for at in range(3)]
             assert self.table.fetch(group, wanted, require_stable=True) == tuple(
-                answers.get(name, FetchedOffset(name.topic, name.partition)) for name in wanted
+                answers.get(name, FetchedOffset(name.topic, name.partition, -1)) for name in wanted
             )
             values = {(topic, at): value for topic, at, value in self.table.offsets(group)}
             assert values == {(name.topic, name.partition): found[name] for name in found}
