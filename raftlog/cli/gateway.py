@@ -64,7 +64,6 @@ def _origins(
 @click.option(
     "--listen",
     default=LISTEN_DEFAULT,
-    show_default=True,
     envvar="RAFTLOG_GATEWAY_LISTEN",
     show_envvar=True,
     metavar="HOST:PORT",
@@ -91,14 +90,12 @@ def _origins(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
-    show_default=True,
     help="The lowest level of messages on stderr.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    show_default=True,
     help="json: one object per line.",
 )
 def gateway(

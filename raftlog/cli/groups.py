@@ -30,7 +30,8 @@ class LazyGroup(click.Group):
     def __init__(
         self, name: str, *, subcommands: Mapping[str, Lazy], help: str, **settings: object
     ) -> None:
-        super().__init__(name, help=help, context_settings={"help_option_names": ["-h", "--help"]})
+        settings_of_all = {"help_option_names": ["-h", "--help"], "show_default": True}
+        super().__init__(name, help=help, context_settings=settings_of_all)
         self._subcommands = subcommands
         assert not settings, settings
 

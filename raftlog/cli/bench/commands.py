@@ -3,77 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from functools import partial, wraps
+from typing import Any, Final, Literal
 
 import click
 
-from raftlog.cli.bench.run import Field, Report, Used, Where, measured
+from raftlog.cli.bench.run import Field, Measurement, Report, Used, measure_on
 from raftlog.cli.common.errors import CommandError
-from raftlog.cli.common.options import format_option, servers_option
+from raftlog.cli.common.options import (
+    acks_option,
+    acks_value,
+    compression_option,
+    format_option,
+    servers_option,
+)
 from raftlog.cli.common.output import MEGABYTE
 from raftlog.workloads import groups as group_load
 from raftlog.workloads import load
 from raftlog.workloads import transactions as transaction_load
-from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import Progress
 from raftlog.workloads.open_loop import SAMPLES_MAX, WARM_UP_S, open_loop
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 TRANSACTIONAL_ID: Final = "raftlog-bench/"
 """Prefix of the transactional ids. Each run reuses them, since they cannot be deleted."""
 _COUNT_MAX: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Rate:
-    """A load on schedule."""
+def _on_topic(partitions: int) -> Callable[[Callable[..., Measurement]], Callable[..., None]]:
+    """Run the measurement that a command returns, on `--topic` or on a topic made for the run."""
 
-    rate: int
-    seconds: float
-    record_bytes: int
-    acks: Literal["all", 1, 0]
+    def decorate(command: Callable[..., Measurement]) -> Callable[..., None]:
+        @click.option("-t", "--topic", help="Use this topic, which stays, with the records.")
+        @click.option("-r", "--replicas", type=click.IntRange(1), help="Copies of each partition.")
+        @click.option(
+            "-p",
+            "--partitions",
+            type=click.IntRange(1, 10_000),
+            default=partitions,
+            help="Partitions of the topic made for the run.",
+        )
+        @servers_option
+        @format_option
+        @wraps(command)
+        def run(
+            *,
+            topic: str | None,
+            replicas: int | None,
+            partitions: int,
+            servers: str,
+            output_format: str,
+            **options: Any,
+        ) -> None:
+            workload = command.__name__.replace("_", "-")
+            report = measure_on(
+                workload,
+                command(**options),
+                servers=servers,
+                topic=topic,
+                partitions=partitions,
+                replicas=replicas,
+            )
+            report.show(workload, output_format)
 
-
-def _topic_options(partitions: int) -> Callable[[_Command], _Command]:
-    """`--topic`, or the partitions and replicas of the topic made for the run."""
-
-    def decorate(command: _Command) -> _Command:
-        for option in (
-            click.option(
-                "-p",
-                "--partitions",
-                type=click.IntRange(1, 10_000),
-                default=partitions,
-                show_default=True,
-                help="Partitions of the topic made for the run.",
-            ),
-            click.option(
-                "-r", "--replicas", type=click.IntRange(1), help="Copies of each partition."
-            ),
-            click.option("-t", "--topic", help="Use this topic, which stays, with the records."),
-        ):
-            command = option(command)
-        return command
+        return run
 
     return decorate
 
 
 _record_bytes = click.option(
-    "--record-bytes",
-    type=click.IntRange(20, 1_000_000),
-    default=100,
-    show_default=True,
-    help="Size of each value.",
+    "--record-bytes", type=click.IntRange(20, 1_000_000), default=100, help="Size of each value."
 )
-_seconds = click.option(
-    "--seconds", type=click.FloatRange(0.1, 86_400), default=10.0, show_default=True
-)
-_acks = click.option(
-    "--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True
-)
+_seconds = click.option("--seconds", type=click.FloatRange(0.1, 86_400), default=10.0)
+_acks = acks_option()
 
 
 @click.command()
@@ -82,7 +83,6 @@ _acks = click.option(
     "--records",
     type=click.IntRange(1, _COUNT_MAX),
     default=1_000_000,
-    show_default=True,
     help="Number of records, without --rate.",
 )
 @click.option(
@@ -91,17 +91,9 @@ _acks = click.option(
 @_seconds
 @_record_bytes
 @_acks
-@click.option(
-    "-z",
-    "--compression",
-    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
-    default="none",
-    show_default=True,
-)
+@compression_option()
 @click.option("--no-idempotence", is_flag=True, help="Without sequence numbers.")
-@_topic_options(6)
-@servers_option
-@format_option
+@_on_topic(6)
 def produce(
     *,
     records: int,
@@ -111,12 +103,7 @@ def produce(
     acks: str,
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"],
     no_idempotence: bool,
-    topic: str | None,
-    replicas: int | None,
-    partitions: int,
-    servers: str,
-    output_format: str,
-) -> None:
+) -> Measurement:
     """Write records at full speed, or at a rate for --seconds.
 
     At full speed publish latency is that of a record sent alone beside the load every 10 ms. At a
@@ -129,46 +116,35 @@ def produce(
     if rate is not None:
         if compression != "none" or no_idempotence:
             raise click.UsageError("--compression and --no-idempotence are for full speed")
-        _at_rate(
-            "produce",
-            Where(servers, topic, partitions, replicas),
-            _Rate(rate, seconds, record_bytes, _acks_value(acks)),
-            output_format,
-            with_consumer=False,
-        )
-        return
+        return _at_rate(rate, seconds, record_bytes, acks, with_consumer=False)
 
     async def measure(used: Used, progress: Progress) -> Report:
         found = await load.produce(
-            servers,
+            used.servers,
             used.topic,
             record_bytes=record_bytes,
             count=records,
-            acks=_acks_value(acks),
+            acks=acks_value(acks),
             compression=compression,
             idempotent=not no_idempotence,
             progress=progress,
         )
-        latencies = {"publishLatency": found.publish} if found.publish else {}
-        parameters = {
-            "messageSize": record_bytes,
-            "partitions": used.partitions,
-            "records": records,
-            "acks": acks,
-            "compression": compression,
-        }
         return Report(
-            "produce",
-            parameters,
+            {
+                "messageSize": record_bytes,
+                "partitions": used.partitions,
+                "records": records,
+                "acks": acks,
+                "compression": compression,
+            },
             [
                 *_throughput("publish", records, records * record_bytes, found.seconds),
                 Field("publishErrors", "failed probes", "records", found.errors),
             ],
-            {name: Latencies.from_seconds(samples) for name, samples in latencies.items()},
+            {"publishLatency": found.publish},
         )
 
-    where = Where(servers, topic, partitions, replicas)
-    measured("produce", where, measure).show(output_format)
+    return measure
 
 
 @click.command()
@@ -177,25 +153,12 @@ def produce(
     "--records",
     type=click.IntRange(1, _COUNT_MAX),
     default=1_000_000,
-    show_default=True,
     help="Records to write first, without --topic.",
 )
 @_record_bytes
 @click.option("--in-group", is_flag=True, help="As a member of a new group, with commits.")
-@_topic_options(6)
-@servers_option
-@format_option
-def consume(
-    *,
-    records: int,
-    record_bytes: int,
-    in_group: bool,
-    topic: str | None,
-    replicas: int | None,
-    partitions: int,
-    servers: str,
-    output_format: str,
-) -> None:
+@_on_topic(6)
+def consume(*, records: int, record_bytes: int, in_group: bool) -> Measurement:
     """Read a topic from its beginning to its present end, looking at every value.
 
     \b
@@ -204,92 +167,60 @@ def consume(
     """
 
     async def measure(used: Used, progress: Progress) -> Report:
-        if topic is None:
+        if used.is_own:
             await load.produce(
-                servers, used.topic, record_bytes=record_bytes, count=records, progress=progress
+                used.servers,
+                used.topic,
+                record_bytes=record_bytes,
+                count=records,
+                progress=progress,
             )
         group = used.group("consume") if in_group else None
         found = await load.consume(
-            servers, used.topic, used.partitions, group=group, progress=progress
+            used.servers, used.topic, used.partitions, group=group, progress=progress
         )
         size = found.size_bytes // max(found.records, 1)
         return Report(
-            "consume",
             {"messageSize": size, "partitions": used.partitions, "inGroup": in_group},
             _throughput("consume", found.records, found.size_bytes, found.seconds),
             {},
         )
 
-    where = Where(servers, topic, partitions, replicas)
-    measured("consume", where, measure).show(output_format)
+    return measure
 
 
 @click.command("end-to-end")
-@click.option("--rate", type=click.IntRange(1, 1_000_000), default=1_000, show_default=True)
+@click.option("--rate", type=click.IntRange(1, 1_000_000), default=1_000)
 @_seconds
 @_record_bytes
 @_acks
-@_topic_options(6)
-@servers_option
-@format_option
-def end_to_end(
-    *,
-    rate: int,
-    seconds: float,
-    record_bytes: int,
-    acks: str,
-    topic: str | None,
-    replicas: int | None,
-    partitions: int,
-    servers: str,
-    output_format: str,
-) -> None:
+@_on_topic(6)
+def end_to_end(*, rate: int, seconds: float, record_bytes: int, acks: str) -> Measurement:
     """Write at a rate and read, with latency from the due time to the consumer.
 
     The schedule never waits for responses, so a pause of the cluster counts for every record that
     was due in it. --topic must be empty.
     """
-    _at_rate(
-        "end-to-end",
-        Where(servers, topic, partitions, replicas),
-        _Rate(rate, seconds, record_bytes, _acks_value(acks)),
-        output_format,
-        with_consumer=True,
-    )
+    return _at_rate(rate, seconds, record_bytes, acks, with_consumer=True)
 
 
 @click.command()
-@click.option("--members", type=click.IntRange(2, 500), default=8, show_default=True)
+@click.option("--members", type=click.IntRange(2, 500), default=8)
 @click.option(
     "--trials",
     type=click.IntRange(1, 10_000),
     default=10,
-    show_default=True,
     help="Joins and leaves of the last member.",
 )
 @click.option(
     "--clients",
     type=click.IntRange(1, 500),
     default=32,
-    show_default=True,
     help="Clients that commit offsets at once.",
 )
 @_seconds
-@_topic_options(64)
-@servers_option
-@format_option
-def groups(
-    *,
-    members: int,
-    trials: int,
-    clients: int,
-    seconds: float,
-    topic: str | None,
-    replicas: int | None,
-    partitions: int,
-    servers: str,
-    output_format: str,
-) -> None:
+@_on_topic(64)
+def groups(*, members: int, trials: int, clients: int, seconds: float) -> Measurement:
     """Measure a consumer group's rebalances, then offset commits for --seconds.
 
     A rebalance lasts from the join or leave of one member until every partition has one owner, in
@@ -300,7 +231,7 @@ def groups(
         if used.partitions < members:
             raise CommandError(f"{members} members need a topic of as many partitions")
         found = await group_load.rebalances(
-            servers,
+            used.servers,
             used.topic,
             used.partitions,
             used.group("rebalance"),
@@ -309,108 +240,56 @@ def groups(
             progress=progress,
         )
         names = [used.group(f"commits-{number}") for number in range(clients)]
-        prefix = names[0].removesuffix("-0")
-        lone = await group_load.commits(
-            servers,
+        commits = partial(
+            group_load.commits,
+            used.servers,
             used.topic,
             used.partitions,
-            prefix,
-            clients=1,
-            seconds=seconds / 2,
+            names[0].removesuffix("-0"),
             progress=progress,
         )
-        many = await group_load.commits(
-            servers,
-            used.topic,
-            used.partitions,
-            prefix,
-            clients=clients,
-            seconds=seconds,
-            progress=progress,
+        lone = await commits(clients=1, seconds=seconds / 2)
+        many = await commits(clients=clients, seconds=seconds)
+        kept_ms, calm_ms = max(found.kept_gaps) * 1000, max(found.calm_gaps) * 1000
+        rate = len(many.latencies) / many.seconds
+        return Report(
+            {"members": members, "partitions": used.partitions, "clients": clients},
+            [
+                Field("commitRate", f"commits of {clients} clients", "commits/s", rate),
+                Field("keptPartitionGap", "longest gap of partitions that stay", "ms", kept_ms),
+                Field("calmPartitionGap", "the same without a rebalance", "ms", calm_ms),
+            ],
+            {
+                "joinLatency": found.joins,
+                "leaveLatency": found.leaves,
+                "loneCommitLatency": lone.latencies,
+                "commitLatency": many.latencies,
+            },
         )
-        parameters: dict[str, object] = {
-            "members": members,
-            "partitions": used.partitions,
-            "clients": clients,
-        }
-        return _group_report(parameters, found, lone, many)
 
-    where = Where(servers, topic, partitions, replicas)
-    measured("groups", where, measure).show(output_format)
-
-
-def _group_report(
-    parameters: dict[str, object],
-    found: group_load.Rebalances,
-    lone: group_load.Commits,
-    many: group_load.Commits,
-) -> Report:
-    return Report(
-        "groups",
-        parameters,
-        [
-            Field(
-                "commitRate",
-                f"commits of {parameters['clients']} clients",
-                "commits/s",
-                len(many.latencies) / many.seconds,
-            ),
-            Field(
-                "keptPartitionGap",
-                "longest gap of partitions that stay",
-                "ms",
-                max(found.kept_gaps) * 1000,
-            ),
-            Field(
-                "calmPartitionGap",
-                "the same without a rebalance",
-                "ms",
-                max(found.calm_gaps) * 1000,
-            ),
-        ],
-        {
-            "joinLatency": Latencies.from_seconds(found.joins),
-            "leaveLatency": Latencies.from_seconds(found.leaves),
-            "loneCommitLatency": Latencies.from_seconds(lone.latencies),
-            "commitLatency": Latencies.from_seconds(many.latencies),
-        },
-    )
+    return measure
 
 
 @click.command()
-@click.option("--records", type=click.IntRange(1, 100_000), default=10, show_default=True)
+@click.option("--records", type=click.IntRange(1, 100_000), default=10)
 @click.option(
     "--spread",
     type=click.IntRange(1, 10_000),
     default=3,
-    show_default=True,
     help="Partitions that each transaction writes to.",
 )
 @click.option(
     "--producers",
     type=click.IntRange(1, 500),
     default=32,
-    show_default=True,
     help="Producers at once, after a single producer.",
 )
 @_seconds
 @_record_bytes
-@_topic_options(6)
-@servers_option
-@format_option
+@_on_topic(6)
 def transactions(
-    *,
-    records: int,
-    spread: int,
-    producers: int,
-    seconds: float,
-    record_bytes: int,
-    topic: str | None,
-    replicas: int | None,
-    partitions: int,
-    servers: str,
-    output_format: str,
-) -> None:
+    *, records: int, spread: int, producers: int, seconds: float, record_bytes: int
+) -> Measurement:
     """Commit transactions for --seconds, by one producer and then by several.
 
     Latency counts from the start to the response to the commit. The transactional ids are
@@ -422,7 +301,7 @@ def transactions(
             raise CommandError(f"--spread {spread} needs a topic of as many partitions")
         workload = partial(
             transaction_load.transactions,
-            servers,
+            used.servers,
             used.topic,
             TRANSACTIONAL_ID,
             records=records,
@@ -433,7 +312,6 @@ def transactions(
         lone = await workload(producers=1, seconds=seconds / 2)
         many = await workload(producers=producers, seconds=seconds)
         return Report(
-            "transactions",
             {
                 "messageSize": record_bytes,
                 "partitions": used.partitions,
@@ -455,61 +333,50 @@ def transactions(
                     len(lone.latencies) / lone.seconds,
                 ),
             ],
-            {
-                "loneTransactionLatency": Latencies.from_seconds(lone.latencies),
-                "transactionLatency": Latencies.from_seconds(many.latencies),
-            },
+            {"loneTransactionLatency": lone.latencies, "transactionLatency": many.latencies},
         )
 
-    where = Where(servers, topic, partitions, replicas)
-    measured("transactions", where, measure).show(output_format)
+    return measure
 
 
 def _at_rate(
-    workload: str, where: Where, load_of: _Rate, output_format: str, *, with_consumer: bool
-) -> None:
-    if load_of.rate * (load_of.seconds + WARM_UP_S) > SAMPLES_MAX:
+    rate: int, seconds: float, record_bytes: int, acks: str, *, with_consumer: bool
+) -> Measurement:
+    if rate * (seconds + WARM_UP_S) > SAMPLES_MAX:
         raise click.UsageError(f"more than {SAMPLES_MAX:,} records: lower --rate or --seconds")
 
     async def measure(used: Used, progress: Progress) -> Report:
         samples = await open_loop(
-            where.servers,
+            used.servers,
             used.topic,
-            load_of.rate,
-            load_of.seconds,
+            rate,
+            seconds,
             consume=with_consumer,
             partitions=used.partitions,
-            record_bytes=load_of.record_bytes,
-            acks=load_of.acks,
+            record_bytes=record_bytes,
+            acks=acks_value(acks),
             progress=progress,
         )
-        found = {
-            "publishLatency": samples.publish,
-            "publishDelayLatency": samples.publish_delay,
-            "endToEndLatency": samples.end_to_end,
-        }
         return Report(
-            workload,
             {
-                "messageSize": load_of.record_bytes,
+                "messageSize": record_bytes,
                 "partitions": used.partitions,
-                "rate": load_of.rate,
-                "seconds": load_of.seconds,
-                "acks": load_of.acks,
+                "rate": rate,
+                "seconds": seconds,
+                "acks": acks_value(acks),
             },
             [
-                Field(
-                    "publishRate",
-                    "acknowledged",
-                    "records/s",
-                    len(samples.publish) / load_of.seconds,
-                ),
+                Field("publishRate", "acknowledged", "records/s", len(samples.publish) / seconds),
                 Field("publishErrors", "failed", "records", samples.errors),
             ],
-            {name: Latencies.from_seconds(each) for name, each in found.items() if each},
+            {
+                "publishLatency": samples.publish,
+                "publishDelayLatency": samples.publish_delay,
+                "endToEndLatency": samples.end_to_end,
+            },
         )
 
-    measured(workload, where, measure).show(output_format)
+    return measure
 
 
 def _throughput(kind: str, records: int, size_bytes: int, seconds: float) -> list[Field]:
@@ -520,7 +387,3 @@ def _throughput(kind: str, records: int, size_bytes: int, seconds: float) -> lis
         Field(f"{kind}RateMB", "the same in bytes", "MB/s", size_bytes / seconds / MEGABYTE),
         Field("seconds", "time", "s", seconds),
     ]
-
-
-def _acks_value(acks: str) -> Literal["all", 1, 0]:
-    return "all" if acks == "all" else 1 if acks == "1" else 0

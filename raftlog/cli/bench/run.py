@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from raftlog_client import Admin, RaftlogClientError, ServerError
@@ -19,9 +18,6 @@ from raftlog.cli.common.session import run
 from raftlog.record.errors import UNKNOWN_GROUP
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import Progress
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 GROUP_DELETE_TRIES: Final = 20
 GROUP_DELETE_PAUSE_S: Final = 0.25
@@ -44,32 +40,34 @@ class Field:
 class Report:
     """The figures of a run, as single values and distributions of latencies."""
 
-    workload: str
     parameters: dict[str, object]
     """Parameters in OpenMessaging's words where it has them."""
     fields: list[Field]
-    latencies: dict[str, Latencies]
-    """Latencies by OpenMessaging's prefix, such as `publishLatency`."""
+    samples: dict[str, list[float]]
+    """Latencies in seconds by OpenMessaging's prefix, such as `publishLatency`."""
 
-    def show(self, output_format: str) -> None:
+    def show(self, workload: str, output_format: str) -> None:
         """Write it to stdout."""
+        found = {
+            prefix: Latencies.from_seconds(each) for prefix, each in self.samples.items() if each
+        }
         if output_format == "json":
             document: dict[str, object] = {
-                "workload": self.workload,
+                "workload": workload,
                 "driver": f"raftlog {version('raftlog')}",
                 **self.parameters,
                 **{field.name: field.value for field in self.fields},
             }
-            for prefix, latencies in self.latencies.items():
+            for prefix, latencies in found.items():
                 document |= latencies.as_fields(prefix)
             output.write_json(document)
             return
         given = ", ".join(f"{name} {value}" for name, value in self.parameters.items())
-        click.echo(f"{self.workload}: {given}")
+        click.echo(f"{workload}: {given}")
         if self.fields:
             rows = [(field.label, _number(field.value), field.unit) for field in self.fields]
             output.write_table(("figure", "value", "unit"), rows)
-        if self.latencies:
+        if found:
             click.echo()
             output.write_table(
                 _LATENCY_COLUMNS,
@@ -78,35 +76,24 @@ class Report:
                         _words(prefix),
                         *(
                             round(value, 2)
-                            for value in (
-                                latencies.avg,
-                                *latencies.percentiles.values(),
-                                latencies.max,
-                            )
+                            for value in (each.avg, *each.percentiles.values(), each.max)
                         ),
-                        latencies.count,
+                        each.count,
                     )
-                    for prefix, latencies in self.latencies.items()
+                    for prefix, each in found.items()
                 ],
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The cluster and topic of a run. Without a topic, the run makes a topic."""
-
-    servers: str
-    topic: str | None
-    partitions: int
-    replicas: int | None
-
-
 class Used:
-    """The topic of a run, and the groups that it makes."""
+    """The cluster and topic of a run, and the groups that it makes."""
 
-    def __init__(self, topic: str, partitions: int) -> None:
+    def __init__(self, servers: str, topic: str, partitions: int, *, is_own: bool) -> None:
+        self.servers = servers
         self.topic = topic
         self.partitions = partitions
+        self.is_own = is_own
+        """Whether the run made the topic."""
         self.groups: list[str] = []
         self._token = secrets.token_hex(4)
 
@@ -117,44 +104,40 @@ class Used:
         return group
 
 
-def measured(
+Measurement = Callable[[Used, Progress], Coroutine[Any, Any, Report]]
+
+
+def measure_on(
     workload: str,
-    where: Where,
-    measure: Callable[[Used, Progress], Coroutine[Any, Any, Report]],
+    measure: Measurement,
+    *,
+    servers: str,
+    topic: str | None,
+    partitions: int,
+    replicas: int | None,
 ) -> Report:
-    """Run a workload on the given topic or a new topic, with a progress bar."""
+    """Run a workload on the given topic or a new topic, with a progress bar.
+
+    What the run makes is deleted at its end, also after Ctrl-C.
+    """
 
     async def go() -> Report:
-        async with (
-            Admin(bootstrap_servers=where.servers) as admin,
-            _used(admin, where) as used,
-        ):
-            with ProgressBar(workload, total=1.0) as bar:
-                return await measure(used, bar.update)
+        async with Admin(bootstrap_servers=servers) as admin:
+            if topic is None:
+                name = f"raftlog-bench-{secrets.token_hex(4)}"
+                await admin.create_topic(name, partitions=partitions, replication_factor=replicas)
+                output.message(f"created topic {name}: {output.counted(partitions, 'partition')}")
+                used = Used(servers, name, partitions, is_own=True)
+            else:
+                found = (await admin.describe_topic(topic)).partitions
+                used = Used(servers, topic, len(found), is_own=False)
+            try:
+                with ProgressBar(workload, total=1.0) as bar:
+                    return await measure(used, bar.update)
+            finally:
+                await _finish(asyncio.ensure_future(_clean_up(admin, used)))
 
-    return run(where.servers, go())
-
-
-@asynccontextmanager
-async def _used(admin: Admin, where: Where) -> AsyncIterator[Used]:
-    """The topic of a run. What the run makes is deleted at its end.
-
-    It is also deleted after Ctrl-C.
-    """
-    if where.topic is None:
-        name = f"raftlog-bench-{secrets.token_hex(4)}"
-        await admin.create_topic(
-            name, partitions=where.partitions, replication_factor=where.replicas
-        )
-        output.message(f"created topic {name}: {output.counted(where.partitions, 'partition')}")
-        used = Used(name, where.partitions)
-    else:
-        partitions = (await admin.describe_topic(where.topic)).partitions
-        used = Used(where.topic, len(partitions))
-    try:
-        yield used
-    finally:
-        await _finish(asyncio.ensure_future(_clean_up(admin, used, is_own=where.topic is None)))
+    return run(servers, go())
 
 
 async def _finish(task: asyncio.Task[None]) -> None:
@@ -166,7 +149,7 @@ async def _finish(task: asyncio.Task[None]) -> None:
         raise
 
 
-async def _clean_up(admin: Admin, used: Used, *, is_own: bool) -> None:
+async def _clean_up(admin: Admin, used: Used) -> None:
     for group in used.groups:
         try:
             await _delete_group(admin, group)
@@ -174,7 +157,7 @@ async def _clean_up(admin: Admin, used: Used, *, is_own: bool) -> None:
             output.message(f"raftlog: group {group} is left: {error}")
     if used.groups:
         output.message(f"deleted {output.counted(len(used.groups), 'group')}")
-    if is_own:
+    if used.is_own:
         try:
             await admin.delete_topic(used.topic)
         except RaftlogClientError as error:

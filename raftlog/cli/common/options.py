@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -23,7 +23,6 @@ def servers_option(command: _Command) -> _Command:
         "--servers",
         envvar="RAFTLOG_SERVERS",
         default=DEFAULT_SERVERS,
-        show_default=True,
         show_envvar=True,
         metavar="HOST:PORT,…",
         callback=_checked_servers,
@@ -38,9 +37,24 @@ def format_option(command: _Command) -> _Command:
         "output_format",
         type=click.Choice(["text", "json"]),
         default="text",
-        show_default=True,
         help="json: one document on stdout.",
     )(command)
+
+
+def acks_option(help: str | None = None) -> Callable[[_Command], _Command]:
+    """`--acks` names the replicas that acknowledge. `acks_value` is for the client."""
+    return click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", help=help)
+
+
+def acks_value(acks: str) -> Literal["all", 1, 0]:
+    """`acks` of a producer."""
+    return "all" if acks == "all" else 1 if acks == "1" else 0
+
+
+def compression_option(help: str | None = None) -> Callable[[_Command], _Command]:
+    """`--compression` of record batches."""
+    codecs = click.Choice(["none", "gzip", "snappy", "lz4", "zstd"])
+    return click.option("-z", "--compression", type=codecs, default="none", help=help)
 
 
 def _checked_servers(context: click.Context, parameter: click.Parameter, value: str) -> str:

@@ -75,7 +75,6 @@ class Plan:
     "--from",
     "start",
     default="earliest",
-    show_default=True,
     help="Where to start.",
 )
 @position_option("-u", "--until", help="Where to stop, before the present end.")
@@ -87,14 +86,12 @@ class Plan:
     "--isolation",
     type=click.Choice(["read_committed", "read_uncommitted"]),
     default="read_committed",
-    show_default=True,
     help="Whether to leave out records of transactions that are open or aborted.",
 )
 @click.option(
     "--format",
     "output_format",
     default="text",
-    show_default=True,
     metavar="text|json|TEMPLATE",
     help="text for values as lines, json for a record per line, or a template.",
 )

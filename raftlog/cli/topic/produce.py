@@ -13,7 +13,13 @@ from raftlog_client import Producer, RaftlogClientError, SendManyError, SendSumm
 
 from raftlog.cli.common import output
 from raftlog.cli.common.errors import CommandError, ExitCode
-from raftlog.cli.common.options import format_option, servers_option
+from raftlog.cli.common.options import (
+    acks_option,
+    acks_value,
+    compression_option,
+    format_option,
+    servers_option,
+)
 from raftlog.cli.common.output import MEGABYTE, Transfer
 from raftlog.cli.common.session import explained, run
 from raftlog.cli.topic.inputs import STDIN, Feed, closing_source
@@ -42,7 +48,6 @@ SKIPPED_REPORTED_MAX = 10
     "input_format",
     type=click.Choice(["lines", "ndjson", "csv"]),
     default="lines",
-    show_default=True,
     help="What the input is made of.",
 )
 @click.option("-k", "--key", help="Key of every record without a key.")
@@ -54,39 +59,24 @@ SKIPPED_REPORTED_MAX = 10
     help="ndjson, csv: field that holds the time, in ms since 1970 or as ISO-8601.",
 )
 @click.option("--envelope", is_flag=True, help="ndjson: each line is a whole record.")
-@click.option("--delimiter", default=",", show_default=True, help="csv: between fields.")
+@click.option("--delimiter", default=",", help="csv: between fields.")
 @click.option("--infer-types", is_flag=True, help="csv: numbers, true, false, empty → JSON types.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header.")
 @click.option("-Z", "--tombstone", is_flag=True, help="An empty value deletes its key (null).")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Write to this partition.")
 @click.option("--skip-bad", is_flag=True, help="Count lines that are no records, and continue.")
-@click.option(
-    "--acks",
-    type=click.Choice(["all", "1", "0"]),
-    default="all",
-    show_default=True,
-    help="Replicas that acknowledge a record (all in sync, the leader, or none).",
-)
-@click.option(
-    "-z",
-    "--compression",
-    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
-    default="none",
-    show_default=True,
-    help="Of each batch.",
-)
+@acks_option("Replicas that acknowledge a record (all in sync, the leader, or none).")
+@compression_option("Of each batch.")
 @click.option(
     "--batch-bytes",
     type=click.IntRange(1_024, REQUEST_BYTES_MAX),
     default=512 * 1024,
-    show_default=True,
     help="Largest batch.",
 )
 @click.option(
     "--linger-ms",
     type=click.FloatRange(0, 60_000),
     default=5,
-    show_default=True,
     help="How long a batch may wait for more records.",
 )
 @click.option(
@@ -98,7 +88,6 @@ SKIPPED_REPORTED_MAX = 10
     "--transaction-timeout-ms",
     type=click.IntRange(1, 2**31 - 1),
     default=60_000,
-    show_default=True,
     help="A transaction that takes longer is aborted.",
 )
 @servers_option
@@ -119,7 +108,7 @@ def produce(
     tombstone: bool,
     partition: int | None,
     skip_bad: bool,
-    acks: Literal["all", "1", "0"],
+    acks: str,
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"],
     batch_bytes: int,
     linger_ms: float,
@@ -182,7 +171,7 @@ def produce(
 
     producer = Producer(
         bootstrap_servers=servers,
-        acks="all" if acks == "all" else (1 if acks == "1" else 0),
+        acks=acks_value(acks),
         compression=compression,
         batch_bytes_max=batch_bytes,
         request_bytes_max=REQUEST_BYTES_MAX,
