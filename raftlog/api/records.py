@@ -7,13 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from raftlog.api.common import (
-    INT32_MAX,
-    INT64_MAX,
-    OffsetNumber,
-    OffsetOrEnd,
-    PartitionNumber,
-)
+from raftlog.api.common import INT32_MAX, INT64_MAX, OffsetNumber, OffsetOrEnd, PartitionNumber
 from raftlog.record.types import Offset
 
 PARTITION_BYTES_DEFAULT: Final = 1024 * 1024

@@ -34,9 +34,7 @@ PARTITIONS_LISTED_MAX = 10
 def file_argument(command: _Command) -> _Command:
     """FILE is the fleet's file."""
     return click.argument(
-        "file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE",
+        "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE"
     )(command)
 
 

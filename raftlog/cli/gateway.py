@@ -123,10 +123,7 @@ def gateway(
         GatewaySettings(
             home,
             ServerSettings(
-                host=host,
-                port=port,
-                allowed_hosts=allowed_hosts,
-                allowed_origins=allowed_origins,
+                host=host, port=port, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins
             ),
         )
     )

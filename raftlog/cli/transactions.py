@@ -53,12 +53,7 @@ class HeldBack:
 @servers_option
 @format_option
 def list_transactions(
-    *,
-    only_open: bool,
-    held_back: bool,
-    topics: tuple[str, ...],
-    servers: str,
-    output_format: str,
+    *, only_open: bool, held_back: bool, topics: tuple[str, ...], servers: str, output_format: str
 ) -> None:
     """List transactional ids, those with the longest open transaction first.
 
@@ -251,8 +246,7 @@ def _show_held_back(servers: str, topics: Sequence[str], output_format: str) -> 
 
 
 def held_back_rows(
-    descriptions: Iterable[TransactionDescription],
-    offsets: dict[TopicPartition, PartitionOffsets],
+    descriptions: Iterable[TransactionDescription], offsets: dict[TopicPartition, PartitionOffsets]
 ) -> list[HeldBack]:
     """The partitions that open transactions hold back, longest open first.
 

@@ -25,13 +25,7 @@ from raftlog.cluster.control import Tell, answers, ask
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.layout import Layout, ManagerLock, manager_pid, tail
 from raftlog.cluster.manifest import NODES_MAX, Plan
-from raftlog.cluster.process import (
-    NodeProcess,
-    ProcessRecord,
-    is_alive,
-    load_records,
-    spawn,
-)
+from raftlog.cluster.process import NodeProcess, ProcessRecord, is_alive, load_records, spawn
 from raftlog.cluster.supervisor import STOP_TIMEOUT_S
 
 MANAGER: Final = (sys.executable, "-m", "raftlog.cluster")

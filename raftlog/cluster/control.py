@@ -99,10 +99,7 @@ class ControlServer:
             writer.close()
 
     async def _converse(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        steps: asyncio.Queue[str],
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, steps: asyncio.Queue[str]
     ) -> None:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):

@@ -313,11 +313,7 @@ class LocalCluster:
         await self.start_node(node_id, timeout_s=timeout_s)
 
     async def kill(
-        self,
-        node_id: int,
-        number: signal.Signals = signal.SIGKILL,
-        *,
-        stays_down: bool = True,
+        self, node_id: int, number: signal.Signals = signal.SIGKILL, *, stays_down: bool = True
     ) -> None:
         """Send a node's process a signal. Raises ClusterError.
 

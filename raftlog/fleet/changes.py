@@ -11,13 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from raftlog_client import (
-    Admin,
-    PartitionInfo,
-    RaftlogClientError,
-    ServerError,
-    TopicPartition,
-)
+from raftlog_client import Admin, PartitionInfo, RaftlogClientError, ServerError, TopicPartition
 
 from raftlog.fleet.drivers.driver import Tell
 from raftlog.fleet.errors import FleetError
@@ -171,9 +165,7 @@ async def set_replication(
     racks = {node.node_id: node.rack for node in await admin.describe_nodes()}
     partitions = (await admin.describe_topic(step.topic)).partitions
     targets = resized(
-        partitions,
-        step.replication_factor,
-        {node_id: racks.get(node_id) for node_id in allowed},
+        partitions, step.replication_factor, {node_id: racks.get(node_id) for node_id in allowed}
     )
     if targets:
         await admin.reassign(targets)

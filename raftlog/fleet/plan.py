@@ -271,9 +271,7 @@ def _keep_topics(
             yield GrowTopic(cluster=spec.name, topic=topic.name, partitions=topic.partitions)
         if known.replication_factor != topic.replication_factor:
             yield SetReplication(
-                cluster=spec.name,
-                topic=topic.name,
-                replication_factor=topic.replication_factor,
+                cluster=spec.name, topic=topic.name, replication_factor=topic.replication_factor
             )
         changes = {
             name: value for name, value in topic.config.items() if known.config.get(name) != value

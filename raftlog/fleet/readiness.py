@@ -21,10 +21,7 @@ between the checks, in vain."""
 
 
 async def await_ready(
-    addresses: Mapping[int, str],
-    nodes: Watched,
-    tell: Tell,
-    timeout_s: float = READY_TIMEOUT_S,
+    addresses: Mapping[int, str], nodes: Watched, tell: Tell, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
     """Wait until each node, by id, is ready at its address.
 
@@ -64,9 +61,7 @@ async def await_ready(
 
 
 async def _check_processes(
-    reasons: Mapping[int, str],
-    nodes: Watched,
-    failed: dict[int, int],
+    reasons: Mapping[int, str], nodes: Watched, failed: dict[int, int]
 ) -> None:
     for node_id, reason in reasons.items():
         why = await nodes.failure(node_id) if reason == NO_ANSWER else None

@@ -253,11 +253,7 @@ class Fleet:
                 if state.is_led:
                     async with admin_of(servers) as admin:
                         await changes.await_may_stop(
-                            admin,
-                            node_id,
-                            tell,
-                            is_serving=was_ready,
-                            timeout_s=self._timeout_s,
+                            admin, node_id, tell, is_serving=was_ready, timeout_s=self._timeout_s
                         )
                 await driver.restart(node_id)
                 await self._await_ready(spec, state, (node_id,))

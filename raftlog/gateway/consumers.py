@@ -24,12 +24,7 @@ from raftlog.gateway.service import Gateway
 from raftlog.http.request import Request, own_url
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Handler, Route
-from raftlog.record.errors import (
-    ERROR_TABLE,
-    INTERNAL,
-    INVALID_BODY,
-    LogError,
-)
+from raftlog.record.errors import ERROR_TABLE, INTERNAL, INVALID_BODY, LogError
 from raftlog.rest.v2.consumer_shapes import ENTRIES_MAX, Created, PositionOffset, Positions
 from raftlog.rest.v2.consumers import (
     accepted_media_types,
@@ -197,8 +192,7 @@ async def _at_times(gateway: Gateway, times_ms: Mapping[Place, int]) -> dict[Pla
 
 
 async def _of_logs(
-    places: Iterable[Place],
-    of_log: Callable[[str, Sequence[int]], Awaitable[dict[Place, T]]],
+    places: Iterable[Place], of_log: Callable[[str, Sequence[int]], Awaitable[dict[Place, T]]]
 ) -> dict[Place, T]:
     """The results of `of_log` for the partitions of each log, together. Raises LogError."""
     by_log: dict[str, dict[int, None]] = {}

@@ -21,14 +21,8 @@ from raftlog.http.json_check import ELEMENT_BYTES_MAX, SLICE_BYTES, check_body
 from raftlog.http.json_stream import JsonSplitter
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import JSON, require_media_type
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    BODY_TOO_LARGE,
-    INVALID_BODY,
-    REQUEST_TIMEOUT,
-    UNSUPPORTED_MEDIA_TYPE,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 
 T = TypeVar("T")
 
@@ -100,7 +94,7 @@ async def read_json(
     try:
         parsed = decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LogError(INVALID_BODY, f"The body is not valid: {error}") from None
+        raise LogError(errors.INVALID_BODY, f"The body is not valid: {error}") from None
     if is_long:  # the handler's first step is also long
         await turns.wait()
     return parsed
@@ -108,7 +102,7 @@ async def read_json(
 
 def too_large(bytes_max: int) -> LogError:
     """The error for a body over its limit."""
-    return LogError(BODY_TOO_LARGE, f"The request body is larger than {bytes_max} bytes.")
+    return LogError(errors.BODY_TOO_LARGE, f"The request body is larger than {bytes_max} bytes.")
 
 
 class _Chunks:
@@ -142,11 +136,11 @@ class _Chunks:
         except TimeoutError:
             request.must_close = True
             raise LogError(
-                REQUEST_TIMEOUT, f"The body did not arrive in time: {self._size} bytes did."
+                errors.REQUEST_TIMEOUT, f"The body did not arrive in time: {self._size} bytes did."
             ) from None
         except web.RequestPayloadError as error:
             request.must_close = True
-            raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
+            raise LogError(errors.BAD_REQUEST, f"The body's framing is broken: {error}") from None
         self._guard.moved(len(chunk), waited_s)
         self._size += len(chunk)
         if self._size > self._bytes_max:
@@ -178,7 +172,7 @@ async def _inflate(
     """Inflate the chunks as they arrive, in bounded steps. Compressed bytes are not kept."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise LogError(
-            UNSUPPORTED_MEDIA_TYPE,
+            errors.UNSUPPORTED_MEDIA_TYPE,
             f"The Content-Encoding {encoding[:40]!r} is not understood; gzip and deflate are.",
         )
     bytes_max = context.limits.decompressed_bytes_max
@@ -198,16 +192,16 @@ async def _inflate(
                 size += len(piece)
                 if size > bytes_max:
                     raise LogError(
-                        BODY_TOO_LARGE, f"The body inflates to more than {bytes_max} bytes."
+                        errors.BODY_TOO_LARGE, f"The body inflates to more than {bytes_max} bytes."
                     )
                 context.hold(request, len(piece))
                 pieces.append(piece)
                 if inflater.eof or len(piece) < INFLATE_STEP_BYTES:
                     break
     except zlib.error as error:
-        raise LogError(BAD_REQUEST, f"The body is not valid {encoding}: {error}") from None
+        raise LogError(errors.BAD_REQUEST, f"The body is not valid {encoding}: {error}") from None
     if inflater is not None and (chunk or not inflater.eof or inflater.unused_data):
-        raise LogError(BAD_REQUEST, f"The body is not one whole {encoding} stream.")
+        raise LogError(errors.BAD_REQUEST, f"The body is not one whole {encoding} stream.")
     return b"".join(pieces)
 
 
@@ -302,7 +296,7 @@ class BodyStream:
         if objects or not self._splitter.pending_bytes:
             self._guard = self._fresh_guard()
         if error is None and at_end and self._splitter.pending_bytes:
-            error = LogError(INVALID_BODY, "The body ends in the middle of a record.")
+            error = LogError(errors.INVALID_BODY, "The body ends in the middle of a record.")
         return self._group(objects, error, at_end=at_end)
 
     def _group(
@@ -336,20 +330,18 @@ class BodyStream:
         reading = asyncio.ensure_future(request.content.readany())
         try:
             await asyncio.wait(
-                (reading, self._closing),
-                timeout=patience_s,
-                return_when=asyncio.FIRST_COMPLETED,
+                (reading, self._closing), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
             )
             if reading.done():
                 chunk = reading.result()
                 self._guard.moved(len(chunk), loop.time() - started if in_object else 0.0)
                 return chunk
         except web.RequestPayloadError as error:
-            raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
+            raise LogError(errors.BAD_REQUEST, f"The body's framing is broken: {error}") from None
         finally:
             reading.cancel()
         if in_object and not self._closing.done():
-            raise LogError(REQUEST_TIMEOUT, "A record did not arrive in time.")
+            raise LogError(errors.REQUEST_TIMEOUT, "A record did not arrive in time.")
         return b""
 
     def _hold(self, handed_out_bytes: int) -> LogError | None:

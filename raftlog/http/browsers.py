@@ -123,10 +123,7 @@ def cors_headers(origin: str) -> Mapping[str, str]:
 
 def preflight_headers(request: Request, methods: str) -> Mapping[str, str]:
     """Headers of the response to a preflight request of an allowed origin."""
-    headers = {
-        "Access-Control-Allow-Methods": methods,
-        "Access-Control-Max-Age": str(PREFLIGHT_S),
-    }
+    headers = {"Access-Control-Allow-Methods": methods, "Access-Control-Max-Age": str(PREFLIGHT_S)}
     wanted = request.headers.get("Access-Control-Request-Headers")
     if wanted is not None:
         headers["Access-Control-Allow-Headers"] = wanted

@@ -37,16 +37,8 @@ from raftlog.http.malformed import malformed_text, too_large_text, too_long_text
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import error_response, raw_error
 from raftlog.peer.opening import NONCE_HEADER
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    HEADERS_TOO_LARGE,
-    INTERNAL,
-    OVERLOADED,
-    QUOTA_EXCEEDED,
-    REQUEST_TIMEOUT,
-    ErrorEntry,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry, LogError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -148,7 +140,7 @@ class Connection(web.RequestHandler):
             super().data_received(data)
         except Exception:
             logger.exception("closing the connection of %s because the parser failed", self.address)
-            self._refuse(BAD_REQUEST)
+            self._refuse(errors.BAD_REQUEST)
             return
         self._idle_since = None
         if len(self._messages) > 1:
@@ -160,7 +152,7 @@ class Connection(web.RequestHandler):
                 self._head_since = self._server.now
             self._head_bytes += len(data)
             if self._head_bytes > self._server.limits.header_bytes_max:
-                self._refuse(HEADERS_TOO_LARGE)
+                self._refuse(errors.HEADERS_TOO_LARGE)
 
     def pause_writing(self) -> None:
         """Start the stall deadline, because the peer reads slower than the response is written."""
@@ -196,12 +188,12 @@ class Connection(web.RequestHandler):
             raise ConnectionResetError("the response has begun and cannot become an error")
         if status >= 500:
             logger.error("request from %s failed outside its handler", self.address, exc_info=exc)
-            response = error_response(INTERNAL)
+            response = error_response(errors.INTERNAL)
         elif isinstance(exc, LineTooLong):
-            response = error_response(HEADERS_TOO_LARGE, message)
+            response = error_response(errors.HEADERS_TOO_LARGE, message)
         else:
             logger.debug("malformed HTTP from %s: %s", self.address, message)
-            response = error_response(BAD_REQUEST, malformed_text(message or ""))
+            response = error_response(errors.BAD_REQUEST, malformed_text(message or ""))
         response.force_close()
         self._linger_after_answer = True
         return response
@@ -236,7 +228,9 @@ class Connection(web.RequestHandler):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the peer has left")
         if self._message_tail or self._messages:
-            raise LogError(BAD_REQUEST, "Nothing may follow this request before its response.")
+            raise LogError(
+                errors.BAD_REQUEST, "Nothing may follow this request before its response."
+            )
         self._taken = transport
         # aiohttp would close the transport after the request.
         self._socket = self.transport = None
@@ -292,7 +286,7 @@ class Connection(web.RequestHandler):
             self._head_since = None if self._head_since is None else now
         elif self._head_since is not None:
             if now - self._head_since > limits.header_receive_s:
-                self._refuse(REQUEST_TIMEOUT, "The headers did not arrive in time.")
+                self._refuse(errors.REQUEST_TIMEOUT, "The headers did not arrive in time.")
         elif self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > (
@@ -465,9 +459,9 @@ class ConnectionServer(web.Server):
         """
         limits = self.limits
         if len(self._open) >= limits.connections_max:
-            refusal = (OVERLOADED, "Too many connections to this node.")
+            refusal = (errors.OVERLOADED, "Too many connections to this node.")
         elif self._per_address[connection.address_group] >= limits.connections_per_address_max:
-            refusal = (QUOTA_EXCEEDED, "Too many connections from this address.")
+            refusal = (errors.QUOTA_EXCEEDED, "Too many connections from this address.")
         else:
             self._open.add(connection)
             self._per_address[connection.address_group] += 1

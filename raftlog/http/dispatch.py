@@ -40,9 +40,7 @@ class Dispatcher:
         self._context = context
         settings = context.settings
         self._check_browser = BrowserGuard(
-            settings.allowed_origins,
-            (*settings.allowed_hosts, settings.host),
-            context.broker.hosts,
+            settings.allowed_origins, (*settings.allowed_hosts, settings.host), context.broker.hosts
         ).check
         # The event loop's own clock stands still during callbacks, and counts milliseconds.
         self._time = context.broker.clock.monotonic

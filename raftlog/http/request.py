@@ -89,10 +89,7 @@ class Request(web.BaseRequest):
 def _parse_query(text: str) -> dict[str, str]:
     try:
         pairs = parse_qsl(
-            text,
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=QUERY_PARAMETERS_MAX,
+            text, keep_blank_values=True, errors="strict", max_num_fields=QUERY_PARAMETERS_MAX
         )
     except ValueError as error:
         raise LogError(BAD_REQUEST, f"The query is malformed: {error}") from None

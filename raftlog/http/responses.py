@@ -20,16 +20,8 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_writer import StreamWriter
 
 from raftlog.api.common import ErrorBody
-from raftlog.record.errors import (
-    METHOD_NOT_ALLOWED,
-    NOT_READY,
-    OVERLOADED,
-    QUOTA_EXCEEDED,
-    UNSUPPORTED_FORMAT,
-    UNSUPPORTED_MEDIA_TYPE,
-    ErrorEntry,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry, LogError
 from raftlog.record.types import Buffer
 
 if TYPE_CHECKING:
@@ -46,7 +38,7 @@ JOIN_BYTES = 16 * 1024
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 _encode = msgspec.json.Encoder().encode
-_RETRY_LATER = (QUOTA_EXCEEDED, OVERLOADED, NOT_READY)
+_RETRY_LATER = (errors.QUOTA_EXCEEDED, errors.OVERLOADED, errors.NOT_READY)
 _NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -165,11 +157,7 @@ async def _write_sliced(
 
 
 def bytes_response(
-    body: bytes,
-    content_type: str,
-    *,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
+    body: bytes, content_type: str, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
     """A whole response from bytes."""
     return Answer(status, content_type, body, headers)
@@ -223,7 +211,7 @@ def raw_error(entry: ErrorEntry, message: str | None = None) -> bytes:
 def method_not_allowed(method: str, allow: str) -> web.StreamResponse:
     """405 with the Allow header."""
     message = f"{method[:20]} is not possible here; {allow} is."
-    return error_response(METHOD_NOT_ALLOWED, message, {"Allow": allow})
+    return error_response(errors.METHOD_NOT_ALLOWED, message, {"Allow": allow})
 
 
 def stream_response(request: Request, content_type: str) -> web.StreamResponse:
@@ -289,7 +277,7 @@ def require_media_type(request: web.BaseRequest, understood: Sequence[str]) -> s
     if value not in understood:
         wanted = " or ".join(understood)
         raise LogError(
-            UNSUPPORTED_MEDIA_TYPE,
+            errors.UNSUPPORTED_MEDIA_TYPE,
             f"The Content-Type {value[:100]!r} is not understood here; send {wanted}.",
         )
     return value
@@ -306,7 +294,7 @@ def negotiate(request: web.BaseRequest, offered: tuple[str, ...]) -> str:
     chosen = _choose(header, offered)
     if chosen is None:
         raise LogError(
-            UNSUPPORTED_FORMAT, f"The Accept header allows none of {', '.join(offered)}."
+            errors.UNSUPPORTED_FORMAT, f"The Accept header allows none of {', '.join(offered)}."
         )
     return chosen
 

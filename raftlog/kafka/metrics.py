@@ -67,13 +67,7 @@ class KafkaMetrics:
         counts.bytes_in += bytes_in
         counts.bytes_out += bytes_out
 
-    def families(
-        self,
-        *,
-        connections: int,
-        in_flight: int,
-        waiting: int,
-    ) -> Iterator[Metric]:
+    def families(self, *, connections: int, in_flight: int, waiting: int) -> Iterator[Metric]:
         """All families, with the present numbers of connections and requests."""
         yield gauge("raftlog_kafka_connections", "Connections of Kafka clients.", connections)
         yield counter(

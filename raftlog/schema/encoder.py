@@ -25,10 +25,7 @@ from raftlog.schema.fields import (
     length_format,
     run_format,
 )
-from raftlog.schema.varints import (
-    SMALL_UVARINTS,
-    encode_uvarint,
-)
+from raftlog.schema.varints import SMALL_UVARINTS, encode_uvarint
 
 Encode: TypeAlias = Callable[[Any], bytes]
 EncodePieces: TypeAlias = Callable[[Any], list[Buffer]]

@@ -80,12 +80,7 @@ OptionalUuid: TypeAlias = Annotated[TopicId | None, Kind.UUID]
 Records: TypeAlias = Annotated[Buffer, Kind.RECORDS]
 """Record batches, decoded as a view of the message's bytes and encoded without a copy."""
 
-_PLAIN_KINDS: Final = {
-    str: Kind.STRING,
-    bytes: Kind.BYTES,
-    bool: Kind.BOOL,
-    float: Kind.FLOAT64,
-}
+_PLAIN_KINDS: Final = {str: Kind.STRING, bytes: Kind.BYTES, bool: Kind.BOOL, float: Kind.FLOAT64}
 
 
 _NULLABLE_KINDS: Final = frozenset([Kind.UUID, Kind.STRING, Kind.BYTES, Kind.RECORDS])

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import click
 import msgspec
-from raftlog_client import (
-    Admin,
-    ClusterInfo,
-    NodeInfo,
-    QuorumInfo,
-    ServerError,
-    TopicDescription,
-)
+from raftlog_client import Admin, ClusterInfo, NodeInfo, QuorumInfo, ServerError, TopicDescription
 
 from raftlog.cli.common import output
 from raftlog.cli.common.errors import CommandError, ExitCode
@@ -313,10 +306,7 @@ def _lines(found: Health) -> Iterable[str]:
         yield f"  warning: {warning}"
     for fault in found.quorum:
         yield f"  quorum: {fault}"
-    for words, node_ids in (
-        ("fenced", found.fenced),
-        ("disk full, or hangs", found.unwritable),
-    ):
+    for words, node_ids in (("fenced", found.fenced), ("disk full, or hangs", found.unwritable)):
         if node_ids:
             yield f"  {words}: {', '.join(f'node {node_id}' for node_id in node_ids)}"
     for broker_id, why in sorted(found.not_ready.items()):

@@ -77,10 +77,7 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
         ExitCode.FAILED,
         "`raftlog group describe NAME` shows its members.",
     ),
-    table.INVALID_TXN_STATE.code: (
-        ExitCode.FAILED,
-        "`raftlog txn describe ID` shows the state.",
-    ),
+    table.INVALID_TXN_STATE.code: (ExitCode.FAILED, "`raftlog txn describe ID` shows the state."),
     table.INVALID_GROUP.code: (ExitCode.USAGE, None),
     table.INVALID_TRANSACTIONAL_ID.code: (ExitCode.USAGE, None),
     table.COORDINATOR_LOADING.code: (ExitCode.UNREACHABLE, "Try again in a moment."),

@@ -30,14 +30,7 @@ _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>[0-9]{1,19})")
 _EPOCH_SECONDS = re.compile(r"[0-9]{10}")
 _AGO = re.compile(r"-(?:[0-9]{1,9}(?:ms|[smhdw]))+")
 _AMOUNT = re.compile(r"([0-9]{1,9})(ms|[smhdw])")
-_UNIT_MS = {
-    "ms": 1,
-    "s": 1_000,
-    "m": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 7 * 86_400_000,
-}
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
 
 class Anchor(Enum):
@@ -143,8 +136,7 @@ async def resolve(
         wanted = {TopicPartition(topic, number) for topic in topics for number in partitions}
         if missing := sorted(wanted - known.keys()):
             raise LogError(
-                UNKNOWN_PARTITION,
-                f"{missing[0].topic} has no partition {missing[0].partition}.",
+                UNKNOWN_PARTITION, f"{missing[0].topic} has no partition {missing[0].partition}."
             )
         known = {partition: known[partition] for partition in sorted(wanted)}
     match position.anchor:

@@ -198,9 +198,7 @@ def add_partitions(name: str, num: int, servers: str, output_format: str) -> Non
         output.message(f"{name} has {output.counted(total, 'partition')} now")
 
 
-@click.command(
-    epilog=f"Positions: {POSITION_HELP}",
-)
+@click.command(epilog=f"Positions: {POSITION_HELP}")
 @click.argument("name", metavar="TOPIC")
 @position_option(
     "-o", "--offset", required=True, help="The first record to keep, as a position (see below)."

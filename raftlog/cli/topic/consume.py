@@ -65,18 +65,9 @@ class Plan:
     group: str | None
 
 
-@click.command(
-    epilog=f"Positions: {POSITION_HELP}\n\nTemplates: {TEMPLATE_HELP}",
-)
+@click.command(epilog=f"Positions: {POSITION_HELP}\n\nTemplates: {TEMPLATE_HELP}")
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@position_option(
-    "-o",
-    "--offset",
-    "--from",
-    "start",
-    default="earliest",
-    help="Where to start.",
-)
+@position_option("-o", "--offset", "--from", "start", default="earliest", help="Where to start.")
 @position_option("-u", "--until", help="Where to stop, before the present end.")
 @click.option("-f", "--follow", is_flag=True, help="Do not stop at the end, but wait for more.")
 @click.option("-n", "--count", type=click.IntRange(0), help="Stop after so many records.")

@@ -18,22 +18,11 @@ from raftlog.broker.classic_groups import (
 )
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import NONE, code_of, coordinator_code
-from raftlog.kafka.messages.classic import (
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    JoinGroupResponseMember,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    MemberResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-)
+from raftlog.kafka.messages import classic as messages
 from raftlog.record.errors import MEMBER_ID_REQUIRED, LogError
 
 
-async def join(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
+async def join(call: Call, request: messages.JoinGroupRequest) -> messages.JoinGroupResponse:
     """11. Responds when the group's next generation begins."""
     wanted = JoinGroup(
         group_id=request.group_id,
@@ -59,16 +48,14 @@ async def join(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
     return _joined(joined)
 
 
-def _not_joined(call: Call, error_code: int, member_id: str) -> JoinGroupResponse:
-    return JoinGroupResponse(
-        error_code=error_code,
-        protocol_name=None if call.version >= 7 else "",
-        member_id=member_id,
+def _not_joined(call: Call, error_code: int, member_id: str) -> messages.JoinGroupResponse:
+    return messages.JoinGroupResponse(
+        error_code=error_code, protocol_name=None if call.version >= 7 else "", member_id=member_id
     )
 
 
-def _joined(joined: Joined) -> JoinGroupResponse:
-    return JoinGroupResponse(
+def _joined(joined: Joined) -> messages.JoinGroupResponse:
+    return messages.JoinGroupResponse(
         throttle_time_ms=0,
         error_code=NONE,
         generation_id=joined.generation,
@@ -78,13 +65,13 @@ def _joined(joined: Joined) -> JoinGroupResponse:
         skip_assignment=joined.skip_assignment,
         member_id=joined.member_id,
         members=tuple(
-            JoinGroupResponseMember(member.member_id, member.instance_id, member.metadata)
+            messages.JoinGroupResponseMember(member.member_id, member.instance_id, member.metadata)
             for member in joined.members
         ),
     )
 
 
-async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
+async def sync(call: Call, request: messages.SyncGroupRequest) -> messages.SyncGroupResponse:
     """14. Responds when the leader has brought the assignments."""
     wanted = SyncGroup(
         group_id=request.group_id,
@@ -101,8 +88,8 @@ async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
     try:
         synced = await call.broker.classic_groups.sync(call.principal, wanted)
     except LogError as error:
-        return SyncGroupResponse(error_code=coordinator_code(error))
-    return SyncGroupResponse(
+        return messages.SyncGroupResponse(error_code=coordinator_code(error))
+    return messages.SyncGroupResponse(
         throttle_time_ms=0,
         error_code=NONE,
         protocol_type=synced.protocol_type,
@@ -111,7 +98,7 @@ async def sync(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
     )
 
 
-async def heartbeat(call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
+async def heartbeat(call: Call, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
     """12. Keeps the session, and reports a rebalance."""
     beat = ClassicHeartbeat(
         request.group_id, request.member_id, request.generation_id, request.group_instance_id
@@ -119,11 +106,11 @@ async def heartbeat(call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
     try:
         await call.broker.classic_groups.heartbeat(call.principal, beat)
     except LogError as error:
-        return HeartbeatResponse(error_code=coordinator_code(error))
-    return HeartbeatResponse()
+        return messages.HeartbeatResponse(error_code=coordinator_code(error))
+    return messages.HeartbeatResponse()
 
 
-async def leave(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
+async def leave(call: Call, request: messages.LeaveGroupRequest) -> messages.LeaveGroupResponse:
     """13. Ends one membership, or from version 3 on several."""
     is_one = call.version < 3
     leaving = tuple(
@@ -136,12 +123,14 @@ async def leave(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
             call.principal, LeaveGroup(request.group_id, leaving)
         )
     except LogError as error:
-        return LeaveGroupResponse(error_code=coordinator_code(error))
+        return messages.LeaveGroupResponse(error_code=coordinator_code(error))
     if is_one:
-        return LeaveGroupResponse(error_code=code_of(outcomes[0].error_code))
-    return LeaveGroupResponse(
+        return messages.LeaveGroupResponse(error_code=code_of(outcomes[0].error_code))
+    return messages.LeaveGroupResponse(
         members=tuple(
-            MemberResponse(outcome.member_id, outcome.instance_id, code_of(outcome.error_code))
+            messages.MemberResponse(
+                outcome.member_id, outcome.instance_id, code_of(outcome.error_code)
+            )
             for outcome in outcomes
         )
     )

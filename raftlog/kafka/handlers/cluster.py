@@ -27,35 +27,7 @@ from raftlog.kafka.handlers.names import (
     cluster_operations,
     deadline_of,
 )
-from raftlog.kafka.messages.cluster import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    DescribeClusterBroker,
-    DescribeClusterRequest,
-    DescribeClusterResponse,
-    DescribeLogDirsPartition,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    DescribeLogDirsResult,
-    DescribeLogDirsTopic,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    Listener,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    Node,
-    OngoingPartitionReassignment,
-    OngoingTopicReassignment,
-    PartitionResult,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-    ReplicaElectionResult,
-    ReplicaState,
-    ResponsePartitionData,
-    ResponseTopicData,
-)
+from raftlog.kafka.messages import cluster as messages
 from raftlog.metadata.decisions.reassignment import Move, target_of
 from raftlog.metadata.image import PartitionImage, TopicImage
 from raftlog.record.errors import (
@@ -89,10 +61,12 @@ ROWS_PER_TURN: Final = 5_000
 T = TypeVar("T")
 
 
-async def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
+async def describe_cluster(
+    call: Call, request: messages.DescribeClusterRequest
+) -> messages.DescribeClusterResponse:
     """60. Returns the brokers with a Kafka listener, and the active controller."""
     if request.endpoint_type != BROKERS:
-        return DescribeClusterResponse(
+        return messages.DescribeClusterResponse(
             error_code=MISMATCHED_ENDPOINT_TYPE,
             error_message="This is the listener of a broker: describe the brokers.",
             endpoint_type=request.endpoint_type,
@@ -100,11 +74,11 @@ async def describe_cluster(call: Call, request: DescribeClusterRequest) -> Descr
     broker = call.broker
     brokers = Brokers(call, with_fenced=request.include_fenced_brokers)
     wants_operations = request.include_cluster_authorized_operations
-    return DescribeClusterResponse(
+    return messages.DescribeClusterResponse(
         cluster_id=broker.cluster_id,
         controller_id=brokers.controller,
         brokers=tuple(
-            DescribeClusterBroker(
+            messages.DescribeClusterBroker(
                 endpoint.broker_id,
                 endpoint.host,
                 endpoint.port,
@@ -119,7 +93,9 @@ async def describe_cluster(call: Call, request: DescribeClusterRequest) -> Descr
     )
 
 
-async def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeadersResponse:
+async def elect_leaders(
+    call: Call, request: messages.ElectLeadersRequest
+) -> messages.ElectLeadersResponse:
     """43. Elects leaders where the preferred replica does not lead.
 
     An unclean election is for partitions where no replica leads.
@@ -146,25 +122,25 @@ async def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeader
     results = [(outcome.topic, _elected(outcome, is_unclean=is_unclean)) for outcome in outcomes]
     if error_code and wanted is not None:
         # Version 0 has errors of partitions only.
-        results = [(topic, PartitionResult(n, error_code, message)) for topic, n in wanted]
-    return ElectLeadersResponse(
+        results = [(topic, messages.PartitionResult(n, error_code, message)) for topic, n in wanted]
+    return messages.ElectLeadersResponse(
         error_code=error_code if call.version else NONE,
         replica_election_results=tuple(
-            ReplicaElectionResult(topic, tuple(rows)) for topic, rows in _by_topic(results)
+            messages.ReplicaElectionResult(topic, tuple(rows)) for topic, rows in _by_topic(results)
         ),
     )
 
 
-def _elected(outcome: ElectionOutcome, *, is_unclean: bool) -> PartitionResult:
+def _elected(outcome: ElectionOutcome, *, is_unclean: bool) -> messages.PartitionResult:
     if outcome.error is None:
         error_code = NONE if outcome.is_needed else ELECTION_NOT_NEEDED
-        return PartitionResult(outcome.partition, error_code, None)
+        return messages.PartitionResult(outcome.partition, error_code, None)
     error_code = cluster_code(outcome.error)
     if outcome.error.entry is ILLEGAL_STATE:
         error_code = (
             ELIGIBLE_LEADERS_NOT_AVAILABLE if is_unclean else PREFERRED_LEADER_NOT_AVAILABLE
         )
-    return PartitionResult(outcome.partition, error_code, outcome.error.message)
+    return messages.PartitionResult(outcome.partition, error_code, outcome.error.message)
 
 
 def _by_topic(rows: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
@@ -176,8 +152,8 @@ def _by_topic(rows: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
 
 
 async def alter_partition_reassignments(
-    call: Call, request: AlterPartitionReassignmentsRequest
-) -> AlterPartitionReassignmentsResponse:
+    call: Call, request: messages.AlterPartitionReassignmentsRequest
+) -> messages.AlterPartitionReassignmentsResponse:
     """45. Starts to move partitions to other brokers. Null replicas cancel that."""
     deadline = deadline_of(request.timeout_ms)
     rows = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
@@ -211,7 +187,7 @@ async def alter_partition_reassignments(
         errors |= await by(deadline, lambda: placement.reassign_each(call.principal, moves))
         errors |= await by(deadline, lambda: placement.cancel_each(call.principal, cancelled))
     except LogError as error:
-        return AlterPartitionReassignmentsResponse(
+        return messages.AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change,
             error_code=cluster_code(error),
             error_message=error.message,
@@ -220,11 +196,12 @@ async def alter_partition_reassignments(
         (name, _reassigned(call, name, number, errors.get((name, number)), codes))
         for name, number in counts
     ]
-    return AlterPartitionReassignmentsResponse(
+    return messages.AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_message=None,
         responses=tuple(
-            ReassignableTopicResponse(name, tuple(some)) for name, some in _by_topic(results)
+            messages.ReassignableTopicResponse(name, tuple(some))
+            for name, some in _by_topic(results)
         ),
     )
 
@@ -251,25 +228,21 @@ def _image_row(call: Call, topic: str, number: int) -> PartitionImage:
 
 
 def _reassigned(
-    call: Call,
-    name: str,
-    number: int,
-    error: LogError | None,
-    codes: Mapping[tuple[str, int], int],
-) -> ReassignablePartitionResponse:
+    call: Call, name: str, number: int, error: LogError | None, codes: Mapping[tuple[str, int], int]
+) -> messages.ReassignablePartitionResponse:
     if error is None:
-        return ReassignablePartitionResponse(number, NONE, None)
+        return messages.ReassignablePartitionResponse(number, NONE, None)
     error_code = codes.get((name, number), cluster_code(error))
     if error.entry is INVALID_PARTITIONS and (name, number) not in codes:
         error_code = INVALID_REPLICA_ASSIGNMENT
     elif error.entry is ILLEGAL_STATE and not _is_moving(call, name, number):
         error_code = NO_REASSIGNMENT_IN_PROGRESS
-    return ReassignablePartitionResponse(number, error_code, error.message)
+    return messages.ReassignablePartitionResponse(number, error_code, error.message)
 
 
 async def list_partition_reassignments(
-    call: Call, request: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
+    call: Call, request: messages.ListPartitionReassignmentsRequest
+) -> messages.ListPartitionReassignmentsResponse:
     """46. Returns the partitions that are being moved."""
     wanted: dict[str, set[int]] | None = None
     if request.topics is not None:
@@ -280,7 +253,7 @@ async def list_partition_reassignments(
     try:
         moving = call.broker.admin.reassignments(call.principal, None)
     except LogError as error:
-        return ListPartitionReassignmentsResponse(
+        return messages.ListPartitionReassignmentsResponse(
             error_code=cluster_code(error), error_message=error.message
         )
     for count, (topic, row) in enumerate(moving, 1):
@@ -288,13 +261,13 @@ async def list_partition_reassignments(
             await call.broker.turns.wait()
         if wanted is None or row.partition in wanted.get(topic.name, ()):
             found.append((topic, row))
-    return ListPartitionReassignmentsResponse(
+    return messages.ListPartitionReassignmentsResponse(
         error_message=None,
         topics=tuple(
-            OngoingTopicReassignment(
+            messages.OngoingTopicReassignment(
                 name,
                 tuple(
-                    OngoingPartitionReassignment(
+                    messages.OngoingPartitionReassignment(
                         row.partition, row.replicas, row.adding, row.removing
                     )
                     for _, row in rows
@@ -305,29 +278,34 @@ async def list_partition_reassignments(
     )
 
 
-async def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+async def describe_log_dirs(
+    call: Call, request: messages.DescribeLogDirsRequest
+) -> messages.DescribeLogDirsResponse:
     """35. Returns this node's replicas and their sizes, without the size of the whole disk."""
     try:
         sizes, free_bytes = call.broker.placement.replica_sizes(call.principal)
     except LogError as error:
-        return DescribeLogDirsResponse(error_code=cluster_code(error))
+        return messages.DescribeLogDirsResponse(error_code=cluster_code(error))
     if request.topics is not None:
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
         sizes = [size for size in sizes if size[:2] in wanted]
     topics = _by_topic(
-        (size.topic, DescribeLogDirsPartition(size.partition, size.size_bytes)) for size in sizes
+        (size.topic, messages.DescribeLogDirsPartition(size.partition, size.size_bytes))
+        for size in sizes
     )
-    result = DescribeLogDirsResult(
+    result = messages.DescribeLogDirsResult(
         NONE,
         LOG_DIRECTORY,
-        tuple(DescribeLogDirsTopic(name, tuple(rows)) for name, rows in topics),
+        tuple(messages.DescribeLogDirsTopic(name, tuple(rows)) for name, rows in topics),
         total_bytes=UNKNOWN,
         usable_bytes=free_bytes,
     )
-    return DescribeLogDirsResponse(results=(result,))
+    return messages.DescribeLogDirsResponse(results=(result,))
 
 
-async def describe_quorum(call: Call, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+async def describe_quorum(
+    call: Call, request: messages.DescribeQuorumRequest
+) -> messages.DescribeQuorumResponse:
     """55. Returns the metadata quorum as this node knows it.
 
     Only its leader knows the others' offsets.
@@ -335,9 +313,9 @@ async def describe_quorum(call: Call, request: DescribeQuorumRequest) -> Describ
     try:
         membership = call.broker.admin.membership(call.principal)
     except LogError as error:
-        return DescribeQuorumResponse(cluster_code(error), error.message)
+        return messages.DescribeQuorumResponse(cluster_code(error), error.message)
     topics = [
-        ResponseTopicData(
+        messages.ResponseTopicData(
             topic.topic_name,
             tuple(
                 _quorum(call, membership, topic.topic_name, partition.partition_index)
@@ -346,27 +324,29 @@ async def describe_quorum(call: Call, request: DescribeQuorumRequest) -> Describ
         )
         for topic in request.topics
     ]
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[messages.Node, ...] = ()
     if call.version >= 2:
         nodes = tuple(
-            Node(voter.node_id, (Listener(CONTROLLER_LISTENER, voter.host, voter.port),))
+            messages.Node(
+                voter.node_id, (messages.Listener(CONTROLLER_LISTENER, voter.host, voter.port),)
+            )
             for voter in membership.voters.voters
         )
-    return DescribeQuorumResponse(NONE, None, tuple(topics), nodes)
+    return messages.DescribeQuorumResponse(NONE, None, tuple(topics), nodes)
 
 
 def _quorum(
     call: Call, membership: ClusterMembership, topic: str, number: int
-) -> ResponsePartitionData:
+) -> messages.ResponsePartitionData:
     if topic != METADATA_TOPIC or number != 0:
         entry = UNKNOWN_TOPIC if topic != METADATA_TOPIC else UNKNOWN_PARTITION
-        return ResponsePartitionData(
+        return messages.ResponsePartitionData(
             number, entry.kafka_code, f"The metadata log is {METADATA_TOPIC}-0.", UNKNOWN
         )
     status, voters = membership.status, membership.voters.ids
     observers = (membership.peers.keys() | {int(membership.node_id)}) - voters
     now_ms = call.broker.clock.time_ms()
-    return ResponsePartitionData(
+    return messages.ResponsePartitionData(
         partition_index=number,
         error_code=NONE,
         error_message=None,
@@ -381,11 +361,13 @@ def _quorum(
 
 def _states(
     call: Call, membership: ClusterMembership, node_ids: Sequence[int], now_ms: int
-) -> tuple[ReplicaState, ...]:
+) -> tuple[messages.ReplicaState, ...]:
     return tuple(_state(call, membership, node_id, now_ms) for node_id in node_ids)
 
 
-def _state(call: Call, membership: ClusterMembership, node_id: int, now_ms: int) -> ReplicaState:
+def _state(
+    call: Call, membership: ClusterMembership, node_id: int, now_ms: int
+) -> messages.ReplicaState:
     status, peer = membership.status, membership.peers.get(node_id)
     last_index: int | None = None
     heard_ms = UNKNOWN
@@ -395,7 +377,7 @@ def _state(call: Call, membership: ClusterMembership, node_id: int, now_ms: int)
         last_index = peer.match_index
         heard_ms = now_ms - round(peer.last_heard_s * 1000)
     has_caught_up = last_index is not None and last_index >= status.commit_index
-    return ReplicaState(
+    return messages.ReplicaState(
         replica_id=node_id,
         replica_directory_id=_directory_id(membership, node_id) if call.version >= 2 else None,
         log_end_offset=UNKNOWN if last_index is None else last_index + 1,

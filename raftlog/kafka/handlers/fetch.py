@@ -16,17 +16,7 @@ from raftlog.kafka.handlers.names import (
     partition_code,
     topic_name,
 )
-from raftlog.kafka.messages.fetch import (
-    AbortedTransaction,
-    FetchableTopicResponse,
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchTopic,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
-    PartitionData,
-)
+from raftlog.kafka.messages import fetch as messages
 from raftlog.record.errors import NO_LEADER, LogError
 from raftlog.record.types import Buffer, Offset, PartitionId
 
@@ -53,7 +43,7 @@ class _Part:
 
     __slots__ = ("error_code", "fetched", "pieces", "wanted")
 
-    def __init__(self, wanted: FetchPartition) -> None:
+    def __init__(self, wanted: messages.FetchPartition) -> None:
         self.wanted = wanted
         self.error_code = 0
         self.fetched: Fetched | None = None
@@ -61,18 +51,18 @@ class _Part:
         self.pieces: list[Buffer] = []
 
 
-async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
+async def fetch(call: Call, request: messages.FetchRequest) -> messages.FetchResponse:
     """1. Waits for `min_bytes`, then returns the batches there are, in the request's order."""
     if request.session_id:
         # There are no fetch sessions (KIP-227) here. The client continues with full fetches.
-        return FetchResponse(error_code=FETCH_SESSION_ID_NOT_FOUND)
+        return messages.FetchResponse(error_code=FETCH_SESSION_ID_NOT_FOUND)
     if request.session_epoch not in FIRST_EPOCHS:
-        return FetchResponse(error_code=INVALID_FETCH_SESSION_EPOCH)
+        return messages.FetchResponse(error_code=INVALID_FETCH_SESSION_EPOCH)
     broker = call.broker
     isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else _UNCOMMITTED
     count = sum(len(topic.partitions) for topic in request.topics)
     plan = _plan(call, count, isolation)
-    topics: list[tuple[FetchTopic, str, list[_Part]]] = []
+    topics: list[tuple[messages.FetchTopic, str, list[_Part]]] = []
     parts: dict[tuple[str, int], _Part] = {}
     seen = 0
     for topic in request.topics:
@@ -104,10 +94,10 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
     if plan.is_at_end():
         await plan.wait(min_bytes=request.min_bytes, timeout_s=wait_s)
     await _read(call, plan, parts, 0 if plan.is_at_end() else max(request.max_bytes, 1))
-    nodes: dict[int, NodeEndpoint] = {}
-    return FetchResponse(
+    nodes: dict[int, messages.NodeEndpoint] = {}
+    return messages.FetchResponse(
         responses=tuple(
-            FetchableTopicResponse(
+            messages.FetchableTopicResponse(
                 topic.topic,
                 topic.topic_id,
                 tuple(_answer(call, name, part, isolation, nodes) for part in rows),
@@ -129,10 +119,7 @@ def _plan(call: Call, count: int, isolation: Isolation) -> MultiFetch | RoutedFe
 
 
 async def _read(
-    call: Call,
-    plan: MultiFetch | RoutedFetch,
-    parts: dict[tuple[str, int], _Part],
-    max_bytes: int,
+    call: Call, plan: MultiFetch | RoutedFetch, parts: dict[tuple[str, int], _Part], max_bytes: int
 ) -> None:
     """Read the partitions, within the bytes that the client's address may hold.
 
@@ -196,22 +183,26 @@ def _merged(first: Fetched, later: Fetched) -> Fetched:
 
 
 def _answer(
-    call: Call, name: str, part: _Part, isolation: Isolation, nodes: dict[int, NodeEndpoint]
-) -> PartitionData:
+    call: Call,
+    name: str,
+    part: _Part,
+    isolation: Isolation,
+    nodes: dict[int, messages.NodeEndpoint],
+) -> messages.PartitionData:
     number, fetched = part.wanted.partition, part.fetched
     if part.error_code or fetched is None:
-        leader = LeaderIdAndEpoch()
+        leader = messages.LeaderIdAndEpoch()
         moved = NO_LEADER.kafka_code, FENCED_LEADER_EPOCH
         if part.error_code in moved and name:
             leader = _leader(call, name, number, nodes)
-        return PartitionData(
+        return messages.PartitionData(
             number, part.error_code, -1, aborted_transactions=None, current_leader=leader
         )
     aborted = None
     if isolation is Isolation.READ_COMMITTED:
-        aborted = tuple(AbortedTransaction(*each) for each in fetched.aborted)
+        aborted = tuple(messages.AbortedTransaction(*each) for each in fetched.aborted)
     pieces = part.pieces
-    return PartitionData(
+    return messages.PartitionData(
         partition_index=number,
         error_code=0,
         high_watermark=fetched.high_watermark,
@@ -222,13 +213,15 @@ def _answer(
     )
 
 
-def _leader(call: Call, name: str, number: int, nodes: dict[int, NodeEndpoint]) -> LeaderIdAndEpoch:
+def _leader(
+    call: Call, name: str, number: int, nodes: dict[int, messages.NodeEndpoint]
+) -> messages.LeaderIdAndEpoch:
     """The leader that a response names (KIP-951). Its address is added to `nodes`."""
     known = current_leader(call, name, number) if call.version >= 16 else None
     if known is None:
-        return LeaderIdAndEpoch()
+        return messages.LeaderIdAndEpoch()
     endpoint = known.endpoint
-    nodes[endpoint.broker_id] = NodeEndpoint(
+    nodes[endpoint.broker_id] = messages.NodeEndpoint(
         endpoint.broker_id, endpoint.host, endpoint.port, endpoint.rack
     )
-    return LeaderIdAndEpoch(endpoint.broker_id, known.epoch)
+    return messages.LeaderIdAndEpoch(endpoint.broker_id, known.epoch)

@@ -60,14 +60,8 @@ from raftlog.kafka.messages.groups import ConsumerGroupHeartbeatAssignment as As
 from raftlog.kafka.messages.groups import DescribeGroupsDescribedGroup as DescribedClassicGroup
 from raftlog.kafka.messages.groups import TopicPartitions as NamedPartitions
 from raftlog.metadata.image import BrokerImage
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    FORBIDDEN,
-    INVALID_GROUP,
-    UNKNOWN_GROUP,
-    LogError,
-    quoted,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError, quoted
 
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
@@ -109,9 +103,9 @@ async def _coordinator(call: Call, key_type: int, key: str) -> Coordinator:
     try:
         node = await _coordinating_node(call, key_type, key)
     except LogError as error:
-        if error.entry is FORBIDDEN:
+        if error.entry is errors.FORBIDDEN:
             return _no_coordinator(key, FORBIDDEN_KEYS[key_type], error.message)
-        is_final = error.entry in {BAD_REQUEST, INVALID_GROUP}
+        is_final = error.entry in {errors.BAD_REQUEST, errors.INVALID_GROUP}
         error_code = code(error) if is_final else COORDINATOR_NOT_AVAILABLE
         return _no_coordinator(key, error_code, error.message)
     found = None if node is None or node.fenced else endpoint(call, node)
@@ -126,7 +120,7 @@ async def _coordinating_node(call: Call, key_type: int, key: str) -> BrokerImage
         return await lookup.of_group(call.principal, key)
     if key_type == TRANSACTION_KEY:
         return await lookup.of_transactional_id(call.principal, key)
-    raise LogError(BAD_REQUEST, f"There are no coordinators of type {key_type}.")
+    raise LogError(errors.BAD_REQUEST, f"There are no coordinators of type {key_type}.")
 
 
 def _no_coordinator(key: str, error_code: int, message: str) -> Coordinator:
@@ -184,7 +178,7 @@ def _owned(topics: Iterable[RequestTopicPartitions] | None) -> tuple[TopicPartit
     owned = []
     for topic in topics:
         if topic.topic_id is None:
-            raise LogError(BAD_REQUEST, "Owned partitions are named by topic ids.")
+            raise LogError(errors.BAD_REQUEST, "Owned partitions are named by topic ids.")
         owned.append(TopicPartitions(topic.topic_id, topic.partitions))
     return tuple(owned)
 
@@ -237,7 +231,7 @@ def _operations(call: Call, group_id: str, wants_operations: bool) -> int:
 async def _consumer_group(call: Call, group_id: str) -> ConsumerGroupDescription:
     found = await call.broker.groups.description(call.principal, group_id)
     if isinstance(found, DescribedGroup) or found.kind != CONSUMER:
-        raise LogError(UNKNOWN_GROUP, f"Group {quoted(group_id)} is not a consumer group.")
+        raise LogError(errors.UNKNOWN_GROUP, f"Group {quoted(group_id)} is not a consumer group.")
     return found
 
 
@@ -291,7 +285,7 @@ async def _described_classic(
             return DescribedClassicGroup(
                 coordinator_code(error), error.message, group_id, group_state=DEAD
             )
-        error_code = NONE if error.entry is UNKNOWN_GROUP else coordinator_code(error)
+        error_code = NONE if error.entry is errors.UNKNOWN_GROUP else coordinator_code(error)
         return DescribedClassicGroup(error_code, group_id=group_id, group_state=DEAD)
     operations = _operations(call, group_id, wants_operations)
     if found is None:
@@ -324,7 +318,7 @@ async def _classic_group(call: Call, group_id: str) -> DescribedGroup | None:
     if isinstance(found, DescribedGroup):
         return found
     if found.kind == CONSUMER:
-        raise LogError(UNKNOWN_GROUP, f"Group {quoted(group_id)} is not a classic group.")
+        raise LogError(errors.UNKNOWN_GROUP, f"Group {quoted(group_id)} is not a classic group.")
     return None
 
 

@@ -20,11 +20,7 @@ from raftlog.kafka.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from raftlog.metadata.image import (
-    PartitionImage,
-    TopicImage,
-    is_internal_topic,
-)
+from raftlog.metadata.image import PartitionImage, TopicImage, is_internal_topic
 from raftlog.record.errors import UNKNOWN_TOPIC, LogError
 
 UNKNOWN_TOPIC_ID: Final = 100

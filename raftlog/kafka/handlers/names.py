@@ -6,30 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from raftlog.broker.authorize import (
-    CLUSTER,
-    Operation,
-    Resource,
-    group_resource,
-    topic_resource,
-)
+from raftlog.broker.authorize import CLUSTER, Operation, Resource, group_resource, topic_resource
 from raftlog.broker.service import Broker
 from raftlog.kafka.call import Call
-from raftlog.record.errors import (
-    DISK_FULL,
-    ERROR_TABLE,
-    FORBIDDEN,
-    NO_CONTROLLER,
-    NO_LEADER,
-    NOT_ENOUGH_REPLICAS,
-    NOT_READY,
-    OVERLOADED,
-    REQUEST_TIMEOUT,
-    RETRIABLE,
-    STORAGE_FAILED,
-    UNKNOWN_TOPIC_ID,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.types import TopicId
 
 T = TypeVar("T")
@@ -96,13 +77,13 @@ UNKNOWN_OPERATIONS: Final = -(1 << 31)
 _ABSENT: Final = frozenset(
     entry.code
     for entry in (
-        DISK_FULL,
-        NO_CONTROLLER,
-        NO_LEADER,
-        NOT_ENOUGH_REPLICAS,
-        NOT_READY,
-        RETRIABLE,
-        STORAGE_FAILED,
+        errors.DISK_FULL,
+        errors.NO_CONTROLLER,
+        errors.NO_LEADER,
+        errors.NOT_ENOUGH_REPLICAS,
+        errors.NOT_READY,
+        errors.RETRIABLE,
+        errors.STORAGE_FAILED,
     )
 )
 """Errors of a coordinator's partition. Their own codes end clients of groups. Only for
@@ -120,24 +101,24 @@ def partition_code(error: LogError) -> int:
     A gateway without room for another forwarded request has done nothing of it. Clients repeat it
     for NOT_LEADER_OR_FOLLOWER. The code of OVERLOADED is only for requests to coordinators.
     """
-    return NO_LEADER.kafka_code if error.entry is OVERLOADED else code(error)
+    return errors.NO_LEADER.kafka_code if error.entry is errors.OVERLOADED else code(error)
 
 
 def code_of(our_code: int) -> int:
     """Kafka's code of a code of the error table. 0 is success in both."""
-    return ERROR_TABLE[our_code].kafka_code if our_code else NONE
+    return errors.ERROR_TABLE[our_code].kafka_code if our_code else NONE
 
 
 def coordinator_code(error: LogError, *, forbidden: int = GROUP_AUTHORIZATION_FAILED) -> int:
     """Kafka's code of a coordinator's error. `forbidden` is the code without the right."""
-    if error.entry is FORBIDDEN:
+    if error.entry is errors.FORBIDDEN:
         return forbidden
     return COORDINATOR_NOT_AVAILABLE if error.entry.code in _ABSENT else code(error)
 
 
 def cluster_code(error: LogError) -> int:
     """Kafka's code of an error of an operation on the cluster."""
-    return CLUSTER_AUTHORIZATION_FAILED if error.entry is FORBIDDEN else code(error)
+    return CLUSTER_AUTHORIZATION_FAILED if error.entry is errors.FORBIDDEN else code(error)
 
 
 def epoch_error(broker: Broker, name: str, number: int, current_epoch: int) -> int:
@@ -169,18 +150,18 @@ async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
     It is repeated while the cluster has no active controller, since nothing was changed then.
     librdkafka gives up at NOT_CONTROLLER.
     """
-    refusal = LogError(REQUEST_TIMEOUT, "The request's time was over before this was begun.")
+    refusal = LogError(errors.REQUEST_TIMEOUT, "The request's time was over before this was begun.")
     while asyncio.get_running_loop().time() < deadline:
         try:
             async with asyncio.timeout_at(deadline):
                 return await work()
         except TimeoutError:
             raise LogError(
-                REQUEST_TIMEOUT,
+                errors.REQUEST_TIMEOUT,
                 "The request timed out before its outcome was known. It may have succeeded.",
             ) from None
         except LogError as error:
-            if error.entry is not NO_CONTROLLER:
+            if error.entry is not errors.NO_CONTROLLER:
                 raise
             refusal = error
         await asyncio.sleep(CONTROLLER_PAUSE_S)
@@ -200,7 +181,7 @@ async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Sequence
         if start:
             await call.broker.turns.wait()
             if loop.time() > deadline:
-                raise LogError(REQUEST_TIMEOUT, f"{start} items took {ITEMS_S_MAX:g} s.")
+                raise LogError(errors.REQUEST_TIMEOUT, f"{start} items took {ITEMS_S_MAX:g} s.")
         results += await asyncio.gather(*map(work, items[start : start + ITEMS_PER_TURN]))
     return results
 
@@ -234,5 +215,5 @@ def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:
         return name
     topic = broker.services.metadata.image.topics_by_id.get(topic_id)
     if topic is None:
-        raise LogError(UNKNOWN_TOPIC_ID, f"There is no topic with id {topic_id}.")
+        raise LogError(errors.UNKNOWN_TOPIC_ID, f"There is no topic with id {topic_id}.")
     return topic.name

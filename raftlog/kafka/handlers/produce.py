@@ -19,15 +19,7 @@ from raftlog.kafka.handlers.names import (
     partition_code,
     topic_name,
 )
-from raftlog.kafka.messages.produce import (
-    LeaderIdAndEpoch,
-    NodeEndpoint,
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
-    TopicProduceResponse,
-)
+from raftlog.kafka.messages import produce as messages
 from raftlog.record.errors import (
     BAD_REQUEST,
     FORBIDDEN,
@@ -49,7 +41,7 @@ INVALID_PRODUCER_EPOCH: Final = 47
 """Error code of a fenced producer in Produce. Clients end there at PRODUCER_FENCED (90)."""
 
 
-async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
+async def produce(call: Call, request: messages.ProduceRequest) -> messages.ProduceResponse | None:
     """0. Appends batches. With acks=0 there is no response."""
     outcomes: list[list[BatchesAppended | LogError]]
     forbidden = FORBIDDEN.kafka_code
@@ -66,15 +58,17 @@ async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None
             # As in Kafka, the connection ends, which reports the error to the client.
             raise errors[0]
         return None
-    nodes: dict[int, NodeEndpoint] = {}
+    nodes: dict[int, messages.NodeEndpoint] = {}
     responses = tuple(
         _answer(call, topic, row, nodes, forbidden=forbidden)
         for topic, row in zip(request.topic_data, outcomes, strict=True)
     )
-    return ProduceResponse(responses, node_endpoints=tuple(nodes.values()))
+    return messages.ProduceResponse(responses, node_endpoints=tuple(nodes.values()))
 
 
-async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppended | LogError]]:
+async def _append(
+    call: Call, request: messages.ProduceRequest
+) -> list[list[BatchesAppended | LogError]]:
     """The outcome of each partition, in the request's order. Raises LogError if all fail alike."""
     broker = call.broker
     acks = ACKS.get(request.acks)
@@ -119,12 +113,12 @@ async def _append(call: Call, request: ProduceRequest) -> list[list[BatchesAppen
 
 def _answer(
     call: Call,
-    topic: TopicProduceData,
+    topic: messages.TopicProduceData,
     outcomes: list[BatchesAppended | LogError],
-    nodes: dict[int, NodeEndpoint],
+    nodes: dict[int, messages.NodeEndpoint],
     *,
     forbidden: int,
-) -> TopicProduceResponse:
+) -> messages.TopicProduceResponse:
     """One topic's part. The leaders that it names are added to `nodes` (KIP-951).
 
     `forbidden` is Kafka's code of FORBIDDEN.
@@ -135,7 +129,7 @@ def _answer(
             rows.append(_failed(call, topic, partition.index, outcome, nodes, forbidden=forbidden))
         else:
             rows.append(
-                PartitionProduceResponse(
+                messages.PartitionProduceResponse(
                     index=partition.index,
                     error_code=NONE,
                     base_offset=outcome.base_offset,
@@ -143,19 +137,19 @@ def _answer(
                     log_start_offset=outcome.log_start_offset,
                 )
             )
-    return TopicProduceResponse(topic.name, topic.topic_id, tuple(rows))
+    return messages.TopicProduceResponse(topic.name, topic.topic_id, tuple(rows))
 
 
 def _failed(
     call: Call,
-    topic: TopicProduceData,
+    topic: messages.TopicProduceData,
     number: int,
     error: LogError,
-    nodes: dict[int, NodeEndpoint],
+    nodes: dict[int, messages.NodeEndpoint],
     *,
     forbidden: int,
-) -> PartitionProduceResponse:
-    leader = LeaderIdAndEpoch()
+) -> messages.PartitionProduceResponse:
+    leader = messages.LeaderIdAndEpoch()
     if error.entry is NO_LEADER and call.version >= 10:
         try:
             name = topic_name(call.broker, topic.name, topic.topic_id)
@@ -164,16 +158,16 @@ def _failed(
         known = current_leader(call, name, number)
         if known is not None:
             endpoint = known.endpoint
-            nodes[endpoint.broker_id] = NodeEndpoint(
+            nodes[endpoint.broker_id] = messages.NodeEndpoint(
                 endpoint.broker_id, endpoint.host, endpoint.port, endpoint.rack
             )
-            leader = LeaderIdAndEpoch(endpoint.broker_id, known.epoch)
+            leader = messages.LeaderIdAndEpoch(endpoint.broker_id, known.epoch)
     error_code = partition_code(error)
     if error.entry is PRODUCER_FENCED:
         error_code = INVALID_PRODUCER_EPOCH
     elif error.entry is FORBIDDEN:
         error_code = forbidden
-    return PartitionProduceResponse(
+    return messages.PartitionProduceResponse(
         number,
         error_code,
         -1,
@@ -183,7 +177,9 @@ def _failed(
     )
 
 
-def _log_start_offset(call: Call, topic: TopicProduceData, number: int, error: LogError) -> int:
+def _log_start_offset(
+    call: Call, topic: messages.TopicProduceData, number: int, error: LogError
+) -> int:
     """The offset beside an unknown producer's error. Java repeats the batch while it is -1."""
     if error.entry is not UNKNOWN_PRODUCER_ID:
         return UNKNOWN_OFFSET

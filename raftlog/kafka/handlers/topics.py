@@ -23,43 +23,11 @@ from raftlog.kafka.handlers.names import (
     topic_name,
     topic_operations,
 )
-from raftlog.kafka.messages.topics import (
-    CreatableTopic,
-    CreatableTopicConfigs,
-    CreatableTopicResult,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-    CreatePartitionsTopicResult,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeletableTopicResult,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DeleteTopicState,
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
-    DescribeTopicPartitionsResponsePartition,
-    DescribeTopicPartitionsResponseTopic,
-    RequestCursor,
-    ResponseCursor,
-)
+from raftlog.kafka.messages import topics as messages
 from raftlog.metadata.commands import Assignments
-from raftlog.metadata.image import (
-    PartitionImage,
-    TopicImage,
-    is_internal_topic,
-    topic_name_fault,
-)
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    INVALID_CONFIG,
-    INVALID_PARTITIONS,
-    INVALID_TOPIC,
-    NOT_ENOUGH_REPLICAS,
-    UNKNOWN_TOPIC,
-    LogError,
-)
+from raftlog.metadata.image import PartitionImage, TopicImage, is_internal_topic, topic_name_fault
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId
 
 DEFAULT: Final = -1
@@ -69,24 +37,26 @@ DESCRIBED_PARTITIONS_MAX: Final = 2_000
 """Partitions of one page, Kafka's own bound."""
 
 
-async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
+async def create_topics(
+    call: Call, request: messages.CreateTopicsRequest
+) -> messages.CreateTopicsResponse:
     """19. Creates topics one after the other. Each placement counts the topics before it."""
     deadline = deadline_of(request.timeout_ms)
     counts = Counter(topic.name for topic in request.topics)
-    results: dict[str, CreatableTopicResult] = {}
+    results: dict[str, messages.CreatableTopicResult] = {}
     for topic in request.topics:
         if counts[topic.name] > 1:
-            results[topic.name] = CreatableTopicResult(
+            results[topic.name] = messages.CreatableTopicResult(
                 topic.name, None, INVALID_REQUEST, "The request names this topic twice."
             )
         else:
             results[topic.name] = await _create(call, topic, request.validate_only, deadline)
-    return CreateTopicsResponse(topics=tuple(results.values()))
+    return messages.CreateTopicsResponse(topics=tuple(results.values()))
 
 
 async def _create(
-    call: Call, wanted: CreatableTopic, validate_only: bool, deadline: float
-) -> CreatableTopicResult:
+    call: Call, wanted: messages.CreatableTopic, validate_only: bool, deadline: float
+) -> messages.CreatableTopicResult:
     partitions, factor = wanted.num_partitions, wanted.replication_factor
     try:
         assignments = _assignments(wanted)
@@ -105,15 +75,17 @@ async def _create(
         )
     except LogError as error:
         error_code = _creation_code(call, wanted, error)
-        return CreatableTopicResult(wanted.name, None, error_code, error.message, configs=None)
+        return messages.CreatableTopicResult(
+            wanted.name, None, error_code, error.message, configs=None
+        )
     try:
         described = call.broker.admin.describe_configs_of(call.principal, topic)
     except LogError as error:
         # The topic exists. Its configs are not for this client.
-        return CreatableTopicResult(
+        return messages.CreatableTopicResult(
             topic.name, topic.topic_id, NONE, None, topic_config_error_code=code(error)
         )
-    return CreatableTopicResult(
+    return messages.CreatableTopicResult(
         topic.name,
         topic.topic_id,
         NONE,
@@ -121,7 +93,7 @@ async def _create(
         num_partitions=len(topic.partitions),
         replication_factor=topic.replication_factor,
         configs=tuple(
-            CreatableTopicConfigs(
+            messages.CreatableTopicConfigs(
                 config.entry.name,
                 config.value,
                 config_source=SOURCES[config.source],
@@ -132,38 +104,41 @@ async def _create(
     )
 
 
-def _assignments(wanted: CreatableTopic) -> Assignments | None:
+def _assignments(wanted: messages.CreatableTopic) -> Assignments | None:
     """The replicas chosen by the client, by partition. Raises LogError."""
     if not wanted.assignments:
         return None
     if wanted.num_partitions != DEFAULT or wanted.replication_factor != DEFAULT:
         raise LogError(
-            BAD_REQUEST, "With assignments, the numbers of partitions and replicas must be -1."
+            errors.BAD_REQUEST,
+            "With assignments, the numbers of partitions and replicas must be -1.",
         )
     replicas = {
         assignment.partition_index: assignment.broker_ids for assignment in wanted.assignments
     }
     if sorted(replicas) != list(range(len(wanted.assignments))):
-        raise LogError(INVALID_PARTITIONS, "Assigned partitions must be 0, 1, 2 …, each once.")
+        raise LogError(
+            errors.INVALID_PARTITIONS, "Assigned partitions must be 0, 1, 2 …, each once."
+        )
     return tuple(tuple(map(BrokerId, replicas[number])) for number in range(len(replicas)))
 
 
-def _configs(wanted: CreatableTopic) -> dict[str, str]:
+def _configs(wanted: messages.CreatableTopic) -> dict[str, str]:
     """The configs of a new topic. Raises LogError INVALID_CONFIG for a config without a value."""
     configs: dict[str, str] = {}
     for config in wanted.configs:
         if config.value is None:
-            raise LogError(INVALID_CONFIG, f"Config {config.name} has no value.")
+            raise LogError(errors.INVALID_CONFIG, f"Config {config.name} has no value.")
         configs[config.name] = config.value
     return configs
 
 
-def _creation_code(call: Call, wanted: CreatableTopic, error: LogError) -> int:
+def _creation_code(call: Call, wanted: messages.CreatableTopic, error: LogError) -> int:
     """Kafka's code, which differs for partition counts, replica counts and assignments."""
-    if error.entry is NOT_ENOUGH_REPLICAS:
+    if error.entry is errors.NOT_ENOUGH_REPLICAS:
         # The code of that name belongs to Produce.
         return INVALID_REPLICATION_FACTOR
-    if error.entry is not INVALID_PARTITIONS:
+    if error.entry is not errors.INVALID_PARTITIONS:
         return code(error)
     if wanted.assignments:
         return INVALID_REPLICA_ASSIGNMENT
@@ -175,58 +150,64 @@ def _creation_code(call: Call, wanted: CreatableTopic, error: LogError) -> int:
     return INVALID_REPLICATION_FACTOR if is_factor else code(error)
 
 
-async def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+async def delete_topics(
+    call: Call, request: messages.DeleteTopicsRequest
+) -> messages.DeleteTopicsResponse:
     """20. Deletes topics by name, or by id."""
     deadline = deadline_of(request.timeout_ms)
-    wanted = request.topics or tuple(DeleteTopicState(name) for name in request.topic_names)
+    wanted = request.topics or tuple(
+        messages.DeleteTopicState(name) for name in request.topic_names
+    )
     counts = Counter((topic.name, topic.topic_id) for topic in wanted)
-    distinct = [DeleteTopicState(*key) for key in counts]
-    results: list[DeletableTopicResult] = []
+    distinct = [messages.DeleteTopicState(*key) for key in counts]
+    results: list[messages.DeletableTopicResult] = []
     for start in range(0, len(distinct), DELETIONS_AT_ONCE):
         some = distinct[start : start + DELETIONS_AT_ONCE]
         results += await asyncio.gather(
             *(_delete(call, topic, counts[topic.name, topic.topic_id], deadline) for topic in some)
         )
-    return DeleteTopicsResponse(responses=tuple(results))
+    return messages.DeleteTopicsResponse(responses=tuple(results))
 
 
 async def _delete(
-    call: Call, wanted: DeleteTopicState, count: int, deadline: float
-) -> DeletableTopicResult:
+    call: Call, wanted: messages.DeleteTopicState, count: int, deadline: float
+) -> messages.DeletableTopicResult:
     name, topic_id = wanted.name, wanted.topic_id
     try:
         found = _named(call, wanted, count)
         await by(deadline, lambda: call.broker.admin.delete_topic(call.principal, found))
     except LogError as error:
         # The name of a topic known only by its id stays hidden.
-        return DeletableTopicResult(name, topic_id, code(error), error.message)
-    return DeletableTopicResult(found, topic_id, NONE, None)
+        return messages.DeletableTopicResult(name, topic_id, code(error), error.message)
+    return messages.DeletableTopicResult(found, topic_id, NONE, None)
 
 
-def _named(call: Call, wanted: DeleteTopicState, count: int) -> str:
+def _named(call: Call, wanted: messages.DeleteTopicState, count: int) -> str:
     """The name of a topic that the request has `count` times. Raises LogError."""
     if (wanted.name is None) == (wanted.topic_id is None) or count > 1:
-        raise LogError(BAD_REQUEST, "Name each topic once, and by name or id.")
+        raise LogError(errors.BAD_REQUEST, "Name each topic once, and by name or id.")
     return topic_name(call.broker, wanted.name or "", wanted.topic_id)
 
 
 async def create_partitions(
-    call: Call, request: CreatePartitionsRequest
-) -> CreatePartitionsResponse:
+    call: Call, request: messages.CreatePartitionsRequest
+) -> messages.CreatePartitionsResponse:
     """37. Grows topics."""
     deadline = deadline_of(request.timeout_ms)
     counts = Counter(topic.name for topic in request.topics)
-    results: dict[str, CreatePartitionsTopicResult] = {}
+    results: dict[str, messages.CreatePartitionsTopicResult] = {}
     for topic in request.topics:
         error_code, message = INVALID_REQUEST, "The request names this topic twice."
         if counts[topic.name] == 1:
             error_code, message = await _grow(call, topic, request.validate_only, deadline)
-        results[topic.name] = CreatePartitionsTopicResult(topic.name, error_code, message or None)
-    return CreatePartitionsResponse(results=tuple(results.values()))
+        results[topic.name] = messages.CreatePartitionsTopicResult(
+            topic.name, error_code, message or None
+        )
+    return messages.CreatePartitionsResponse(results=tuple(results.values()))
 
 
 async def _grow(
-    call: Call, wanted: CreatePartitionsTopic, validate_only: bool, deadline: float
+    call: Call, wanted: messages.CreatePartitionsTopic, validate_only: bool, deadline: float
 ) -> tuple[int, str]:
     assignments = None
     if wanted.assignments:
@@ -245,23 +226,23 @@ async def _grow(
             ),
         )
     except LogError as error:
-        if error.entry is NOT_ENOUGH_REPLICAS:
+        if error.entry is errors.NOT_ENOUGH_REPLICAS:
             return INVALID_REPLICATION_FACTOR, error.message
-        if error.entry is INVALID_PARTITIONS and assignments and _grows(call, wanted):
+        if error.entry is errors.INVALID_PARTITIONS and assignments and _grows(call, wanted):
             return INVALID_REPLICA_ASSIGNMENT, error.message
         return code(error), error.message
     return NONE, ""
 
 
-def _grows(call: Call, wanted: CreatePartitionsTopic) -> bool:
+def _grows(call: Call, wanted: messages.CreatePartitionsTopic) -> bool:
     """Whether the topic would get more partitions."""
     topic = call.broker.services.metadata.image.topics_by_name.get(wanted.name)
     return topic is not None and wanted.count > len(topic.partitions)
 
 
 async def describe_topic_partitions(
-    call: Call, request: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
+    call: Call, request: messages.DescribeTopicPartitionsRequest
+) -> messages.DescribeTopicPartitionsResponse:
     """75. Returns partitions in the order of names and numbers, a page at a time."""
     admin, cursor = call.broker.admin, request.cursor
     if request.topics:
@@ -270,12 +251,12 @@ async def describe_topic_partitions(
         known = {topic.name: topic for topic in admin.topics(call.principal)}
     brokers = Brokers(call)
     room = min(max(request.response_partition_limit, 1), DESCRIBED_PARTITIONS_MAX)
-    topics: list[DescribeTopicPartitionsResponseTopic] = []
-    following: ResponseCursor | None = None
+    topics: list[messages.DescribeTopicPartitionsResponseTopic] = []
+    following: messages.ResponseCursor | None = None
     turn = 0
     for name, topic in _from(known, cursor):
         if room <= 0 or len(topics) == DESCRIBED_PARTITIONS_MAX:
-            following = ResponseCursor(name, 0)
+            following = messages.ResponseCursor(name, 0)
             break
         if topic is None:
             topics.append(_unknown(name))
@@ -285,7 +266,7 @@ async def describe_topic_partitions(
             first = max(cursor.partition_index, 0)
         rows = tuple(islice(topic.partitions, first, first + room))
         topics.append(
-            DescribeTopicPartitionsResponseTopic(
+            messages.DescribeTopicPartitionsResponseTopic(
                 error_code=NONE,
                 name=name,
                 topic_id=topic.topic_id,
@@ -300,27 +281,30 @@ async def describe_topic_partitions(
             turn = 0
             await call.broker.turns.wait()
         if first + len(rows) < len(topic.partitions):
-            following = ResponseCursor(name, first + len(rows))
+            following = messages.ResponseCursor(name, first + len(rows))
             break
-    return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=following)
+    return messages.DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=following)
 
 
 def _from(
-    topics: dict[str, TopicImage | None] | dict[str, TopicImage], cursor: RequestCursor | None
+    topics: dict[str, TopicImage | None] | dict[str, TopicImage],
+    cursor: messages.RequestCursor | None,
 ) -> Iterator[tuple[str, TopicImage | None]]:
     """The topics from the cursor's on."""
     first = "" if cursor is None else cursor.topic_name
     return ((name, topic) for name, topic in topics.items() if name >= first)
 
 
-def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
-    entry = UNKNOWN_TOPIC if topic_name_fault(name) is None else INVALID_TOPIC
-    return DescribeTopicPartitionsResponseTopic(entry.kafka_code, name)
+def _unknown(name: str) -> messages.DescribeTopicPartitionsResponseTopic:
+    entry = errors.UNKNOWN_TOPIC if topic_name_fault(name) is None else errors.INVALID_TOPIC
+    return messages.DescribeTopicPartitionsResponseTopic(entry.kafka_code, name)
 
 
-def _described(row: PartitionImage, brokers: Brokers) -> DescribeTopicPartitionsResponsePartition:
+def _described(
+    row: PartitionImage, brokers: Brokers
+) -> messages.DescribeTopicPartitionsResponsePartition:
     error_code, leader = brokers.leader(row)
-    return DescribeTopicPartitionsResponsePartition(
+    return messages.DescribeTopicPartitionsResponsePartition(
         error_code=error_code,
         partition_index=row.partition,
         leader_id=leader,

@@ -18,24 +18,8 @@ from raftlog.broker.produce import Acks, PartitionWrite, ProduceOptions
 from raftlog.http.request import Request, choice_parameter, integer_parameter
 from raftlog.http.routing import QueryParameter
 from raftlog.http.settings import ServerLimits
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    BODY_TOO_LARGE,
-    DISK_FULL,
-    INVALID_BODY,
-    NO_LEADER,
-    NOT_ENOUGH_REPLICAS,
-    OUT_OF_ORDER_SEQUENCE,
-    PRODUCER_FENCED,
-    RECORD_TOO_LARGE,
-    RETRIABLE,
-    STORAGE_FAILED,
-    UNKNOWN_PARTITION,
-    UNKNOWN_PRODUCER_ID,
-    UNKNOWN_TOPIC,
-    UNSUPPORTED_MEDIA_TYPE,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.rest.json.records import ProduceBody
 
@@ -68,21 +52,21 @@ IDEMPOTENT_QUERY: Final = (
 )  # fmt: skip
 
 PRODUCE_ERRORS: Final = (
-    BAD_REQUEST,
-    UNKNOWN_TOPIC,
-    UNKNOWN_PARTITION,
-    OUT_OF_ORDER_SEQUENCE,
-    PRODUCER_FENCED,
-    UNKNOWN_PRODUCER_ID,
-    BODY_TOO_LARGE,
-    RECORD_TOO_LARGE,
-    UNSUPPORTED_MEDIA_TYPE,
-    INVALID_BODY,
-    RETRIABLE,
-    NO_LEADER,
-    NOT_ENOUGH_REPLICAS,
-    STORAGE_FAILED,
-    DISK_FULL,
+    errors.BAD_REQUEST,
+    errors.UNKNOWN_TOPIC,
+    errors.UNKNOWN_PARTITION,
+    errors.OUT_OF_ORDER_SEQUENCE,
+    errors.PRODUCER_FENCED,
+    errors.UNKNOWN_PRODUCER_ID,
+    errors.BODY_TOO_LARGE,
+    errors.RECORD_TOO_LARGE,
+    errors.UNSUPPORTED_MEDIA_TYPE,
+    errors.INVALID_BODY,
+    errors.RETRIABLE,
+    errors.NO_LEADER,
+    errors.NOT_ENOUGH_REPLICAS,
+    errors.STORAGE_FAILED,
+    errors.DISK_FULL,
 )
 
 
@@ -125,12 +109,14 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
     given = request.query_parameters
     for name in ("acks", "timeout", "producer_id", "producer_epoch", "sequence"):
         if name in given and getattr(body, name) is not None:
-            raise LogError(BAD_REQUEST, f"{name} is given in the query and in the body.")
+            raise LogError(errors.BAD_REQUEST, f"{name} is given in the query and in the body.")
     acks, timeout_s = options.acks, options.timeout_s
     if body.acks is not None:
         chosen = ACKS.get(str(body.acks))
         if chosen is None:
-            raise LogError(BAD_REQUEST, f"acks must be all, -1, 0 or 1, not {body.acks!r:.40}.")
+            raise LogError(
+                errors.BAD_REQUEST, f"acks must be all, -1, 0 or 1, not {body.acks!r:.40}."
+            )
         acks = chosen
     if body.timeout is not None:
         timeout_s = _timeout_s(body.timeout, limits)
@@ -140,7 +126,7 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
     missing = (producer_id, epoch, sequence).count(-1)
     if missing not in (0, 3):
         raise LogError(
-            BAD_REQUEST,
+            errors.BAD_REQUEST,
             "producer_id, producer_epoch and sequence go together. Send all three or none.",
         )
     transactional_id = request.query_parameters.get("transactional_id")
@@ -148,7 +134,7 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
         _check_transaction(transactional_id, acks)
         if missing:
             raise LogError(
-                BAD_REQUEST,
+                errors.BAD_REQUEST,
                 "transactional_id needs producer_id, producer_epoch and sequence beside it.",
             )
     return ProduceOptions(
@@ -185,9 +171,11 @@ def _timeout_s(timeout_ms: int, limits: ServerLimits) -> float:
 
 def _check_transaction(transactional_id: str, acks: Acks) -> None:
     if not _is_transactional_id(transactional_id):
-        raise LogError(BAD_REQUEST, "transactional_id must have 1 to 255 printable characters.")
+        raise LogError(
+            errors.BAD_REQUEST, "transactional_id must have 1 to 255 printable characters."
+        )
     if acks is not Acks.ALL:
-        raise LogError(BAD_REQUEST, "The records of a transaction need acks=all.")
+        raise LogError(errors.BAD_REQUEST, "The records of a transaction need acks=all.")
 
 
 def _identity(request: Request, name: str, in_body: int | None, maximum: int = 2**63 - 1) -> int:

@@ -26,13 +26,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.json import Decoder
 
-from raftlog.api.common import (
-    EPOCH_MAX,
-    INT32_MAX,
-    INT64_MAX,
-    Milliseconds,
-    PartitionNumber,
-)
+from raftlog.api.common import EPOCH_MAX, INT32_MAX, INT64_MAX, Milliseconds, PartitionNumber
 from raftlog.broker.limits import WorkTurns
 from raftlog.broker.produce import StoredRecord
 from raftlog.http.request import Request, ServerContext

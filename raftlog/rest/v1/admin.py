@@ -21,13 +21,8 @@ from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import json_response
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.image import TopicImage
-from raftlog.record.errors import (
-    INVALID_BODY,
-    NO_CONTROLLER,
-    RETRIABLE,
-    UNKNOWN_TOPIC,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.types import Offset
 
 NO_CONTROLLER_ID: Final = -1
@@ -116,7 +111,7 @@ def _deleted(topic: str, partition: int, outcome: Offset | LogError) -> DeletedP
 
 def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic:
     if topic is None:
-        return MetadataTopic(name, None, UNKNOWN_TOPIC.code, [])
+        return MetadataTopic(name, None, errors.UNKNOWN_TOPIC.code, [])
     if isinstance(topic, LogError):
         return MetadataTopic(
             name=name,
@@ -160,7 +155,7 @@ ROUTES = (
         tag="v1",
         request_type=TopicsToProduce,
         response_type=MetadataResponse,
-        errors=(INVALID_BODY,),
+        errors=(errors.INVALID_BODY,),
     ),
     Route(
         "POST",
@@ -169,7 +164,7 @@ ROUTES = (
         "Allocate a producer id",
         tag="v1",
         response_type=ProducerIdentity,
-        errors=(RETRIABLE, NO_CONTROLLER),
+        errors=(errors.RETRIABLE, errors.NO_CONTROLLER),
     ),
     Route(
         "POST",

@@ -11,12 +11,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.records import (
-    FetchRequest,
-    LeaderAddress,
-    ProduceResult,
-    ProduceResults,
-)
+from raftlog.api.records import FetchRequest, LeaderAddress, ProduceResult, ProduceResults
 from raftlog.broker.fetch import FETCH_FRAME_BYTES, Fetched, Isolation, PartitionFetch
 from raftlog.broker.produce import FRAMES_PER_TURN, BatchesAppended
 from raftlog.broker.service import Broker
@@ -30,16 +25,8 @@ from raftlog.http.responses import (
     write_pieces,
 )
 from raftlog.http.routing import Route
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    BODY_TOO_LARGE,
-    CORRUPT_BATCH,
-    INVALID_BODY,
-    MALFORMED_BATCH,
-    NO_LEADER,
-    UNSUPPORTED_MEDIA_TYPE,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
     FetchFrame,
@@ -95,7 +82,7 @@ def _result(
 def _failed(topic: str, number: PartitionId, error: LogError, broker: Broker) -> ProduceResult:
     leader: LeaderAddress | msgspec.UnsetType = msgspec.UNSET
     epoch: int | msgspec.UnsetType = msgspec.UNSET
-    if error.entry is NO_LEADER:
+    if error.entry is errors.NO_LEADER:
         epoch, node = broker.produce.current_leader(topic, number)
         # The node names no other leader while the metadata names itself as the leader.
         if node is not None and node.broker_id != broker.node_id:
@@ -114,13 +101,10 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
     """POST /v1/fetch. Each partition has one or more frames. An error is also a frame."""
     body = await read_json(request, context, _fetch_decoder)
     if not body.partitions:
-        raise LogError(INVALID_BODY, "The body is not valid: there are no partitions.")
+        raise LogError(errors.INVALID_BODY, "The body is not valid: there are no partitions.")
     isolation = ISOLATIONS[body.isolation]
     fetch = context.broker.fetch.fetch(
-        request.principal,
-        len(body.partitions),
-        any_replica=body.any_replica,
-        isolation=isolation,
+        request.principal, len(body.partitions), any_replica=body.any_replica, isolation=isolation
     )
     turns = context.broker.turns
     for index, wanted in enumerate(body.partitions, start=1):
@@ -197,12 +181,12 @@ ROUTES: Final = (
         request_media_types=(BATCHES_MEDIA_TYPE,),
         response_type=ProduceResults,
         errors=(
-            BAD_REQUEST,
-            BODY_TOO_LARGE,
-            UNSUPPORTED_MEDIA_TYPE,
-            INVALID_BODY,
-            CORRUPT_BATCH,
-            MALFORMED_BATCH,
+            errors.BAD_REQUEST,
+            errors.BODY_TOO_LARGE,
+            errors.UNSUPPORTED_MEDIA_TYPE,
+            errors.INVALID_BODY,
+            errors.CORRUPT_BATCH,
+            errors.MALFORMED_BATCH,
         ),
     ),
     Route(
@@ -214,7 +198,7 @@ ROUTES: Final = (
         tag="batches",
         request_type=FetchRequest,
         response_media_types=(BATCHES_MEDIA_TYPE,),
-        errors=(INVALID_BODY,),
+        errors=(errors.INVALID_BODY,),
         cancel_on_disconnect=True,
     ),
 )

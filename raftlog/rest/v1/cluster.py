@@ -25,16 +25,7 @@ from raftlog.http.request import Request, ServerContext, partition_parameter
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.decisions.reassignment import Move
-from raftlog.record.errors import (
-    ILLEGAL_STATE,
-    INVALID_PARTITIONS,
-    NO_CONTROLLER,
-    NO_LEADER,
-    NOT_FOUND,
-    RETRIABLE,
-    UNKNOWN_PARTITION,
-    UNKNOWN_TOPIC,
-)
+from raftlog.record import errors
 from raftlog.record.types import BrokerId
 from raftlog.rest.v1.quorum import node_number
 
@@ -150,8 +141,8 @@ def _view(broker_id: BrokerId, progress: DecommissionState) -> DecommissionProgr
     )
 
 
-_CHANGE_ERRORS: Final = (ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE)
-_PARTITION_ERRORS: Final = (UNKNOWN_TOPIC, UNKNOWN_PARTITION)
+_CHANGE_ERRORS: Final = (errors.ILLEGAL_STATE, errors.NO_CONTROLLER, errors.RETRIABLE)
+_PARTITION_ERRORS: Final = (errors.UNKNOWN_TOPIC, errors.UNKNOWN_PARTITION)
 
 ROUTES: Final = (
     Route(
@@ -162,7 +153,7 @@ ROUTES: Final = (
         tag="v1",
         request_type=LeaderElection,
         status=204,
-        errors=(*_PARTITION_ERRORS, NOT_FOUND, NO_LEADER, *_CHANGE_ERRORS),
+        errors=(*_PARTITION_ERRORS, errors.NOT_FOUND, errors.NO_LEADER, *_CHANGE_ERRORS),
     ),
     Route(
         "POST",
@@ -172,7 +163,7 @@ ROUTES: Final = (
         tag="v1",
         request_type=NewReassignments,
         status=204,
-        errors=(*_PARTITION_ERRORS, INVALID_PARTITIONS, *_CHANGE_ERRORS),
+        errors=(*_PARTITION_ERRORS, errors.INVALID_PARTITIONS, *_CHANGE_ERRORS),
     ),
     Route(
         "GET",
@@ -182,7 +173,7 @@ ROUTES: Final = (
         tag="v1",
         query=(QueryParameter("topic", str, "Only those of this topic."),),
         response_type=ReassignmentList,
-        errors=(UNKNOWN_TOPIC,),
+        errors=(errors.UNKNOWN_TOPIC,),
     ),
     Route(
         "DELETE",
@@ -200,7 +191,7 @@ ROUTES: Final = (
         "Empty a node for good",
         tag="v1",
         response_type=DecommissionProgress,
-        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+        errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
         "GET",
@@ -209,7 +200,7 @@ ROUTES: Final = (
         "Progress of a node's decommission",
         tag="v1",
         response_type=DecommissionProgress,
-        errors=(NOT_FOUND,),
+        errors=(errors.NOT_FOUND,),
     ),
     Route(
         "DELETE",
@@ -218,7 +209,7 @@ ROUTES: Final = (
         "Cancel a node's decommission",
         tag="v1",
         status=204,
-        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+        errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
         "PUT",
@@ -227,7 +218,7 @@ ROUTES: Final = (
         "Begin maintenance. The node leads only where no other node can",
         tag="v1",
         status=204,
-        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+        errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
         "DELETE",
@@ -236,6 +227,6 @@ ROUTES: Final = (
         "Let a node lead again",
         tag="v1",
         status=204,
-        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+        errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
 )

@@ -122,10 +122,7 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
             report=None
             if (report := body.report) is None
             else MemberReport(
-                report.position,
-                report.primaries,
-                report.endpoint,
-                report.disconnect_timeout_ms,
+                report.position, report.primaries, report.endpoint, report.disconnect_timeout_ms
             ),
             hand_over_to=body.hand_over_to,
         ),

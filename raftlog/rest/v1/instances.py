@@ -24,16 +24,7 @@ from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import json_response
 from raftlog.http.routing import Handler, Route
-from raftlog.record.errors import (
-    COORDINATOR_LOADING,
-    ILLEGAL_STATE,
-    INVALID_BODY,
-    INVALID_GROUP,
-    NOT_COORDINATOR,
-    RETRIABLE,
-    UNKNOWN_INSTANCE,
-    UNSUPPORTED_FORMAT,
-)
+from raftlog.record import errors
 from raftlog.record.types import PartitionId, TopicId
 
 _begin_decoder = msgspec.json.Decoder(BeginReadRequest)
@@ -111,14 +102,14 @@ def _route(name: str, handler: Handler, summary: str, body: object, answer: obje
         request_type=body,
         response_type=answer,
         errors=(
-            INVALID_BODY,
-            UNKNOWN_INSTANCE,
-            UNSUPPORTED_FORMAT,
-            ILLEGAL_STATE,
-            RETRIABLE,
-            INVALID_GROUP,
-            COORDINATOR_LOADING,
-            NOT_COORDINATOR,
+            errors.INVALID_BODY,
+            errors.UNKNOWN_INSTANCE,
+            errors.UNSUPPORTED_FORMAT,
+            errors.ILLEGAL_STATE,
+            errors.RETRIABLE,
+            errors.INVALID_GROUP,
+            errors.COORDINATOR_LOADING,
+            errors.NOT_COORDINATOR,
         ),
     )
 

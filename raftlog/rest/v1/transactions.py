@@ -33,29 +33,8 @@ from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, whole_number
 from raftlog.http.responses import json_response
 from raftlog.http.routing import Route
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    CONCURRENT_TRANSACTIONS,
-    COORDINATOR_LOADING,
-    INVALID_BODY,
-    INVALID_GROUP,
-    INVALID_PRODUCER_EPOCH,
-    INVALID_PRODUCER_ID_MAPPING,
-    INVALID_TRANSACTION_TIMEOUT,
-    INVALID_TRANSACTIONAL_ID,
-    INVALID_TXN_STATE,
-    NOT_COORDINATOR,
-    PRODUCER_FENCED,
-    RETRIABLE,
-    SINK_OWNED,
-    STALE_MEMBER_EPOCH,
-    TOO_MANY_GROUPS,
-    TRANSACTION_NOT_VERIFIED,
-    TRANSACTION_TOO_LARGE,
-    UNKNOWN_MEMBER,
-    UNKNOWN_TRANSACTION,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.rest.v1.groups import commit_response, offsets_to_commit
 
@@ -172,7 +151,7 @@ async def commit_sink_epoch(request: Request, context: ServerContext) -> web.Str
     body = await read_json(request, context, _sink_decoder)
     epoch = whole_number(request.path_parameters["epoch"])
     if epoch is None or not 0 <= epoch < 2**63:
-        raise LogError(BAD_REQUEST, "The epoch of a sink is a number from 0 on.")
+        raise LogError(errors.BAD_REQUEST, "The epoch of a sink is a number from 0 on.")
     found = await context.broker.transactions.commit_sink_epoch(
         request.principal,
         request.path_parameters["sink"],
@@ -187,10 +166,7 @@ async def commit_sink(request: Request, context: ServerContext) -> web.StreamRes
     """POST /v1/sinks/{sink}/commit."""
     body = await read_json(request, context, _sink_commit_decoder)
     await context.broker.transactions.commit_sink_epoch(
-        request.principal,
-        request.path_parameters["sink"],
-        body.transactional_ids,
-        owner=body.owner,
+        request.principal, request.path_parameters["sink"], body.transactional_ids, owner=body.owner
     )
     return json_response(Empty())
 
@@ -206,7 +182,9 @@ async def describe_sink(request: Request, context: ServerContext) -> web.StreamR
 def _transactional_id(request: Request) -> str:
     transactional_id = request.path_parameters["id"]
     if not 1 <= len(transactional_id) <= 255:
-        raise LogError(INVALID_TRANSACTIONAL_ID, "A transactional id has 1 to 255 characters.")
+        raise LogError(
+            errors.INVALID_TRANSACTIONAL_ID, "A transactional id has 1 to 255 characters."
+        )
     return transactional_id
 
 
@@ -216,19 +194,19 @@ async def _producer(request: Request, context: ServerContext) -> Producer:
 
 
 _ERRORS: Final = (
-    INVALID_BODY,
-    INVALID_TRANSACTIONAL_ID,
-    RETRIABLE,
-    COORDINATOR_LOADING,
-    NOT_COORDINATOR,
+    errors.INVALID_BODY,
+    errors.INVALID_TRANSACTIONAL_ID,
+    errors.RETRIABLE,
+    errors.COORDINATOR_LOADING,
+    errors.NOT_COORDINATOR,
 )
 _END_ERRORS: Final = (
     *_ERRORS,
-    PRODUCER_FENCED,
-    INVALID_PRODUCER_EPOCH,
-    INVALID_PRODUCER_ID_MAPPING,
-    INVALID_TXN_STATE,
-    CONCURRENT_TRANSACTIONS,
+    errors.PRODUCER_FENCED,
+    errors.INVALID_PRODUCER_EPOCH,
+    errors.INVALID_PRODUCER_ID_MAPPING,
+    errors.INVALID_TXN_STATE,
+    errors.CONCURRENT_TRANSACTIONS,
 )
 
 
@@ -261,9 +239,9 @@ ROUTES: Final = (
         response_type=TransactionProducer,
         errors=(
             *_ERRORS,
-            PRODUCER_FENCED,
-            CONCURRENT_TRANSACTIONS,
-            INVALID_TRANSACTION_TIMEOUT,
+            errors.PRODUCER_FENCED,
+            errors.CONCURRENT_TRANSACTIONS,
+            errors.INVALID_TRANSACTION_TIMEOUT,
         ),
     ),
     _end_route("commit", commit, "Commit the producer's transaction."),
@@ -285,12 +263,12 @@ ROUTES: Final = (
         response_type=CommitResponse,
         errors=(
             *_END_ERRORS,
-            INVALID_GROUP,
-            UNKNOWN_MEMBER,
-            STALE_MEMBER_EPOCH,
-            TRANSACTION_NOT_VERIFIED,
-            TRANSACTION_TOO_LARGE,
-            TOO_MANY_GROUPS,
+            errors.INVALID_GROUP,
+            errors.UNKNOWN_MEMBER,
+            errors.STALE_MEMBER_EPOCH,
+            errors.TRANSACTION_NOT_VERIFIED,
+            errors.TRANSACTION_TOO_LARGE,
+            errors.TOO_MANY_GROUPS,
         ),
     ),
     Route(
@@ -301,7 +279,7 @@ ROUTES: Final = (
         tag="transactions",
         request_type=Empty,
         response_type=Empty,
-        errors=(*_ERRORS, UNKNOWN_TRANSACTION, INVALID_TXN_STATE),
+        errors=(*_ERRORS, errors.UNKNOWN_TRANSACTION, errors.INVALID_TXN_STATE),
     ),
     Route(
         "GET",
@@ -318,7 +296,7 @@ ROUTES: Final = (
         "A transactional id, with the partitions of its transaction.",
         tag="transactions",
         response_type=TransactionDescription,
-        errors=(*_ERRORS, UNKNOWN_TRANSACTION),
+        errors=(*_ERRORS, errors.UNKNOWN_TRANSACTION),
     ),
     Route(
         "POST",
@@ -330,12 +308,12 @@ ROUTES: Final = (
         request_type=SinkEpochRequest,
         response_type=SinkEpoch,
         errors=(
-            BAD_REQUEST,
+            errors.BAD_REQUEST,
             *_ERRORS,
-            UNKNOWN_TRANSACTION,
-            INVALID_TXN_STATE,
-            TRANSACTION_TOO_LARGE,
-            SINK_OWNED,
+            errors.UNKNOWN_TRANSACTION,
+            errors.INVALID_TXN_STATE,
+            errors.TRANSACTION_TOO_LARGE,
+            errors.SINK_OWNED,
         ),
     ),
     Route(
@@ -350,10 +328,10 @@ ROUTES: Final = (
         response_type=Empty,
         errors=(
             *_ERRORS,
-            UNKNOWN_TRANSACTION,
-            INVALID_TXN_STATE,
-            TRANSACTION_TOO_LARGE,
-            SINK_OWNED,
+            errors.UNKNOWN_TRANSACTION,
+            errors.INVALID_TXN_STATE,
+            errors.TRANSACTION_TOO_LARGE,
+            errors.SINK_OWNED,
         ),
     ),
     Route(

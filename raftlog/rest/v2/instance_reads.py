@@ -16,12 +16,8 @@ from raftlog.api.instances import NO_POSITION
 from raftlog.broker.fetch import Isolation
 from raftlog.broker.shared import ListenedService
 from raftlog.http.request import ServerContext
-from raftlog.record.errors import (
-    OFFSET_OUT_OF_RANGE,
-    UNREADABLE_RECORD,
-    UNSUPPORTED_FORMAT,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.rest.json.records_answer import joined
 
 RENEWAL_S: Final = 1.0
@@ -114,7 +110,7 @@ class ReadPart(Generic[Place]):
         try:
             return await records()
         except LogError as error:
-            if error.entry is not OFFSET_OUT_OF_RANGE:
+            if error.entry is not errors.OFFSET_OUT_OF_RANGE:
                 raise
         self.offset = self.reset_to = await first()
         return await records()
@@ -287,9 +283,9 @@ class InstanceRead(Generic[Place]):
 
 def unreadable(error: LogError, record_format: str) -> LogError:
     """The error of a partition, in the words of consumer instances."""
-    if error.entry is not UNSUPPORTED_FORMAT:
+    if error.entry is not errors.UNSUPPORTED_FORMAT:
         return error
     return LogError(
-        UNREADABLE_RECORD,
+        errors.UNREADABLE_RECORD,
         f"value deserialization error for format {record_format}: {error.message}",
     )

@@ -33,11 +33,7 @@ class LeaderSource:
     ) -> tuple[Plan, list[Part]]:
         """Positions by the coordinator. Raises LogError."""
         found = await self._broker.consumer_instances.begin_read(
-            self._request.principal,
-            *self._instance,
-            formats,
-            is_first=is_first,
-            max_wait_s=wait_s,
+            self._request.principal, *self._instance, formats, is_first=is_first, max_wait_s=wait_s
         )
         return found.plan, [
             Part(

@@ -12,20 +12,8 @@ from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import Handler, Route
 from raftlog.metadata.commands import Assignments
 from raftlog.metadata.image import TopicImage
-from raftlog.record.errors import (
-    INVALID_BODY,
-    INVALID_CONFIG,
-    INVALID_PARTITIONS,
-    INVALID_TOPIC,
-    NO_CONTROLLER,
-    NOT_ENOUGH_REPLICAS,
-    NOT_FOUND,
-    TOPIC_EXISTS,
-    UNKNOWN_TOPIC,
-    ErrorEntry,
-    LogError,
-    quoted,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry, LogError, quoted
 from raftlog.record.types import BrokerId
 from raftlog.rest.v3.listing import list_response
 from raftlog.rest.v3.shapes import Shaper
@@ -77,7 +65,7 @@ async def create_topic(request: Request, context: ServerContext) -> web.StreamRe
     new = await read_json(request, context, _NEW_TOPIC)
     values = {config.name: config.value for config in new.configs}
     if len(values) != len(new.configs):
-        raise LogError(INVALID_BODY, "A config is given twice.")
+        raise LogError(errors.INVALID_BODY, "A config is given twice.")
     assignments = _assignments(new)
     topic = await context.broker.admin.create_topic(
         request.principal,
@@ -98,13 +86,14 @@ def _assignments(new: NewTopic) -> Assignments | None:
         return None
     if new.partitions_count is not None or new.replication_factor is not None:
         raise LogError(
-            INVALID_BODY,
+            errors.INVALID_BODY,
             "replicas_assignments sets the numbers of partitions and replicas. Leave out "
             "partitions_count and replication_factor.",
         )
     if set(given) != set(range(len(given))):
         raise LogError(
-            INVALID_BODY, "replicas_assignments must name the partitions from 0, without a gap."
+            errors.INVALID_BODY,
+            "replicas_assignments must name the partitions from 0, without a gap.",
         )
     return tuple(tuple(map(BrokerId, given[number])) for number in range(len(given)))
 
@@ -135,7 +124,7 @@ def broker_id_parameter(
     text = request.path_parameters["broker"]
     value = whole_number(text)
     if value is None or (is_known and value not in context.broker.admin.brokers()):
-        raise LogError(NOT_FOUND, f"There is no broker {quoted(text)}.")
+        raise LogError(errors.NOT_FOUND, f"There is no broker {quoted(text)}.")
     return BrokerId(value)
 
 
@@ -144,17 +133,21 @@ _CLUSTER = f"{_CLUSTERS}/{{cluster}}"
 _TOPIC = f"{_CLUSTER}/topics/{{topic}}"
 
 
-def _read(path: str, handler: Handler, summary: str, answer: object, *errors: ErrorEntry) -> Route:
-    return Route("GET", path, handler, summary, tag="admin", response_type=answer, errors=errors)
+def _read(
+    path: str, handler: Handler, summary: str, answer: object, *failures: ErrorEntry
+) -> Route:
+    return Route("GET", path, handler, summary, tag="admin", response_type=answer, errors=failures)
 
 
 ROUTES = (
     _read(_CLUSTERS, list_clusters, "List clusters", Listing[Cluster]),
     _read(_CLUSTER, get_cluster, "Describe the cluster", Cluster),
     _read(f"{_CLUSTER}/brokers", list_brokers, "List brokers", Listing[Broker]),
-    _read(f"{_CLUSTER}/brokers/{{broker}}", get_broker, "Describe a broker", Broker, NOT_FOUND),
+    _read(
+        f"{_CLUSTER}/brokers/{{broker}}", get_broker, "Describe a broker", Broker, errors.NOT_FOUND
+    ),
     _read(f"{_CLUSTER}/topics", list_topics, "List topics", Listing[Topic]),
-    _read(_TOPIC, get_topic, "Describe a topic", Topic, UNKNOWN_TOPIC),
+    _read(_TOPIC, get_topic, "Describe a topic", Topic, errors.UNKNOWN_TOPIC),
     Route(
         "POST",
         f"{_CLUSTER}/topics",
@@ -165,12 +158,12 @@ ROUTES = (
         response_type=Topic,
         status=201,
         errors=(
-            TOPIC_EXISTS,
-            INVALID_TOPIC,
-            INVALID_PARTITIONS,
-            INVALID_CONFIG,
-            NOT_ENOUGH_REPLICAS,
-            NO_CONTROLLER,
+            errors.TOPIC_EXISTS,
+            errors.INVALID_TOPIC,
+            errors.INVALID_PARTITIONS,
+            errors.INVALID_CONFIG,
+            errors.NOT_ENOUGH_REPLICAS,
+            errors.NO_CONTROLLER,
         ),
     ),
     Route(
@@ -181,7 +174,7 @@ ROUTES = (
         tag="admin",
         request_type=TopicChange,
         response_type=Topic,
-        errors=(UNKNOWN_TOPIC, INVALID_PARTITIONS, NO_CONTROLLER),
+        errors=(errors.UNKNOWN_TOPIC, errors.INVALID_PARTITIONS, errors.NO_CONTROLLER),
     ),
     Route(
         "DELETE",
@@ -190,6 +183,6 @@ ROUTES = (
         "Delete a topic with its records",
         tag="admin",
         status=204,
-        errors=(UNKNOWN_TOPIC, NO_CONTROLLER),
+        errors=(errors.UNKNOWN_TOPIC, errors.NO_CONTROLLER),
     ),
 )

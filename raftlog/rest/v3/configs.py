@@ -30,18 +30,8 @@ from raftlog.http.routing import Handler, Route
 from raftlog.metadata.configs.broker import find_broker_config
 from raftlog.metadata.configs.topic import ConfigDescription, find_entry
 from raftlog.metadata.image import TopicImage
-from raftlog.record.errors import (
-    FORBIDDEN,
-    INVALID_BODY,
-    INVALID_CONFIG,
-    NO_CONTROLLER,
-    NOT_FOUND,
-    RETRIABLE,
-    UNKNOWN_TOPIC,
-    ErrorEntry,
-    LogError,
-    quoted,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry, LogError, quoted
 from raftlog.record.types import BrokerId
 from raftlog.rest.v3.admin import broker_id_parameter
 from raftlog.rest.v3.listing import list_response
@@ -84,7 +74,7 @@ def _configs_of(
             topic, described = context.broker.admin.describe_configs(request.principal, name)
         except LogError as error:
             # The topic was deleted during the listing, or the principal may not describe it.
-            if error.entry not in (UNKNOWN_TOPIC, FORBIDDEN):
+            if error.entry not in (errors.UNKNOWN_TOPIC, errors.FORBIDDEN):
                 raise
             continue
         for config in described:
@@ -144,11 +134,11 @@ def _values_and_removals(changes: Iterable[ConfigChange]) -> tuple[dict[str, str
     removals: dict[str, None] = {}
     for change in changes:
         if change.name in values or change.name in removals:
-            raise LogError(INVALID_BODY, f"The config {quoted(change.name)} is given twice.")
+            raise LogError(errors.INVALID_BODY, f"The config {quoted(change.name)} is given twice.")
         if change.operation == "DELETE":
             removals[change.name] = None
         elif change.value is None:
-            raise LogError(INVALID_BODY, f"The config {quoted(change.name)} has no value.")
+            raise LogError(errors.INVALID_BODY, f"The config {quoted(change.name)} has no value.")
         else:
             values[change.name] = change.value
     return values, list(removals)
@@ -236,7 +226,7 @@ async def change_broker_configs(request: Request, context: ServerContext) -> web
     """Reject a change for one broker, with the next step."""
     broker_id_parameter(request, context)
     raise LogError(
-        INVALID_CONFIG,
+        errors.INVALID_CONFIG,
         "Broker configs hold for all brokers of the cluster: change them at "
         f"/v3/clusters/{context.broker.cluster_id}/broker-configs.",
     )
@@ -248,8 +238,10 @@ _CLUSTER_CONFIGS: Final = f"{_CLUSTER}/broker-configs"
 _BROKER_CONFIGS: Final = f"{_CLUSTER}/brokers/{{broker}}/configs"
 
 
-def _read(path: str, handler: Handler, summary: str, answer: object, *errors: ErrorEntry) -> Route:
-    return Route("GET", path, handler, summary, tag="admin", response_type=answer, errors=errors)
+def _read(
+    path: str, handler: Handler, summary: str, answer: object, *failures: ErrorEntry
+) -> Route:
+    return Route("GET", path, handler, summary, tag="admin", response_type=answer, errors=failures)
 
 
 def _change(
@@ -258,7 +250,7 @@ def _change(
     handler: Handler,
     summary: str,
     request_type: object,
-    *errors: ErrorEntry,
+    *failures: ErrorEntry,
 ) -> Route:
     return Route(
         method,
@@ -268,7 +260,7 @@ def _change(
         tag="admin",
         request_type=request_type,
         status=204,
-        errors=(*errors, INVALID_CONFIG, NO_CONTROLLER, RETRIABLE),
+        errors=(*failures, errors.INVALID_CONFIG, errors.NO_CONTROLLER, errors.RETRIABLE),
     )
 
 
@@ -278,7 +270,7 @@ ROUTES: Final = (
         list_topic_configs,
         "List a topic's configs. The topic '-' stands for all topics",
         Listing[TopicConfig],
-        UNKNOWN_TOPIC,
+        errors.UNKNOWN_TOPIC,
     ),
     _change(
         "POST",
@@ -286,15 +278,15 @@ ROUTES: Final = (
         alter_topic_configs,
         "Change several configs of a topic, all or none",
         ConfigChanges,
-        UNKNOWN_TOPIC,
+        errors.UNKNOWN_TOPIC,
     ),
     _read(
         f"{_TOPIC_CONFIGS}/{{config}}",
         get_topic_config,
         "Describe a topic's config",
         TopicConfig,
-        UNKNOWN_TOPIC,
-        INVALID_CONFIG,
+        errors.UNKNOWN_TOPIC,
+        errors.INVALID_CONFIG,
     ),
     _change(
         "PUT",
@@ -302,7 +294,7 @@ ROUTES: Final = (
         put_topic_config,
         "Set a topic's config",
         NewConfigValue,
-        UNKNOWN_TOPIC,
+        errors.UNKNOWN_TOPIC,
     ),
     _change(
         "DELETE",
@@ -310,7 +302,7 @@ ROUTES: Final = (
         delete_topic_config,
         "Return a topic's config to its default",
         None,
-        UNKNOWN_TOPIC,
+        errors.UNKNOWN_TOPIC,
     ),
     _read(
         _CLUSTER_CONFIGS,
@@ -330,7 +322,7 @@ ROUTES: Final = (
         get_cluster_config,
         "Describe a config of all brokers",
         ClusterConfig,
-        INVALID_CONFIG,
+        errors.INVALID_CONFIG,
     ),
     _change(
         "PUT",
@@ -351,15 +343,15 @@ ROUTES: Final = (
         list_broker_configs,
         "List the configs in force on a broker. The broker '-' stands for all brokers",
         Listing[BrokerConfig],
-        NOT_FOUND,
+        errors.NOT_FOUND,
     ),
     _read(
         f"{_BROKER_CONFIGS}/{{config}}",
         get_broker_config,
         "Describe a config in force on a broker",
         BrokerConfig,
-        NOT_FOUND,
-        INVALID_CONFIG,
+        errors.NOT_FOUND,
+        errors.INVALID_CONFIG,
     ),
     *(
         Route(
@@ -369,7 +361,7 @@ ROUTES: Final = (
             "Rejected, because broker configs hold for all brokers",
             tag="admin",
             status=204,
-            errors=(NOT_FOUND, INVALID_CONFIG),
+            errors=(errors.NOT_FOUND, errors.INVALID_CONFIG),
         )
         for method, path in (
             ("POST", f"{_BROKER_CONFIGS}:alter"),

@@ -18,17 +18,8 @@ from raftlog.broker.groups import GroupView, MemberDescription
 from raftlog.http.request import Request, ServerContext, partition_parameter
 from raftlog.http.responses import json_response
 from raftlog.http.routing import Handler, Route
-from raftlog.record.errors import (
-    COORDINATOR_LOADING,
-    INVALID_GROUP,
-    NOT_COORDINATOR,
-    NOT_FOUND,
-    UNKNOWN_GROUP,
-    UNKNOWN_PARTITION,
-    ErrorEntry,
-    LogError,
-    quoted,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry, LogError, quoted
 from raftlog.rest.v3.listing import list_response
 from raftlog.rest.v3.shapes import GroupLag, Shaper, consumer_path, group_path
 
@@ -40,7 +31,7 @@ async def list_groups(request: Request, context: ServerContext) -> web.StreamRes
     """
     found, incomplete = await context.broker.groups.groups(request.principal)
     if incomplete:
-        raise LogError(NOT_COORDINATOR, f"Not all groups are known: {incomplete[0]}")
+        raise LogError(errors.NOT_COORDINATOR, f"Not all groups are known: {incomplete[0]}")
     shaper = Shaper(request, context)
     objects = (
         shaper.group(group.group, group.kind, group.state, group.assignor, coordinator)
@@ -93,7 +84,7 @@ async def get_assignment(request: Request, context: ServerContext) -> web.Stream
     member = _member(request, view)
     topic, number = request.path_parameters["topic"], partition_parameter(request)
     if (topic, number) not in _places(context, member):
-        raise LogError(NOT_FOUND, f"The member does not have {quoted(topic)}-{number}.")
+        raise LogError(errors.NOT_FOUND, f"The member does not have {quoted(topic)}-{number}.")
     shaper = Shaper(request, context)
     return json_response(shaper.assignment(view.description.group, member.member_id, topic, number))
 
@@ -116,7 +107,7 @@ async def get_lag(request: Request, context: ServerContext) -> web.StreamRespons
     for lag in _lags(view):
         if (lag.topic, lag.partition) == place:
             return json_response(Shaper(request, context).lag(view.description.group, lag))
-    raise LogError(NOT_FOUND, f"The group has no lag in {quoted(place[0])}-{place[1]}.")
+    raise LogError(errors.NOT_FOUND, f"The group has no lag in {quoted(place[0])}-{place[1]}.")
 
 
 async def get_lag_summary(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -124,7 +115,9 @@ async def get_lag_summary(request: Request, context: ServerContext) -> web.Strea
     view = await _view(request, context)
     lags = _lags(view)
     if not lags:
-        raise LogError(NOT_FOUND, "The group has no committed offset of a partition that is there.")
+        raise LogError(
+            errors.NOT_FOUND, "The group has no committed offset of a partition that is there."
+        )
     return json_response(Shaper(request, context).lag_summary(view.description.group, lags))
 
 
@@ -138,7 +131,7 @@ def _member(request: Request, view: GroupView) -> MemberDescription:
     for member in view.description.members:
         if member.member_id == wanted:
             return member
-    raise LogError(NOT_FOUND, f"The group has no member {quoted(wanted)}.")
+    raise LogError(errors.NOT_FOUND, f"The group has no member {quoted(wanted)}.")
 
 
 def _places(context: ServerContext, member: MemberDescription) -> list[tuple[str, int]]:
@@ -170,10 +163,12 @@ _CONSUMER: Final = f"{_GROUP}/consumers/{{consumer}}"
 _PARTITION: Final = "{topic}/partitions/{partition}"
 
 
-def _read(path: str, handler: Handler, summary: str, answer: object, *errors: ErrorEntry) -> Route:
-    found: list[ErrorEntry] = [COORDINATOR_LOADING, NOT_COORDINATOR]
-    found += [INVALID_GROUP, UNKNOWN_GROUP] if "{group}" in path else []
-    found += [NOT_FOUND] if "{consumer}" in path else []
+def _read(
+    path: str, handler: Handler, summary: str, answer: object, *failures: ErrorEntry
+) -> Route:
+    found: list[ErrorEntry] = [errors.COORDINATOR_LOADING, errors.NOT_COORDINATOR]
+    found += [errors.INVALID_GROUP, errors.UNKNOWN_GROUP] if "{group}" in path else []
+    found += [errors.NOT_FOUND] if "{consumer}" in path else []
     return Route(
         "GET",
         path,
@@ -181,7 +176,7 @@ def _read(path: str, handler: Handler, summary: str, answer: object, *errors: Er
         summary,
         tag="groups",
         response_type=answer,
-        errors=(*found, *errors),
+        errors=(*found, *failures),
     )
 
 
@@ -201,14 +196,14 @@ ROUTES: Final = (
         get_assignment,
         "Describe a partition of a member",
         ConsumerAssignment,
-        UNKNOWN_PARTITION,
+        errors.UNKNOWN_PARTITION,
     ),
     _read(
         f"{_GROUP}/lag-summary",
         get_lag_summary,
         "The largest lag of a group, and the sum of all",
         ConsumerGroupLagSummary,
-        NOT_FOUND,
+        errors.NOT_FOUND,
     ),
     _read(f"{_GROUP}/lags", list_lags, "List the lags of a group", Listing[ConsumerLag]),
     _read(
@@ -216,7 +211,7 @@ ROUTES: Final = (
         get_lag,
         "The lag of a group in one partition",
         ConsumerLag,
-        UNKNOWN_PARTITION,
-        NOT_FOUND,
+        errors.UNKNOWN_PARTITION,
+        errors.NOT_FOUND,
     ),
 )

@@ -10,26 +10,13 @@ from typing import Final
 
 from aiohttp import web
 
-from raftlog.api.v3 import (
-    Listing,
-    Partition,
-    PartitionReassignment,
-    PartitionWithOffsets,
-    Replica,
-)
+from raftlog.api.v3 import Listing, Partition, PartitionReassignment, PartitionWithOffsets, Replica
 from raftlog.http.request import Request, ServerContext, partition_parameter
 from raftlog.http.responses import json_response
 from raftlog.http.routing import Handler, Route
 from raftlog.metadata.image import PartitionImage, TopicImage
-from raftlog.record.errors import (
-    NO_LEADER,
-    NOT_FOUND,
-    STORAGE_FAILED,
-    UNKNOWN_PARTITION,
-    UNKNOWN_TOPIC,
-    ErrorEntry,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry, LogError
 from raftlog.record.types import BrokerId
 from raftlog.rest.v3.admin import broker_id_parameter
 from raftlog.rest.v3.listing import list_response
@@ -72,7 +59,7 @@ async def get_replica(request: Request, context: ServerContext) -> web.StreamRes
     topic, row = _partition(request, context)
     broker_id = broker_id_parameter(request, context, is_known=False)
     if broker_id not in row.replicas:
-        raise LogError(NOT_FOUND, f"Broker {broker_id} holds no replica of that partition.")
+        raise LogError(errors.NOT_FOUND, f"Broker {broker_id} holds no replica of that partition.")
     return json_response(Shaper(request, context).replica(topic, row, broker_id))
 
 
@@ -108,7 +95,7 @@ async def get_reassignment(request: Request, context: ServerContext) -> web.Stre
         return await list_response(request, shaper, "Reassignment", path, objects)
     topic, row = _partition(request, context)
     if not row.adding and not row.removing:
-        raise LogError(NOT_FOUND, f"{topic.name}-{row.partition} is not being reassigned.")
+        raise LogError(errors.NOT_FOUND, f"{topic.name}-{row.partition} is not being reassigned.")
     return json_response(shaper.reassignment(topic, row))
 
 
@@ -126,17 +113,13 @@ _PARTITIONS: Final = f"{_CLUSTER}/topics/{{topic}}/partitions"
 _PARTITION: Final = f"{_PARTITIONS}/{{partition}}"
 
 
-def _read(path: str, handler: Handler, summary: str, answer: object, *errors: ErrorEntry) -> Route:
-    found = [UNKNOWN_TOPIC] if "{topic}" in path else []
-    found += [UNKNOWN_PARTITION] if "{partition}" in path else []
+def _read(
+    path: str, handler: Handler, summary: str, answer: object, *failures: ErrorEntry
+) -> Route:
+    found = [errors.UNKNOWN_TOPIC] if "{topic}" in path else []
+    found += [errors.UNKNOWN_PARTITION] if "{partition}" in path else []
     return Route(
-        "GET",
-        path,
-        handler,
-        summary,
-        tag="admin",
-        response_type=answer,
-        errors=(*found, *errors),
+        "GET", path, handler, summary, tag="admin", response_type=answer, errors=(*found, *failures)
     )
 
 
@@ -148,12 +131,16 @@ ROUTES: Final = (
         get_offset,
         "The readable offsets of a partition",
         PartitionWithOffsets,
-        NO_LEADER,
-        STORAGE_FAILED,
+        errors.NO_LEADER,
+        errors.STORAGE_FAILED,
     ),
     _read(f"{_PARTITION}/replicas", list_replicas, "List replicas", Listing[Replica]),
     _read(
-        f"{_PARTITION}/replicas/{{broker}}", get_replica, "Describe a replica", Replica, NOT_FOUND
+        f"{_PARTITION}/replicas/{{broker}}",
+        get_replica,
+        "Describe a replica",
+        Replica,
+        errors.NOT_FOUND,
     ),
     _read(
         f"{_PARTITION}/reassignment",
@@ -161,13 +148,13 @@ ROUTES: Final = (
         "The move of a partition to other brokers. '-' as partition, or as topic and partition, "
         "lists all that move",
         (PartitionReassignment, Listing[PartitionReassignment]),
-        NOT_FOUND,
+        errors.NOT_FOUND,
     ),
     _read(
         f"{_CLUSTER}/brokers/{{broker}}/partition-replicas",
         list_replicas_of_broker,
         "List the replicas of a broker",
         Listing[Replica],
-        NOT_FOUND,
+        errors.NOT_FOUND,
     ),
 )

@@ -16,12 +16,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.broker.produce import (
-    PartitionWrite,
-    ProduceOptions,
-    StoredRecord,
-    content_bytes,
-)
+from raftlog.broker.produce import PartitionWrite, ProduceOptions, StoredRecord, content_bytes
 from raftlog.http.body import BodyStream, read_body
 from raftlog.http.json_check import check_body
 from raftlog.http.request import Request, ServerContext
@@ -42,11 +37,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.rest.json.pieces import ArrayBody, check_long_record
-from raftlog.rest.json.produce_options import (
-    PRODUCE_ERRORS,
-    QUERY,
-    produce_options,
-)
+from raftlog.rest.json.produce_options import PRODUCE_ERRORS, QUERY, produce_options
 from raftlog.rest.json.records import (
     STORED_RECORD_BYTES,
     BatchDocument,
