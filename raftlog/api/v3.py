@@ -41,12 +41,17 @@ class Listing(msgspec.Struct, Generic[T], frozen=True):
     data: list[T]
 
 
-class Cluster(msgspec.Struct, frozen=True):
-    """This node's cluster."""
+class Resource(msgspec.Struct, frozen=True):
+    """What every object of a cluster has."""
 
     kind: str
     metadata: Metadata
     cluster_id: str
+
+
+class Cluster(Resource, frozen=True):
+    """This node's cluster."""
+
     controller: Link | None
     brokers: Link
     broker_configs: Link
@@ -55,12 +60,9 @@ class Cluster(msgspec.Struct, frozen=True):
     partition_reassignments: Link
 
 
-class Broker(msgspec.Struct, frozen=True):
+class Broker(Resource, frozen=True):
     """A node of the cluster."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     broker_id: int
     host: str | None
     port: int | None
@@ -69,12 +71,9 @@ class Broker(msgspec.Struct, frozen=True):
     partition_replicas: Link
 
 
-class Topic(msgspec.Struct, frozen=True):
+class Topic(Resource, frozen=True):
     """A topic."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     topic_name: str
     topic_id: str
     is_internal: bool
@@ -94,12 +93,9 @@ class Synonym(msgspec.Struct, frozen=True):
     source: str
 
 
-class TopicConfig(msgspec.Struct, frozen=True):
+class TopicConfig(Resource, frozen=True):
     """One config of a topic, with its effective value and origin."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     topic_name: str
     name: str
     value: str
@@ -112,12 +108,9 @@ class TopicConfig(msgspec.Struct, frozen=True):
     """Present for a Kafka config that has no effect here."""
 
 
-class ClusterConfig(msgspec.Struct, frozen=True):
+class ClusterConfig(Resource, frozen=True):
     """One config of all brokers, with its effective value and source."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     config_type: Literal["BROKER"]
     name: str
     value: str
@@ -128,12 +121,9 @@ class ClusterConfig(msgspec.Struct, frozen=True):
     synonyms: list[Synonym]
 
 
-class BrokerConfig(msgspec.Struct, frozen=True):
+class BrokerConfig(Resource, frozen=True):
     """One config of all brokers, as effective on one broker."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     broker_id: int
     name: str
     value: str
@@ -144,12 +134,9 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     synonyms: list[Synonym]
 
 
-class Partition(msgspec.Struct, frozen=True):
+class Partition(Resource, frozen=True):
     """A partition of a topic."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     topic_name: str
     partition_id: int
     leader: Link | None
@@ -157,12 +144,9 @@ class Partition(msgspec.Struct, frozen=True):
     reassignment: Link
 
 
-class PartitionWithOffsets(msgspec.Struct, frozen=True):
+class PartitionWithOffsets(Resource, frozen=True):
     """The readable offsets of a partition."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     topic_name: str
     partition_id: int
     earliest_offset: int
@@ -171,12 +155,9 @@ class PartitionWithOffsets(msgspec.Struct, frozen=True):
     """Offset after the last record that can be read."""
 
 
-class PartitionReassignment(msgspec.Struct, frozen=True):
+class PartitionReassignment(Resource, frozen=True):
     """A partition that moves to other brokers."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     topic_name: str
     partition_id: int
     adding_replicas: list[int]
@@ -184,12 +165,9 @@ class PartitionReassignment(msgspec.Struct, frozen=True):
     replicas: Link
 
 
-class Replica(msgspec.Struct, frozen=True):
+class Replica(Resource, frozen=True):
     """One replica of a partition."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     topic_name: str
     partition_id: int
     broker_id: int
@@ -198,12 +176,9 @@ class Replica(msgspec.Struct, frozen=True):
     broker: Link
 
 
-class ConsumerGroup(msgspec.Struct, frozen=True):
+class ConsumerGroup(Resource, frozen=True):
     """A consumer group."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     consumer_group_id: str
     is_simple: bool
     """Whether the group has committed offsets and never had a member."""
@@ -219,12 +194,9 @@ class ConsumerGroup(msgspec.Struct, frozen=True):
     lag_summary: Link
 
 
-class Consumer(msgspec.Struct, frozen=True):
+class Consumer(Resource, frozen=True):
     """A member of a consumer group."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     consumer_group_id: str
     consumer_id: str
     instance_id: str | None
@@ -232,12 +204,9 @@ class Consumer(msgspec.Struct, frozen=True):
     assignments: Link
 
 
-class ConsumerAssignment(msgspec.Struct, frozen=True):
+class ConsumerAssignment(Resource, frozen=True):
     """A partition of a member."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     consumer_group_id: str
     consumer_id: str
     topic_name: str
@@ -246,12 +215,9 @@ class ConsumerAssignment(msgspec.Struct, frozen=True):
     lag: Link
 
 
-class ConsumerLag(msgspec.Struct, frozen=True):
+class ConsumerLag(Resource, frozen=True):
     """The lag of a group in one partition."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     consumer_group_id: str
     topic_name: str
     partition_id: int
@@ -265,12 +231,9 @@ class ConsumerLag(msgspec.Struct, frozen=True):
     client_id: str
 
 
-class ConsumerGroupLagSummary(msgspec.Struct, frozen=True):
+class ConsumerGroupLagSummary(Resource, frozen=True):
     """The largest lag of a group, and the sum of all its lags."""
 
-    kind: str
-    metadata: Metadata
-    cluster_id: str
     consumer_group_id: str
     max_lag_consumer_id: str
     max_lag_instance_id: str | None

@@ -7,9 +7,10 @@ Links point only to routes of this server.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -126,9 +127,7 @@ class Shaper:
     def cluster(self, controller: int | None) -> Cluster:
         """This cluster."""
         return Cluster(
-            kind="KafkaCluster",
-            metadata=Metadata(self._base, self._crn),
-            cluster_id=self.cluster_id,
+            *self._common("Cluster", ""),
             controller=None if controller is None else self._link(f"/brokers/{controller}"),
             brokers=self._link("/brokers"),
             broker_configs=self._link("/broker-configs"),
@@ -141,9 +140,7 @@ class Shaper:
         """A broker."""
         path = f"/brokers/{broker.broker_id}"
         return Broker(
-            kind="KafkaBroker",
-            metadata=self._metadata(path, f"/broker={broker.broker_id}"),
-            cluster_id=self.cluster_id,
+            *self._common("Broker", path),
             broker_id=broker.broker_id,
             host=broker.host,
             port=broker.port,
@@ -156,9 +153,7 @@ class Shaper:
         """A topic."""
         path = f"/topics/{topic.name}"
         return Topic(
-            kind="KafkaTopic",
-            metadata=self._metadata(path, f"/topic={topic.name}"),
-            cluster_id=self.cluster_id,
+            *self._common("Topic", path),
             topic_name=topic.name,
             topic_id=topic.topic_id,
             is_internal=is_internal_topic(topic.name),
@@ -171,15 +166,11 @@ class Shaper:
 
     def config(self, topic: TopicImage, config: ConfigDescription) -> TopicConfig:
         """One config of a topic."""
-        name = config.entry.name
+        path = f"/topics/{topic.name}/configs/{config.entry.name}"
         return TopicConfig(
-            kind="KafkaTopicConfig",
-            metadata=self._metadata(
-                f"/topics/{topic.name}/configs/{name}", f"/topic={topic.name}/config={name}"
-            ),
-            cluster_id=self.cluster_id,
+            *self._common("TopicConfig", path),
             topic_name=topic.name,
-            name=name,
+            name=config.entry.name,
             value=config.value,
             is_default=config.is_default,
             is_read_only=False,
@@ -191,13 +182,10 @@ class Shaper:
 
     def cluster_config(self, config: ConfigDescription) -> ClusterConfig:
         """One config of all brokers."""
-        name = config.entry.name
         return ClusterConfig(
-            kind="KafkaClusterConfig",
-            metadata=self._metadata(f"/broker-configs/{name}", f"/broker-config={name}"),
-            cluster_id=self.cluster_id,
+            *self._common("ClusterConfig", f"/broker-configs/{config.entry.name}"),
             config_type="BROKER",
-            name=name,
+            name=config.entry.name,
             value=config.value,
             is_default=config.is_default,
             is_read_only=False,
@@ -211,15 +199,10 @@ class Shaper:
 
         It is set for all brokers, so it is read-only here.
         """
-        name = config.entry.name
         return BrokerConfig(
-            kind="KafkaBrokerConfig",
-            metadata=self._metadata(
-                f"/brokers/{broker_id}/configs/{name}", f"/broker={broker_id}/config={name}"
-            ),
-            cluster_id=self.cluster_id,
+            *self._common("BrokerConfig", f"/brokers/{broker_id}/configs/{config.entry.name}"),
             broker_id=broker_id,
-            name=name,
+            name=config.entry.name,
             value=config.value,
             is_default=config.is_default,
             is_read_only=True,
@@ -232,9 +215,7 @@ class Shaper:
         """A partition of a topic."""
         path = f"/topics/{topic.name}/partitions/{row.partition}"
         return Partition(
-            kind="KafkaPartition",
-            metadata=self._metadata(path, f"/topic={topic.name}/partition={row.partition}"),
-            cluster_id=self.cluster_id,
+            *self._common("Partition", path),
             topic_name=topic.name,
             partition_id=row.partition,
             leader=None if row.leader < 0 else self._link(f"{path}/replicas/{row.leader}"),
@@ -248,9 +229,7 @@ class Shaper:
         """The readable offsets of a partition."""
         path = f"/topics/{topic.name}/partitions/{row.partition}/offset"
         return PartitionWithOffsets(
-            kind="KafkaPartitionWithOffsets",
-            metadata=self._metadata(path, f"/topic={topic.name}/partition={row.partition}/offset"),
-            cluster_id=self.cluster_id,
+            *self._common("PartitionWithOffsets", path),
             topic_name=topic.name,
             partition_id=row.partition,
             earliest_offset=earliest,
@@ -261,12 +240,7 @@ class Shaper:
         """A partition that moves."""
         path = f"/topics/{topic.name}/partitions/{row.partition}"
         return PartitionReassignment(
-            kind="KafkaReassignment",
-            metadata=self._metadata(
-                f"{path}/reassignment",
-                f"/topic={topic.name}/partition={row.partition}/reassignment",
-            ),
-            cluster_id=self.cluster_id,
+            *self._common("Reassignment", f"{path}/reassignment"),
             topic_name=topic.name,
             partition_id=row.partition,
             adding_replicas=list(row.adding),
@@ -277,12 +251,9 @@ class Shaper:
     def replica(self, topic: TopicImage, row: PartitionImage, broker_id: int) -> Replica:
         """One replica of a partition."""
         return Replica(
-            kind="KafkaReplica",
-            metadata=self._metadata(
-                f"/topics/{topic.name}/partitions/{row.partition}/replicas/{broker_id}",
-                f"/topic={topic.name}/partition={row.partition}/replica={broker_id}",
+            *self._common(
+                "Replica", f"/topics/{topic.name}/partitions/{row.partition}/replicas/{broker_id}"
             ),
-            cluster_id=self.cluster_id,
             topic_name=topic.name,
             partition_id=row.partition,
             broker_id=broker_id,
@@ -297,9 +268,7 @@ class Shaper:
         """A consumer group."""
         path = group_path(group_id)
         return ConsumerGroup(
-            kind="KafkaConsumerGroup",
-            metadata=self._metadata(path, f"/consumer-group={group_id}"),
-            cluster_id=self.cluster_id,
+            *self._common("ConsumerGroup", path),
             consumer_group_id=group_id,
             is_simple=kind == "offsets",
             partition_assignor=assignor,
@@ -315,11 +284,8 @@ class Shaper:
         """A member of a group."""
         member_id = member.member_id
         path = consumer_path(group_id, member_id)
-        resource = f"/consumer-group={group_id}/consumer={member_id}"
         return Consumer(
-            kind="KafkaConsumer",
-            metadata=self._metadata(path, resource),
-            cluster_id=self.cluster_id,
+            *self._common("Consumer", path),
             consumer_group_id=group_id,
             consumer_id=member_id,
             instance_id=member.instance_id,
@@ -332,14 +298,10 @@ class Shaper:
     ) -> ConsumerAssignment:
         """A partition of a member."""
         partition = f"/{topic}/partitions/{number}"
-        resource = f"/consumer-group={group_id}/consumer={member_id}/assignment={topic}"
         return ConsumerAssignment(
-            kind="KafkaConsumerAssignment",
-            metadata=self._metadata(
-                f"{consumer_path(group_id, member_id)}/assignments{partition}",
-                f"{resource}/partition={number}",
+            *self._common(
+                "ConsumerAssignment", f"{consumer_path(group_id, member_id)}/assignments{partition}"
             ),
-            cluster_id=self.cluster_id,
             consumer_group_id=group_id,
             consumer_id=member_id,
             topic_name=topic,
@@ -351,11 +313,8 @@ class Shaper:
     def lag(self, group_id: str, lag: GroupLag) -> ConsumerLag:
         """The lag of a group in one partition."""
         path = f"{group_path(group_id)}/lags/{lag.topic}/partitions/{lag.partition}"
-        resource = f"/consumer-group={group_id}/lag={lag.topic}/partition={lag.partition}"
         return ConsumerLag(
-            kind="KafkaConsumerLag",
-            metadata=self._metadata(path, resource),
-            cluster_id=self.cluster_id,
+            *self._common("ConsumerLag", path),
             consumer_group_id=group_id,
             topic_name=lag.topic,
             partition_id=lag.partition,
@@ -373,11 +332,7 @@ class Shaper:
         largest = max(lags, key=lambda lag: lag.lag)
         member = largest.member
         return ConsumerGroupLagSummary(
-            kind="KafkaConsumerGroupLagSummary",
-            metadata=self._metadata(
-                f"{path}/lag-summary", f"/consumer-group={group_id}/lag-summary"
-            ),
-            cluster_id=self.cluster_id,
+            *self._common("ConsumerGroupLagSummary", f"{path}/lag-summary"),
             consumer_group_id=group_id,
             max_lag_consumer_id="" if member is None else member.member_id,
             max_lag_instance_id=None if member is None else member.instance_id,
@@ -392,8 +347,19 @@ class Shaper:
             max_lag_partition=self._link(f"/topics/{largest.topic}/partitions/{largest.partition}"),
         )
 
-    def _metadata(self, path: str, resource: str) -> Metadata:
-        return Metadata(self._base + path, self._crn + resource)
+    def _common(self, kind: str, path: str) -> tuple[str, Metadata, str]:
+        """The fields of every object, for the object at `path` of the cluster.
+
+        Its name has the path's parts: `/topics/a/partitions/0/offset` is
+        `/topic=a/partition=0/offset`.
+        """
+        parts = path.split("/")[1:]
+        resource = "".join(
+            f"/{kinds}" if name is None else f"/{kinds.removesuffix('s')}={unquote(name)}"
+            for kinds, name in zip_longest(parts[::2], parts[1::2])
+        )
+        metadata = Metadata(self._base + path, self._crn + resource)
+        return f"Kafka{kind}", metadata, self.cluster_id
 
     def _link(self, path: str) -> Link:
         return Link(self._base + path)
