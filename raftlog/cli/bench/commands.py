@@ -30,7 +30,7 @@ _COUNT_MAX: Final = 1_000_000_000
 
 
 def _on_topic(partitions: int) -> Callable[[Callable[..., Measurement]], Callable[..., None]]:
-    """Run the measurement that a command returns, on `--topic` or on a topic made for the run."""
+    """The command runs its measurement on `--topic` or on a new topic."""
 
     def decorate(command: Callable[..., Measurement]) -> Callable[..., None]:
         @click.option("-t", "--topic", help="Use this topic, which stays, with the records.")
