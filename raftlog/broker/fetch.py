@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftlog.broker.authorize import Authorize, Operation, Principal, topic_resource
-from raftlog.broker.closing import Closing
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
+from raftlog.broker.shared import Closing
 from raftlog.record.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, LogError
 from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Fetched, Isolation, Partition
@@ -49,11 +49,8 @@ __all__ = [
 FETCH_CHUNK_BYTES: Final = 256 * 1024
 """Batches to be decoded by the node are read in chunks of this size."""
 FETCH_FRAME_BYTES: Final = 1024 * 1024
-"""Bytes of a chunk of batches that are sent as stored.
-
-A slow reader makes a node hold about this much. A quarter of it costs a node a fifth more processor
-time a byte.
-"""
+"""Bytes of a chunk of batches that are sent as stored. A slow reader makes a node hold about this
+much. A quarter of it costs a node a fifth more processor time a byte."""
 NO_OFFSET: Final = Offset(-1)
 """Marks of a partition that this node does not hold."""
 NOTHING: Final = Fetched(
@@ -76,10 +73,8 @@ class PartitionFetch:
     """Offset to read next."""
     bytes_left: int
     end_offset: Offset | None
-    """End of the read. Batches that start at or after it are not read.
-
-    A batch with records on both sides is read.
-    """
+    """End of the read. Batches that start at or after it are not read. A batch with records on both
+    sides is read."""
     isolation: Isolation
     partition: Partition | None = None
     error: LogError | None = None
@@ -164,6 +159,14 @@ class FetchService:
         """Begin a fetch of `count` partitions of any leaders. Raises LogError INVALID_BODY."""
         self.settings.check_partition_count(count)
         return RoutedFetch(self, principal, self._clock, isolation)
+
+    def refusal(self, principal: Principal, topic: str) -> LogError | None:
+        """The error for a principal that may not read the topic, otherwise None."""
+        try:
+            self.authorize(principal, Operation.READ, topic_resource(topic))
+        except LogError as error:
+            return error.as_outcome()
+        return None
 
     def partition(
         self, principal: Principal, topic: str, number: int, *, any_replica: bool = False
@@ -298,7 +301,7 @@ class MultiFetch:
         )
         self._partitions.append(fetch)
         if topic not in self._refusals:
-            self._authorize(topic)
+            self._refusals[topic] = self._service.refusal(self._principal, topic)
         refusal = self._refusals[topic]
         if refusal is not None:
             fetch.error = refusal
@@ -413,14 +416,6 @@ class MultiFetch:
             last_stable_offset=partition.last_stable_offset,
         )
 
-    def _authorize(self, topic: str) -> None:
-        """Decide about a topic, once per fetch."""
-        self._refusals[topic] = None
-        try:
-            self._service.authorize(self._principal, Operation.READ, topic_resource(topic))
-        except LogError as error:
-            self._refusals[topic] = error.as_outcome()
-
     def _check_topic_id(self, name: str, topic_id: str) -> None:
         """Raise LogError UNKNOWN_TOPIC_ID unless the topic of that name has that id."""
         present = self._service.metadata.image.topic(name).topic_id
@@ -483,7 +478,7 @@ class RoutedFetch:
         read = RoutedRead(topic, number, offset, max_bytes)
         self._reads.append(read)
         if topic not in self._refusals:
-            self._refusals[topic] = self._refusal(topic)
+            self._refusals[topic] = self._service.refusal(self._principal, topic)
         read.error = self._refusals[topic]
         if read.error is None:
             try:
@@ -492,13 +487,6 @@ class RoutedFetch:
                 read.error = error.as_outcome()
             else:
                 self._service.topics.topic(topic).fetch_requests += 1
-
-    def _refusal(self, topic: str) -> LogError | None:
-        try:
-            self._service.authorize(self._principal, Operation.READ, topic_resource(topic))
-        except LogError as error:
-            return error.as_outcome()
-        return None
 
     def is_at_end(self) -> bool:
         """Whether no partition is known to have data, so that the caller should `wait`."""

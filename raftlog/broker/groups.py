@@ -22,13 +22,13 @@ from raftlog.broker.authorize import (
     topic_resource,
     transactional_id_resource,
 )
-from raftlog.broker.closing import Closing
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import FoundRecord, OffsetService
 from raftlog.broker.offsets import PartitionBounds as RoutedBounds
+from raftlog.broker.shared import Closing
 from raftlog.coordinator.groups.checks import check_group_id
 from raftlog.coordinator.groups.classic.messages import DescribedGroup
-from raftlog.coordinator.groups.kind import MESSAGES, TOPIC
+from raftlog.coordinator.groups.kind import MESSAGES, NAME, TOPIC
 from raftlog.coordinator.groups.messages import (
     JOIN_EPOCH,
     ConsumerGroupDescription,
@@ -75,7 +75,9 @@ from raftlog.coordinator.groups.offset_messages import (
 from raftlog.coordinator.groups.offset_reset import lookup_time_ms, offsets_to_commit, plan_reset
 from raftlog.coordinator.shard.decision import Producer
 from raftlog.coordinator.shard.records import TopicPartitions
-from raftlog.metadata.image import TopicImage
+from raftlog.coordinator.transactions import kind as transactions
+from raftlog.coordinator.transactions.messages import shard_key
+from raftlog.metadata.image import BrokerImage, TopicImage
 from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import (
     FORBIDDEN,
@@ -573,6 +575,33 @@ class GroupService:
     def _leader(self, number: int) -> BrokerId | None:
         topic = self._services.metadata.image.topics_by_name.get(TOPIC)
         return None if topic is None else topic.partitions[number].leader
+
+
+class CoordinatorLookup:
+    """Finds coordinators of groups and transactional ids, for clients that call them directly.
+
+    Creates their internal topics with the first use. Any other node forwards such a call.
+    """
+
+    def __init__(self, services: NodeServices, authorize: Authorize) -> None:
+        self._services = services
+        self._authorize = authorize
+
+    async def of_group(self, principal: Principal, group_id: str) -> BrokerImage | None:
+        """The coordinator of a group, or None while there is none. Raises LogError."""
+        self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
+        return await self._found(NAME, check_group_id(group_id))
+
+    async def of_transactional_id(
+        self, principal: Principal, transactional_id: str
+    ) -> BrokerImage | None:
+        """The coordinator of a transactional id, as `of_group`. Raises LogError."""
+        self._authorize(principal, Operation.DESCRIBE, transactional_id_resource(transactional_id))
+        return await self._found(transactions.NAME, shard_key(transactional_id))
+
+    async def _found(self, kind: str, key: str) -> BrokerImage | None:
+        broker_id = await self._services.coordinators.coordinator_of(kind, key)
+        return self._services.metadata.image.brokers.get(broker_id)
 
 
 def _bounds(

@@ -47,10 +47,8 @@ class NodeServices:
     coordination: Callable[[], CoordinatorStatus]
     """Sums over all coordinators of this node, for metrics."""
     is_ready: Callable[[], str | None]
-    """None while the node serves, otherwise the reason (starting, stopping).
-
-    Listeners then refuse every request. A node without an active controller serves.
-    """
+    """None while the node serves, otherwise the reason (starting, stopping). Listeners then refuse
+    every request. A node without an active controller serves."""
     catching_up: Callable[[], str | None] = lambda: None
     """None once the replicas have been in sync since the start, otherwise those that lag."""
     can_write: Callable[[], bool] = lambda: True

@@ -76,10 +76,8 @@ RECORDS_CHECKED_PER_TURN: Final = 1_024
 FRAMES_PER_TURN: Final = 128
 """Appends of a long request that begin in one turn."""
 BATCHES_PER_STEP_MAX: Final = 16
-"""Batches of a frame that needs no separate turn.
-
-Each batch takes 10 to 20 us. Idempotent producers have at most five in flight.
-"""
+"""Batches of a frame that needs no separate turn. Each batch takes 10 to 20 us. Idempotent
+producers have at most five in flight."""
 PACKED_BYTES_PER_TURN: Final = 1 << 20
 """Bytes of batches packed in one turn, unless a batch has more."""
 PACKED_BATCH_COST_BYTES: Final = 4_096
@@ -110,10 +108,8 @@ class ProduceOptions:
     transactional_id: str | None = None
     """Id of the transaction that the records join."""
     adds_partition: bool = True
-    """Whether a transaction's first records add their partition to it (version 2, KIP-890).
-
-    A client of version 1 has added it before.
-    """
+    """Whether a transaction's first records add their partition to it (version 2, KIP-890). A
+    client of version 1 has added it before."""
     any_node: bool = False
     """Whether `append_batches` forwards batches to the leaders of their partitions."""
 
@@ -136,10 +132,8 @@ class PartitionWrite:
     batches: Sequence[RecordBatch] | None = None
     """The records' batches, or None if they share a batch with other requests' records."""
     outcome: Sequence[int] | LogError = ()
-    """The records' offsets, or the error.
-
-    With an error nothing was appended, or `entry.outcome_unknown` is set.
-    """
+    """The records' offsets, or the error. With an error nothing was appended, or
+    `entry.outcome_unknown` is set."""
     log_append_time_ms: int = -1
 
 

@@ -20,13 +20,11 @@ from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
 from raftlog.broker.classic_groups import ClassicGroupService
 from raftlog.broker.consumer_instances import ConsumerInstanceService
-from raftlog.broker.coordinators import CoordinatorLookup
 from raftlog.broker.fetch import FetchService
-from raftlog.broker.groups import GroupService
+from raftlog.broker.groups import CoordinatorLookup, GroupService
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.node import NodeServices, cluster_hosts, unready
 from raftlog.broker.offsets import OffsetService
-from raftlog.broker.placement import PlacementService
 from raftlog.broker.produce import ProduceService
 from raftlog.broker.shared import ListenedService
 from raftlog.broker.transactions import TransactionService
@@ -34,11 +32,8 @@ from raftlog.record.errors import NOT_READY, LogError
 from raftlog.world.threads import Threads
 
 DECOMPRESSION_THREADS: Final = 1
-"""Threads that decompress stored batches.
-
-One thread is faster than the event loop writes the batches out as JSON. More threads would only
-take processors from syncs and from other clients.
-"""
+"""Threads that decompress stored batches. One thread is faster than the event loop writes the
+batches out as JSON. More threads would only take processors from syncs and from other clients."""
 
 
 class Broker(ListenedService):
@@ -65,7 +60,6 @@ class Broker(ListenedService):
             services, self.groups, self.fetch, self.offsets, authorize
         )
         self.admin = AdminService(services, settings, authorize)
-        self.placement = PlacementService(services, settings, authorize)
 
     @property
     def cluster_id(self) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from raftlog.api.catalog import CatalogEntry
-from raftlog.broker.families import counter, gauge
+from raftlog.broker.metrics import counter, gauge
 from raftlog.broker.shared import ListenedService
 from raftlog.gateway.catalog_view import CatalogView
 from raftlog.gateway.links import Link, Links

@@ -30,8 +30,8 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 from prometheus_client.core import Metric
 
-from raftlog.broker.families import counter, gauge
 from raftlog.broker.limits import ADDRESS_SHARE, RateGuard, address_group
+from raftlog.broker.metrics import counter, gauge
 from raftlog.broker.shared import ListenedService
 from raftlog.http.malformed import malformed_text, too_large_text, too_long_text
 from raftlog.http.request import Request, ServerContext

@@ -25,8 +25,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from raftlog.broker.families import Histogram, counter, gauge, histograms
-from raftlog.broker.metrics import OTHER_TOPICS, TopicMetrics
+from raftlog.broker.metrics import OTHER_TOPICS, Histogram, TopicMetrics, counter, gauge, histograms
 from raftlog.broker.node import NodeServices, unready
 from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.world import Backoff, Clock

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from raftlog.broker.families import Histogram, counter, gauge, histograms
+from raftlog.broker.metrics import Histogram, counter, gauge, histograms
 
 if TYPE_CHECKING:
     from raftlog.kafka.apis import Api

@@ -23,10 +23,9 @@ REPORT_S: Final = 10.0
 
 NoteVote: TypeAlias = Callable[[], Awaitable[None]]
 TakePlace: TypeAlias = Callable[[Sequence[str], int, str, NoteVote], Awaitable[None]]
-"""Gets a lost node's place, by live nodes' addresses, node id and new directory's id.
-
-The last argument is awaited before the lost node's vote is removed. Harmless to repeat. Raises
-ValueError with a message for the operator."""
+"""Gets a lost node's place, by live nodes' addresses, node id and new directory's id. The last
+argument is awaited before the lost node's vote is removed. Harmless to repeat. Raises ValueError
+with a message for the operator."""
 
 logger = logging.getLogger(__name__)
 

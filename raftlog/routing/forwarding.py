@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from raftlog.metadata.image import BrokerImage
@@ -61,10 +61,8 @@ from raftlog.world import Clock
 from raftlog.world.network import Connection, Network, NetworkError, RejectedError
 
 BYTES_MAX: Final = 56 * 1024 * 1024
-"""Bytes in flight to one node, in bodies and in the bounds of reads.
-
-Below the 64 MiB at which the network ends a connection.
-"""
+"""Bytes in flight to one node, in bodies and in the bounds of reads. Below the 64 MiB at which the
+network ends a connection."""
 SETTINGS: Final = ChannelSettings(connect_timeout_s=2.0)
 IDLE_S: Final = 60.0
 ANSWER_SLACK_S: Final = 0.5
@@ -184,14 +182,6 @@ class _InFlight:
     """The answer's body, as far as received."""
 
 
-@dataclass(slots=True)
-class _Unsent:
-    """A request from before the connection opened."""
-
-    request: Request
-    body: Sequence[Buffer] = field(default=())
-
-
 class _Link(Session):
     """One connection to one node, which is dialled, then open, then ended. Also its `Opener`."""
 
@@ -210,7 +200,8 @@ class _Link(Session):
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[int, _InFlight] = {}
-        self._unsent: dict[int, _Unsent] = {}
+        self._unsent: dict[int, tuple[Request, Sequence[Buffer]]] = {}
+        """Requests and bodies from before the connection opened."""
         self._last_id = 0
         self._waits = 0
         self._bytes = 0
@@ -264,7 +255,7 @@ class _Link(Session):
         if self.is_open:
             self._send(self.connection, request, body)
         else:
-            self._unsent[number] = _Unsent(request, body)
+            self._unsent[number] = request, body
         return future
 
     # Session
@@ -395,6 +386,6 @@ class _Link(Session):
     def opened(self, connection: Connection, theirs: Hello) -> _Link:
         """Send the requests that have waited for the connection."""
         unsent, self._unsent = self._unsent, {}
-        for request in unsent.values():
-            self._send(connection, request.request, request.body)
+        for request, body in unsent.values():
+            self._send(connection, request, body)
         return self

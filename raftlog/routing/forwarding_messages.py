@@ -69,11 +69,14 @@ class _Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Heads are arrays of the fields in order, the tag first."""
 
 
-class Append(_Base, frozen=True, tag=1):
-    """Append the body's batches, whole or not at all."""
-
+class _OfPartition(_Base, frozen=True):
     topic_id: _TopicId
     partition: _PartitionNumber
+
+
+class Append(_OfPartition, frozen=True, tag=1):
+    """Append the body's batches, whole or not at all."""
+
     acks: Annotated[int, Meta(ge=-1, le=1)]
     transactional_id: Annotated[str, Meta(max_length=255)] | None = None
     """Id of the transaction that the batches belong to, or open."""
@@ -81,22 +84,17 @@ class Append(_Base, frozen=True, tag=1):
     """Whether the first batch of a transaction adds its partition, as in `LeaderTransactions`."""
 
 
-class Read(_Base, frozen=True, tag=2):
+class Read(_OfPartition, frozen=True, tag=2):
     """Read committed batches."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     offset: _Number
     max_bytes: Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
     end_offset: _Number | None
     isolation: _Isolation = 0
 
 
-class Bounds(_Base, frozen=True, tag=3):
+class Bounds(_OfPartition, frozen=True, tag=3):
     """Query log start offset, high watermark and last stable offset."""
-
-    topic_id: _TopicId
-    partition: _PartitionNumber
 
 
 class Wait(_Base, frozen=True, tag=4):
@@ -109,20 +107,16 @@ class Wait(_Base, frozen=True, tag=4):
     isolation: _Isolation = 0
 
 
-class FindTime(_Base, frozen=True, tag=5):
+class FindTime(_OfPartition, frozen=True, tag=5):
     """Find the first committed record at or after a time."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     timestamp_ms: _Number
     isolation: _Isolation = 0
 
 
-class Delete(_Base, frozen=True, tag=6):
+class Delete(_OfPartition, frozen=True, tag=6):
     """Delete the records below an offset, or (-1) all committed records."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     before: _NumberOrNone
 
 
@@ -144,31 +138,25 @@ class FindTimeInMany(_Base, frozen=True, tag=8):
     isolation: _Isolation = 0
 
 
-class ReadReplica(_Base, frozen=True, tag=9):
+class ReadReplica(_OfPartition, frozen=True, tag=9):
     """Read batches of any replica, or of its damaged files, to repair another replica."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     offset: _Number
     max_bytes: Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
 
 
-class Coordinate(_Base, frozen=True, tag=10):
+class Coordinate(_OfPartition, frozen=True, tag=10):
     """Carry out the body's request at the coordinator that leads the partition."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     may_change: bool
     """Whether the outcome is unknown if the answer is lost."""
     is_held: bool
     """Whether the coordinator may hold the request open, which counts as a wait."""
 
 
-class WriteMarker(_Base, frozen=True, tag=11):
+class WriteMarker(_OfPartition, frozen=True, tag=11):
     """End a producer's transaction in a partition."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     producer_id: _Number
     producer_epoch: Annotated[int, Meta(ge=0, le=2**15 - 1)]
     coordinator_epoch: Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -189,27 +177,21 @@ class ReadMany(_Base, frozen=True, tag=12):
     isolation: _Isolation = 0
 
 
-class FindNewest(_Base, frozen=True, tag=13):
+class FindNewest(_OfPartition, frozen=True, tag=13):
     """Find the first readable record with the largest timestamp."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     isolation: _Isolation = 0
 
 
-class FindEpochEnd(_Base, frozen=True, tag=14):
+class FindEpochEnd(_OfPartition, frozen=True, tag=14):
     """Find the end of the largest leader epoch not above this one."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     leader_epoch: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
-class DescribeProducers(_Base, frozen=True, tag=15):
+class DescribeProducers(_OfPartition, frozen=True, tag=15):
     """Describe the producers of the leader's log."""
 
-    topic_id: _TopicId
-    partition: _PartitionNumber
     count_max: _PartitionNumber
 
 

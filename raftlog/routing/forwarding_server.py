@@ -99,10 +99,8 @@ from raftlog.world.network import Connection, Network
 ASSEMBLED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes held of one caller's bodies. A caller sends no more at once."""
 UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
-"""Bytes of unsent responses to one caller. Reads above the bound are refused.
-
-The network would end the connection at 64 MiB.
-"""
+"""Bytes of unsent responses to one caller. Reads above the bound are refused. The network would end
+the connection at 64 MiB."""
 SILENT_S_MAX: Final = 180.0
 """Silence in seconds after which a caller is gone. A caller closes a connection idle for 60 s."""
 _Query: TypeAlias = FindNewest | FindEpochEnd | DescribeProducers

@@ -286,17 +286,10 @@ class PartitionHandle:
         self, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[Offset, Offset]:
         """Log start offset and high watermark, or last stable offset for READ_COMMITTED."""
-        refusal: LogError | None = None
-        if self._local is not None:
-            try:
-                return await _bounds(self._local, isolation)
-            except LogError as error:
-                refusal = self._drop_local(error)
         outcome, _ = await self._routed(
             Bounds(self.topic_id, self.partition),
             (),
             local=lambda found, _: _bounds(found, isolation),
-            refusal=refusal,
         )
         if isinstance(outcome, tuple):
             return outcome
@@ -310,32 +303,24 @@ class PartitionHandle:
         self, timestamp_ms: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> tuple[Offset, int] | None:
         """See `Partition.offset_for_timestamp`."""
-        refusal: LogError | None = None
-        if self._local is not None:
-            try:
-                return await self._local.offset_for_timestamp(timestamp_ms, isolation)
-            except LogError as error:
-                refusal = self._drop_local(error)
-        outcome, _ = await self._routed(
+        return await self._found_record(
             FindTime(self.topic_id, self.partition, timestamp_ms, int(isolation)),
-            (),
-            local=lambda found, _: found.offset_for_timestamp(timestamp_ms, isolation),
-            refusal=refusal,
+            lambda found, _: found.offset_for_timestamp(timestamp_ms, isolation),
         )
-        if isinstance(outcome, FoundTime):
-            found = outcome.found
-            return None if found is None else (Offset(found[0]), found[1])
-        assert outcome is None or isinstance(outcome, tuple)
-        return outcome
 
     async def newest_record(self, isolation: Isolation) -> tuple[Offset, int] | None:
         """See `Partition.newest_record`."""
-        outcome, _ = await self._routed(
+        return await self._found_record(
             FindNewest(self.topic_id, self.partition, int(isolation)),
-            (),
-            local=lambda found, _: found.newest_record(isolation),
-            refusal=None,
+            lambda found, _: found.newest_record(isolation),
         )
+
+    async def _found_record(
+        self,
+        operation: FindTime | FindNewest,
+        local: Callable[[Partition, float], Awaitable[tuple[Offset, int] | None]],
+    ) -> tuple[Offset, int] | None:
+        outcome, _ = await self._routed(operation, (), local=local)
         if isinstance(outcome, FoundTime):
             found = outcome.found
             return None if found is None else (Offset(found[0]), found[1])
@@ -350,7 +335,7 @@ class PartitionHandle:
             return FoundEpochEnd(None if end is None else (end.epoch, end.end_offset))
 
         outcome, _ = await self._routed(
-            FindEpochEnd(self.topic_id, self.partition, epoch), (), local=local, refusal=None
+            FindEpochEnd(self.topic_id, self.partition, epoch), (), local=local
         )
         assert isinstance(outcome, FoundEpochEnd)
         pair = outcome.found
@@ -366,7 +351,6 @@ class PartitionHandle:
             DescribeProducers(self.topic_id, self.partition, count_max),
             (),
             local=local,
-            refusal=None,
         )
         return outcome if isinstance(outcome, list) else decode_producers(body)
 
@@ -378,7 +362,6 @@ class PartitionHandle:
             local=lambda found, _: found.require_leader().delete_records(before),
             # A repeat would delete records committed since the first call.
             may_repeat=before != ALL_RECORDS,
-            refusal=None,
         )
         if isinstance(outcome, Marks):
             return Offset(outcome.log_start_offset)
@@ -404,7 +387,6 @@ class PartitionHandle:
             local=call.local,
             timeout_s=timeout_s,
             may_repeat=may_repeat,
-            refusal=None,
         )
         return call.decoded(body) if isinstance(outcome, Coordinated) else cast(T, outcome)
 
@@ -432,7 +414,6 @@ class PartitionHandle:
                 found, producer_id, producer_epoch, marker, timeout_s=remaining_s
             ),
             timeout_s=timeout_s,
-            refusal=None,
         )
 
     async def _routed(
@@ -443,7 +424,7 @@ class PartitionHandle:
         local: Callable[[Partition, float], Awaitable[T]],
         timeout_s: float = READ_S_MAX,
         may_repeat: bool = True,
-        refusal: LogError | None,
+        refusal: LogError | None = None,
     ) -> tuple[T | Outcome, memoryview]:
         """Call the leader, with retries, until success, a final error, or the timeout.
 

@@ -9,7 +9,15 @@ import pytest
 
 from raftlog.broker.admin import AdminService
 from raftlog.metadata.decisions.reassignment import Move
-from raftlog.record.errors import FORBIDDEN, INVALID_BODY, UNKNOWN_TOPIC, LogError
+from raftlog.record.errors import (
+    FORBIDDEN,
+    ILLEGAL_STATE,
+    INVALID_BODY,
+    INVALID_PARTITIONS,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    LogError,
+)
 from raftlog.record.types import BrokerId, Offset
 from tests.broker.harness import ALICE, CLUSTER, TOPIC, BrokerHarness, Operation
 from tests.http.fakes import FakeNode
@@ -73,6 +81,23 @@ OPERATIONS: list[tuple[Callable[[AdminService], Any], Operation, str]] = [
     (lambda admin: admin.add_voter(ALICE, 3), Operation.ALTER, KAFKA_CLUSTER),
     (lambda admin: admin.remove_voter(ALICE, 3), Operation.ALTER, KAFKA_CLUSTER),
     (lambda admin: admin.transfer_controller(ALICE, None), Operation.ALTER, KAFKA_CLUSTER),
+    (
+        lambda admin: admin.elect_leaders(ALICE, None, unclean=False),
+        Operation.ALTER,
+        KAFKA_CLUSTER,
+    ),
+    (
+        lambda admin: admin.elect_leaders(ALICE, [("t", 0)], unclean=True),
+        Operation.ALTER,
+        KAFKA_CLUSTER,
+    ),
+    (
+        lambda admin: admin.reassign_each(ALICE, [Move("t", 0, (BrokerId(3),))]),
+        Operation.ALTER,
+        KAFKA_CLUSTER,
+    ),
+    (lambda admin: admin.cancel_each(ALICE, [("t", 0)]), Operation.ALTER, KAFKA_CLUSTER),
+    (lambda admin: admin.replica_sizes(ALICE), Operation.DESCRIBE, KAFKA_CLUSTER),
 ]
 
 
@@ -150,3 +175,65 @@ async def test_brokers_and_controller_need_no_right() -> None:
     assert list(one.broker.admin.brokers()) == [1, 2, 3]
     assert one.broker.admin.controller_id() == 1
     assert one.authorizer.taken() == []
+
+
+async def node_with_partitions() -> BrokerHarness:
+    """Topic `t`: three partitions on brokers 1 and 2; broker 2 leads partition 0."""
+    node = FakeNode(brokers=3)
+    rows = tuple((BrokerId(1), BrokerId(2)) for _ in range(3))
+    await node.metadata.create_topic("t", assignments=rows)
+    await node.metadata.operations.transfer_leader("t", 0, BrokerId(2))
+    return BrokerHarness(node, partitions_per_request_max=4)
+
+
+async def test_each_partition_has_the_outcome_of_its_election() -> None:
+    one = await node_with_partitions()
+    wanted = [("t", 0), ("t", 1), ("t", 7), ("none", 0)]
+    outcomes = await one.broker.admin.elect_leaders(ALICE, wanted, unclean=False)
+    assert [(each.topic, each.partition) for each in outcomes] == wanted
+    assert [each.is_needed for each in outcomes] == [True, False, False, False]
+    entries = [each.error and each.error.entry for each in outcomes]
+    assert entries == [None, None, UNKNOWN_PARTITION, UNKNOWN_TOPIC]
+    assert one.node.metadata.image.partition("t", 0).leader == 1
+    assert await one.broker.admin.elect_leaders(ALICE, None, unclean=False) == []
+
+
+async def test_a_preferred_replica_that_cannot_lead_is_reported() -> None:
+    one = await node_with_partitions()
+    one.node.metadata.unwritable.add(BrokerId(1))
+    [outcome] = await one.broker.admin.elect_leaders(ALICE, None, unclean=False)
+    assert outcome.is_needed
+    assert outcome.error is not None
+    assert outcome.error.entry is ILLEGAL_STATE
+    assert one.node.metadata.image.partition("t", 0).leader == 2
+
+
+async def test_partitions_that_cannot_move_leave_the_others_alone() -> None:
+    one = await node_with_partitions()
+    moves = [
+        Move("t", 0, (BrokerId(3),)),
+        Move("t", 1, (BrokerId(9),)),
+        Move("t", 9, (BrokerId(1),)),
+    ]
+    errors = await one.broker.admin.reassign_each(ALICE, moves)
+    assert {key: error.entry for key, error in errors.items()} == {
+        ("t", 1): INVALID_PARTITIONS,
+        ("t", 9): UNKNOWN_PARTITION,
+    }
+    assert one.node.metadata.image.partition("t", 0).adding == (3,)
+    errors = await one.broker.admin.cancel_each(ALICE, [("t", 0), ("t", 1)])
+    assert {key: error.entry for key, error in errors.items()} == {("t", 1): ILLEGAL_STATE}
+    assert not one.node.metadata.image.partition("t", 0).adding
+
+
+async def test_partitions_of_one_change_are_bounded() -> None:
+    one = await node_with_partitions()
+    admin = one.broker.admin
+    for call in (
+        lambda: admin.elect_leaders(ALICE, [("t", 0)] * 5, unclean=False),
+        lambda: admin.reassign_each(ALICE, [Move("t", 0, ())] * 5),
+        lambda: admin.cancel_each(ALICE, [("t", 0)] * 5),
+    ):
+        with pytest.raises(LogError) as caught:
+            await call()
+        assert caught.value.entry is INVALID_BODY

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource
-from raftlog.broker.closing import Closing
 from raftlog.broker.groups import Committer, GroupService, OpenTransaction
+from raftlog.broker.shared import Closing
 from raftlog.broker.transactions import Producer, TransactionService
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId

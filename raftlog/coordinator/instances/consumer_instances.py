@@ -92,11 +92,8 @@ from raftlog.record.errors import (
 INSTANCE_PARTITIONS_MAX: Final = 1_000
 """Partitions of one instance. Its starts end in one batch, and each is a record."""
 STEP_AFTER_LOAD_MS: Final = 1_000
-"""Delay of a step after a load, in milliseconds.
-
-Compaction may have brought an instance's record behind its group's. A step that is too large for a
-batch is not tried in a loop.
-"""
+"""Delay of a step after a load, in milliseconds. Compaction may have brought an instance's record
+behind its group's. A step that is too large for a batch is not tried in a loop."""
 LATEST: Final = "latest"
 _CHOOSE_ONE: Final = (
     "IllegalStateError: You must choose only one way to configure your consumer: (1) subscribe to "

@@ -36,10 +36,8 @@ BATCH_BYTES_MAX: Final = 64 << 20
 SLICE_BYTES: Final = 192 << 10
 """Bytes of records, as objects, replayed in one turn of some milliseconds."""
 JOINED_BYTES_MAX: Final = 64 << 10
-"""Bytes of small batches, as objects, that are decoded together.
-
-The overhead of each batch costs as much as ten records.
-"""
+"""Bytes of small batches, as objects, that are decoded together. The overhead of each batch costs
+as much as ten records."""
 RECORD_BYTES: Final = 128
 """Added for each record, as in `decode_groups`."""
 COMMIT_CHECK_S: Final = 1.0

@@ -49,10 +49,8 @@ from raftlog.schema.codec import Codec, codec_of
 from raftlog.schema.errors import DecodeError
 
 RECORD_ELEMENTS_MAX: Final = 1 << 20
-"""Array elements of one record, more than any record of 4 MiB can have.
-
-A partition takes at least four bytes.
-"""
+"""Array elements of one record, more than any record of 4 MiB can have. A partition takes at least
+four bytes."""
 
 
 class UnknownRecord(NamedTuple):
@@ -105,11 +103,8 @@ NAMES_MAX: Final = 1_024
 """Kept names of `group_and_topic`. A log has many offsets of one group in a row."""
 
 USUAL_OFFSET: Final = re.compile(rb"\x00\x04.{12}\x01.{8}\x01\x00\x10.{16}", re.DOTALL)
-"""The value of nearly all offsets. Whatever matches is well-formed.
-
-It has version 4, offset and leader epoch, no metadata, commit time, and one tagged field (0, of 16
-bytes), the topic id.
-"""
+"""The value of nearly all offsets. Whatever matches is well-formed. It has version 4, offset and
+leader epoch, no metadata, commit time, and one tagged field (0, of 16 bytes), the topic id."""
 
 _VERSION: Final = struct.Struct(">h")
 _unpack_version: Final = _VERSION.unpack_from

@@ -130,10 +130,8 @@ class ConsumerGroupMetadataValue(_Struct, frozen=True):
     metadata_hash: Annotated[Int64, Field(tag=0)] = 0
     """Hash of the partitions of all subscribed topics, or 0 without partitions."""
     empty_since_ms: Annotated[Int64, Field(tag=1_000)] = NO_TIMESTAMP
-    """Wall time at which the last member left.
-
-    -1 if the group has members, or the writer was Kafka. Kafka's tools skip the unknown tag.
-    """
+    """Wall time at which the last member left. -1 if the group has members, or the writer was
+    Kafka. Kafka's tools skip the unknown tag."""
 
 
 class ConsumerGroupMemberMetadataKey(_Key, frozen=True):
@@ -303,11 +301,9 @@ class TransactionLogValue(_Nested, frozen=True):
     next_producer_epoch: Annotated[Int16, Field(tag=3, default=-1)]
     transaction_timeout_ms: Int32
     transaction_status: Int8
-    """Number of a transaction's state.
-
-    0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort, 6 Dead,
-    7 PrepareEpochFence, 8 Prepared (two-phase, not Kafka's).
-    """
+    """Number of a transaction's state. 0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4
+    CompleteCommit, 5 CompleteAbort, 6 Dead, 7 PrepareEpochFence, 8 Prepared (two-phase, not
+    Kafka's)."""
     transaction_partitions: tuple[TransactionPartitions, ...] | None
     transaction_last_update_timestamp_ms: Int64
     transaction_start_timestamp_ms: Int64

@@ -92,19 +92,14 @@ EXPIRED_PER_TURN_MAX: Final = 64
 COMMIT_S: Final = 30.0
 """Longest wait in seconds for a commit. A late replica leaves the ISR before."""
 DEADLINE_STEPS: Final = 16
-"""Steps of the timeout of a held request.
-
-Idle members' heartbeats then end in few turns of the event loop, and return together, because
-waking up a process costs more than a heartbeat.
-"""
+"""Steps of the timeout of a held request. Idle members' heartbeats then end in few turns of the
+event loop, and return together, because waking up a process costs more than a heartbeat."""
 PAUSE_S: Final = 0.25
 """Pause of the timers while the partition takes no writes."""
 
 WriteMarker: TypeAlias = Callable[[Callable[[], None]], Awaitable[object]]
-"""Writes a marker with a guard that is called right before. Returns once committed.
-
-Raises LogError.
-"""
+"""Writes a marker with a guard that is called right before. Returns once committed. Raises
+LogError."""
 
 R = TypeVar("R")
 Q = TypeVar("Q")

@@ -304,10 +304,8 @@ class PendingMarkers(NamedTuple):
     """The markers' producer id and epoch."""
     is_commit: bool
     version: int
-    """Version of the protocol.
-
-    With 2 the marker's epoch is above that of every batch of its transaction, so a leader with an
-    open transaction of that very epoch must reject the marker (KIP-1228).
-    """
+    """Version of the protocol. With 2 the marker's epoch is above that of every batch of its
+    transaction, so a leader with an open transaction of that very epoch must reject the marker
+    (KIP-1228)."""
     partitions: frozenset[TopicPartition]
     """Those without a confirmed marker."""

@@ -99,15 +99,11 @@ EXPIRATIONS_MAX: Final = 500
 """Tombstones of one decision."""
 EXPIRATION_INTERVAL_MS: Final = 60_000
 SINK_ID_RETENTION_MS: Final = 60_000
-"""Retention of a sink's complete transactional id.
-
-Each task attempt has its own id, which never returns.
-"""
+"""Retention of a sink's complete transactional id. Each task attempt has its own id, which never
+returns."""
 SINK_RETENTION_MS: Final = 365 * 24 * 3_600_000
-"""Retention of a sink's epoch, from its last commit.
-
-Without the epoch, a late retry would commit again.
-"""
+"""Retention of a sink's epoch, from its last commit. Without the epoch, a late retry would commit
+again."""
 
 
 class ShardTimer(Enum):

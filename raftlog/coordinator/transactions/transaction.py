@@ -147,10 +147,8 @@ class Transaction(Struct, frozen=True, gc=False):
     partitions: frozenset[TopicPartition] = frozenset()
     start_ms: int = NO_TIMESTAMP
     version: int = VERSION_1
-    """Version of the client that opened the transaction.
-
-    Once the transaction is decided, it is the version of its end, or 2 for a fence.
-    """
+    """Version of the client that opened the transaction. Once the transaction is decided, it is the
+    version of its end, or 2 for a fence."""
 
     @property
     def client(self) -> Producer:

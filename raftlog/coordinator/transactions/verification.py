@@ -57,11 +57,8 @@ ASK_S: Final = 5.0
 CONCURRENT_S_MAX: Final = 1.0
 """Longest wait in seconds for the markers of the producer's transaction before."""
 PAUSES_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05)
-"""Pauses before a question is repeated. The last pause repeats.
-
-The coordinator holds a question. It returns early only with a question of another producer that
-could be decided.
-"""
+"""Pauses before a question is repeated. The last pause repeats. The coordinator holds a question.
+It returns early only with a question of another producer that could be decided."""
 
 _Key: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
 _Question: TypeAlias = tuple[Verification, "asyncio.Future[LogError | None]"]
@@ -84,10 +81,8 @@ class VerifiedTransactions(LeaderTransactions):
         self._order: ArrivalOrder[_Key] = ArrivalOrder()
         """Producers with a first batch that waits for the coordinator."""
         self._questions: dict[tuple[int, bool], list[_Question]] = {}
-        """Questions of this turn, by coordinator partition and whether they are repeated.
-
-        A repeated question would be held, and must not hold a first question.
-        """
+        """Questions of this turn, by coordinator partition and whether they are repeated. A
+        repeated question would be held, and must not hold a first question."""
         self._markers: dict[_Key, list[asyncio.Future[None]]] = {}
         """Questions that wait for a marker here. A few per open request."""
 

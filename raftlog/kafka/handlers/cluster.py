@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final, TypeVar
 
-from raftlog.broker.admin import ClusterMembership
-from raftlog.broker.placement import ElectionOutcome
+from raftlog.broker.admin import ClusterMembership, ElectionOutcome
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.brokers import Brokers
 from raftlog.kafka.handlers.names import (
@@ -113,9 +112,7 @@ async def elect_leaders(
         try:
             outcomes = await by(
                 deadline_of(request.timeout_ms),
-                lambda: call.broker.placement.elect_leaders(
-                    call.principal, wanted, unclean=is_unclean
-                ),
+                lambda: call.broker.admin.elect_leaders(call.principal, wanted, unclean=is_unclean),
             )
         except LogError as error:
             error_code, message = cluster_code(error), error.message
@@ -182,7 +179,7 @@ async def alter_partition_reassignments(
             codes[key] = INVALID_REPLICATION_FACTOR
             continue
         moves.append(move)
-    placement = call.broker.placement
+    placement = call.broker.admin
     try:
         errors |= await by(deadline, lambda: placement.reassign_each(call.principal, moves))
         errors |= await by(deadline, lambda: placement.cancel_each(call.principal, cancelled))
@@ -283,7 +280,7 @@ async def describe_log_dirs(
 ) -> messages.DescribeLogDirsResponse:
     """35. Returns this node's replicas and their sizes, without the size of the whole disk."""
     try:
-        sizes, free_bytes = call.broker.placement.replica_sizes(call.principal)
+        sizes, free_bytes = call.broker.admin.replica_sizes(call.principal)
     except LogError as error:
         return messages.DescribeLogDirsResponse(error_code=cluster_code(error))
     if request.topics is not None:

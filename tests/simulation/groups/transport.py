@@ -27,10 +27,10 @@ from raftlog.api.cluster import (
 )
 from raftlog.api.groups import CommitRequest, CommitResponse, CommittedResponse, HeartbeatRequest
 from raftlog.broker.authorize import ANONYMOUS, allow_all
-from raftlog.broker.closing import Closing
 from raftlog.broker.groups import GroupService
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.offsets import OffsetService
+from raftlog.broker.shared import Closing
 from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import (
     FENCED_MEMBER_EPOCH,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.broker.closing import Closing
+from raftlog.broker.shared import Closing
 
 
 @pytest.fixture(autouse=True)
