@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
-from raftlog_spark.worker_gc import spare_survivors
+from raftlog_spark.data_source import spare_survivors
 
 from bench.spark.running import PARTITIONS, spark, sum_of_lengths
 

@@ -2,22 +2,37 @@
 
 A `Cluster` pickles as its settings. The first call connects. After a fork, the first call in the
 child connects again, and the parent's connections are left alone.
+
+The asyncio client runs in the event loop of a separate thread (`Background`). Spark calls from
+threads without a loop, from threads with a running loop (a notebook), and in processes forked from
+a process with threads. So the loop never runs in the caller's thread.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import threading
+import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from raftlog_client import Producer, Transaction
-from raftlog_client.errors import RaftlogClientError, ServerError, TopicNotFoundError
+from raftlog_client.errors import (
+    RaftlogClientError,
+    SerializationError,
+    ServerError,
+    TopicNotFoundError,
+)
 from raftlog_client.fetch.protocol import FetchConnectionPool
 from raftlog_client.fetch.range_reader import RangeChunk, RangeReader
 from raftlog_client.groups.offsets import commit_for_group
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import bounds_of_topics, offsets_of_times
+from raftlog_client.produce.raw_batch import RawBatchBuilder
 from raftlog_client.transactions import sinks
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
@@ -28,9 +43,228 @@ from raftlog.api.transactions import TRANSACTION_TIMEOUT_MS_DEFAULT
 from raftlog.record.errors import INVALID_TXN_STATE, SINK_OWNED, UNKNOWN_TRANSACTION
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
-from raftlog_spark.background import Background, result_of
-from raftlog_spark.errors import RaftlogSparkError, SinkRefused, TopicGone, spark_error
-from raftlog_spark.sink.batch_writer import BatchWriter
+from raftlog_spark.errors import (
+    RaftlogSparkError,
+    SinkRefused,
+    TopicGone,
+    spark_error,
+    write_failure,
+)
+
+CLOSE_TIMEOUT_S: Final = 10.0
+"""Time for cancelled tasks to end."""
+WAIT_LOGGED_S: Final = 10.0
+"""A caller that waits for so long is logged, and again after each such time."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Background:
+    """A running event loop. `close` ends the loop and all its tasks."""
+
+    def __init__(self) -> None:
+        # Not the policy's loop. By measurement, a selector loop takes less CPU for large responses,
+        # and it keeps no state for the whole process that a fork would copy.
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._main, name="raftlog-spark", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work`, and return its future. Cancelling the future cancels `work`."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        """Run `work` and return its result. `what` names it in the log. An interrupt cancels it."""
+        return result_of(self.submit(work), what)
+
+    def close(self) -> None:
+        """Cancel all tasks, end the loop, and wait for the thread."""
+        if self._thread is threading.current_thread() or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.warning("background tasks did not end within %s s", CLOSE_TIMEOUT_S)
+
+    def _main(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def result_of(future: Future[T], what: str) -> T:
+    """The future's result. A long wait is logged. An interrupt of the caller cancels the future."""
+    begun = time.monotonic()
+    try:
+        while not wait([future], WAIT_LOGGED_S).done:
+            logger.warning("waiting for raftlog since %.0f s: %s", time.monotonic() - begun, what)
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+ABORT_TIMEOUT_MS: Final = 5_000
+
+
+class Written(NamedTuple):
+    """Acknowledged by all in-sync replicas, since the writer was made."""
+
+    batches: int
+    records: int
+    size_bytes: int
+
+
+class BatchWriter:
+    """Writes under a separate producer id. A context manager, which closes the writer on leaving,
+    or aborts it after an error. Not for several threads at once.
+
+    The writer's own retries never write a batch twice. After a failed batch, `write` accepts no
+    more.
+    """
+
+    def __init__(
+        self,
+        background: Background,
+        producer: Producer,
+        topic: str | None,
+        transaction: Transaction | None = None,
+    ) -> None:
+        """The writer owns `producer` and its transaction. `topic` is the default of `write`."""
+        self.topic = topic
+        self._transaction = transaction
+        self._background = background
+        self._producer = producer
+        self._batches = self._records = self._size_bytes = 0
+        self._failure: tuple[RaftlogClientError, str] | None = None
+        """The first failure, and its topic."""
+        self._is_closed = False
+
+    def partitions(self, topic: str) -> int:
+        """The number of partitions of a topic. Raises TopicGone, ClusterUnavailable."""
+        self._require_open()
+        what = f"looking up {topic!r}"
+        try:
+            return len(self._background.run(self._producer.partitions_for(topic), what))
+        except RaftlogClientError as error:
+            raise spark_error(error, what=what, topic=topic) from error
+
+    def write(
+        self, partition: int, data: bytearray, records: int, *, topic: str | None = None
+    ) -> None:
+        """Send one whole batch (format v2) of so many records, after all earlier batches.
+
+        `topic`: overrides the writer's own. `data` is changed (producer id, sequence, CRC) and must
+        not be touched afterwards. Returns when there is room, not when the batch is written. Raises
+        WriteFailed for this or an earlier batch, ValueError if `data` is not one batch.
+        """
+        topic = topic or self.topic
+        if topic is None:
+            raise ValueError("No topic is given, and the writer has none of its own.")
+        self._require_open()
+        self._check()
+        try:
+            held = RawBatchBuilder(data).record_count
+        except SerializationError as error:
+            raise ValueError(str(error)) from error
+        if held != records:
+            raise ValueError(f"The batch holds {held} records, not {records}.")
+        try:
+            self._background.run(
+                self._send(topic, partition, data, records), f"writing to {topic!r}"
+            )
+        except RaftlogClientError as error:
+            raise write_failure(error, topic) from error
+
+    def flush(self) -> Written:
+        """Wait until all batches are acknowledged. Returns the totals. Raises WriteFailed with the
+        first failure, once no batch is in flight."""
+        self._require_open()
+        try:
+            self._background.run(self._producer.flush(), "writing what is buffered")
+        except RaftlogClientError as error:
+            raise write_failure(error, self.topic or "all topics") from error
+        self._check()
+        return Written(self._batches, self._records, self._size_bytes)
+
+    def prepare(self) -> None:
+        """Prepare the transaction, with all batches. It outlives the writer, until committed.
+        Raises WriteFailed if it is not prepared."""
+        self._require_open()
+        assert self._transaction is not None
+        try:
+            self._background.run(self._transaction.prepare(), "preparing the transaction")
+        except RaftlogClientError as error:
+            raise write_failure(error, self.topic or "all topics") from error
+
+    def close(self) -> Written:
+        """Flush, and free all resources. Raises WriteFailed, after which the writer is also closed.
+        Idempotent."""
+        if self._is_closed:
+            return Written(self._batches, self._records, self._size_bytes)
+        try:
+            return self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Send no more batches, and abort a transaction that is not prepared. Without a
+        transaction, batches in flight may be written. Acknowledged batches are."""
+        if not self._is_closed:
+            self._is_closed = True
+            timeout_ms = 0 if self._transaction is None else ABORT_TIMEOUT_MS
+            self._background.run(self._producer.close(timeout_ms=timeout_ms), "closing the writer")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    async def _send(self, topic: str, partition: int, data: bytearray, records: int) -> None:
+        size = len(data)
+        future = await self._producer.send_batch(topic, partition, data)
+
+        def settled(done: asyncio.Future[int]) -> None:
+            error = done.exception()
+            if error is None:
+                self._batches += 1
+                self._records += records
+                self._size_bytes += size
+            elif self._failure is None:
+                assert isinstance(error, RaftlogClientError)
+                self._failure = error, topic
+
+        future.add_done_callback(settled)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            error, topic = self._failure
+            raise write_failure(error, topic) from error
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RaftlogSparkError("The writer is closed.")
+
 
 RETRY_FIRST_MS: Final = 20
 RETRY_MAX_MS: Final = 250
@@ -41,8 +275,6 @@ BUFFER_BYTES_DEFAULT: Final = 32 * 1024 * 1024
 DELIVERY_TIMEOUT_S_DEFAULT: Final = 120.0
 REFUSALS: Final = frozenset([UNKNOWN_TRANSACTION, INVALID_TXN_STATE, SINK_OWNED])
 """Refusals of a sink's commit, for good."""
-
-T = TypeVar("T")
 
 
 FETCH_BYTES_DEFAULT = 8 * 1024 * 1024
@@ -180,10 +412,9 @@ class Cluster:
         chunk ended. The first and last may hold records outside of the range. With "read_committed"
         it names the aborted transactions in its data. `decode` checks CRCs, and skips aborted
         records. The next chunk is fetched while the caller works on the present chunk. A chunk's
-        data
-        lives as long as the caller uses it, and at most three are held for a caller that drops each
-        chunk. `end` comes from `bounds` with the same isolation, and no later data is read. After a
-        leader's death the fetch continues at the new leader.
+        data lives as long as the caller uses it, and at most three are held for a caller that drops
+        each chunk. `end` comes from `bounds` with the same isolation, and no later data is read.
+        After a leader's death the fetch continues at the new leader.
 
         Raises OffsetOutOfRange (records of the range were deleted, `lowest` is the first offset
         left), TopicGone, TopicRecreated, or ValueError for invalid settings.
@@ -285,12 +516,11 @@ class Cluster:
     def commit_sink(
         self, sink_id: str, transactional_ids: Sequence[str], *, epoch: int | None, owner: str
     ) -> None:
-        """Commit these prepared transactions of a sink as one, and abort its others.
+        """Commit these prepared transactions of a sink together, and abort its others.
 
         Harmless to repeat with an epoch. Without an epoch (None), only for a minute, and with no
-        ids
-        everything of the sink is aborted. Raises SinkRefused if nothing is committed and never will
-        be, or ClusterUnavailable if it may be.
+        ids everything of the sink is aborted. Raises SinkRefused if nothing is committed and never
+        will be, or ClusterUnavailable if it may be.
         """
         metadata = self._connected().metadata
         work: Coroutine[Any, Any, object]

@@ -6,11 +6,19 @@ schema skips `schema`, so its options are checked when its reader is created.
 
 Readers and writers are imported on use. Processes that only list sources or call `schema` start
 without the client and Arrow, whose import takes longer than that work.
+
+Spark's Python workers collect all generations after every task. With Spark, Arrow and numpy loaded,
+a collection visits many objects that live as long as the process, and costs more than a small task
+itself (DESIGN.md). So the survivors of such a collection are exempt from the next collections
+(`gc.freeze`), again only after more modules have been imported. Exempt objects are still freed by
+reference counting. Only their cycles are not, once for each freeze.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
+from typing import Any, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,7 +31,36 @@ from pyspark.sql.types import StructType
 
 from raftlog_spark.options import sink_options, source_options
 from raftlog_spark.schema import columns_of, source_schema
-from raftlog_spark.worker_gc import is_worker, spare_survivors
+
+WORKERS_MODULE: Final = "pyspark.daemon"
+"""The main module of the processes that Spark forks its workers from."""
+OLDEST_GENERATION: Final = 2
+
+
+class _Survivors:
+    """A callback of the collector, see `gc.callbacks`."""
+
+    def __init__(self) -> None:
+        self._modules = 0
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        modules = len(sys.modules)
+        if phase == "stop" and info["generation"] == OLDEST_GENERATION and modules > self._modules:
+            self._modules = modules
+            gc.freeze()
+
+
+def is_worker(module: str = WORKERS_MODULE) -> bool:
+    """Whether this process runs that module of Spark's as its program."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == module
+
+
+def spare_survivors() -> None:
+    """Exempt the survivors of full collections from now on. Idempotent."""
+    if not any(isinstance(callback, _Survivors) for callback in gc.callbacks):
+        gc.callbacks.append(_Survivors())
+
 
 NAME = "raftlog"
 # Spark's process that offers filters to a reader. It runs only if pushdown is enabled.
@@ -34,11 +71,11 @@ if is_worker():
 
 
 class RaftlogDataSource(DataSource):
-    """Topics of a raftlog cluster: `spark.read.format("raftlog")`, `spark.readStream`, and `write`
-    and `writeStream` of frames.
+    """Topics of a cluster, by `spark.read.format("raftlog")`, `spark.readStream`, and `write` and
+    `writeStream` of frames.
 
-    Options and columns are those of Spark's Kafka source and sink; see `raftlog_spark.options`.
-    Writes are exactly once: see `raftlog_spark.sink.writers`.
+    Options and columns are those of Spark's Kafka source and sink (`raftlog_spark.options`).
+    Writes are exactly once (`raftlog_spark.sink.writers`).
     """
 
     @classmethod
@@ -53,7 +90,7 @@ class RaftlogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader for one batch query. Raises OptionsError, SchemaError."""
-        from raftlog_spark.source.batch_reader import BatchReader, FilteringBatchReader  # noqa: PLC0415
+        from raftlog_spark.source.readers import BatchReader, FilteringBatchReader  # noqa: PLC0415
 
         options = source_options(self.options).for_mode("batch")
         columns = columns_of(schema)
@@ -63,7 +100,7 @@ class RaftlogDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader for one streaming query. Raises OptionsError, SchemaError."""
-        from raftlog_spark.source.stream_reader import StreamReader  # noqa: PLC0415
+        from raftlog_spark.source.readers import StreamReader  # noqa: PLC0415
 
         options = source_options(self.options).for_mode("stream")
         return StreamReader(options, columns_of(schema))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 from raftlog_spark.errors import RaftlogSparkError
-from raftlog_spark.source.start_points import (
+from raftlog_spark.source.offsets import (
     EARLIEST,
     LATEST,
     EachOffset,

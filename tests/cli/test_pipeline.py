@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from raftlog_spark import pipelines
-from raftlog_spark.java import JavaError
+from raftlog_spark.session import JavaError
 
 from raftlog.cli.main import cli
 

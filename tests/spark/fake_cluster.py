@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from raftlog_client.fetch.range_reader import RangeChunk
-from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
+from raftlog_spark.cluster import BatchWriter, Bounds, Cluster, TopicInfo, Written
 from raftlog_spark.errors import (
     OffsetOutOfRange,
     RaftlogSparkError,
@@ -14,7 +14,6 @@ from raftlog_spark.errors import (
     TopicRecreated,
     WriteFailed,
 )
-from raftlog_spark.sink.batch_writer import BatchWriter, Written
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import Record, decode

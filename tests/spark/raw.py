@@ -13,7 +13,7 @@ from aiokafka.record.default_records import (  # type: ignore[import-untyped]
     DefaultRecordBatchBuilder,
 )
 from hypothesis import strategies as st
-from raftlog_spark.codec import record_offsets
+from raftlog_spark.codec import records as parsing
 from raftlog_spark.codec.decode import decode
 
 from raftlog.record.batch import RecordBatch, iterate_batches
@@ -145,8 +145,8 @@ def read(
 def lanes_everywhere() -> Iterator[None]:
     """Small batches, too, are walked in lanes, of few records, and with bad guesses."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_offsets, "RECORDS_FEW", 0)
-        patch.setattr(record_offsets, "RECORDS_PER_LANE", 2)
-        patch.setattr(record_offsets, "GUESS_BYTES_MIN", 16)
-        patch.setattr(record_offsets, "RECORD_BYTES_LARGE", 2**30)
+        patch.setattr(parsing, "RECORDS_FEW", 0)
+        patch.setattr(parsing, "RECORDS_PER_LANE", 2)
+        patch.setattr(parsing, "GUESS_BYTES_MIN", 16)
+        patch.setattr(parsing, "RECORD_BYTES_LARGE", 2**30)
         yield

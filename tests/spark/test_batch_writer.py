@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from raftlog_spark.cluster import Cluster
+from raftlog_spark.cluster import Cluster, Written
 from raftlog_spark.errors import RaftlogSparkError, TopicGone, WriteFailed
-from raftlog_spark.sink.batch_writer import Written
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.errors import CORRUPT_BATCH, NOT_ENOUGH_REPLICAS, NOT_READY, RECORD_TOO_LARGE

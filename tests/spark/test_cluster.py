@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import threading
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from raftlog_client import Admin
+from raftlog_spark import cluster as connecting
 from raftlog_spark import errors
-from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
+from raftlog_spark.cluster import Background, Bounds, Cluster, TopicInfo
 from raftlog_spark.errors import ClusterUnavailable, RaftlogSparkError, TopicGone
 
 from bench.node import LoneNode
@@ -20,6 +22,40 @@ from raftlog.cluster.local import LocalCluster
 from raftlog.record.errors import NOT_READY
 from tests.client.fake_node import FakeCluster, Fault
 from tests.spark.query_parts import append, blocking, encoded, values_in
+
+
+@pytest.fixture
+def running() -> Iterator[Background]:
+    made = Background()
+    yield made
+    made.close()
+
+
+def test_a_long_wait_is_logged_and_goes_on(
+    running: Background, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connecting, "WAIT_LOGGED_S", 0.01)
+
+    async def until_logged_twice() -> str:
+        while caplog.text.count("waiting for raftlog") < 2:  # noqa: ASYNC110  a log has no event
+            await asyncio.sleep(0.005)
+        return "done"
+
+    with caplog.at_level(logging.WARNING):
+        assert running.run(until_logged_twice(), "reading 't'") == "done"
+    assert "s: reading 't'" in caplog.text
+
+
+def test_the_error_of_the_work_is_the_caller_s(
+    running: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        running.run(fail(), "failing")
+    assert not caplog.text
+
 
 OFFSETS = "/v1/offsets"
 

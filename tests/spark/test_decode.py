@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raftlog_spark.codec import decode as decoding
 from raftlog_spark.codec.decode import CorruptBatchError, decode
-from raftlog_spark.codec.record_fields import arrow_schema
+from raftlog_spark.codec.records import arrow_schema
 
 from raftlog.record.codec import RecordTuple
 from raftlog.record.compression import Compression

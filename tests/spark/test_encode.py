@@ -8,22 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raftlog_spark.codec import encode as encoding
-from raftlog_spark.codec.encode import EncodedBatch, EncodeError, ProducerStamp, encode, stamped
-from raftlog_spark.codec.record_fields import TYPES
+from raftlog_spark.codec.encode import EncodedBatch, EncodeError, encode
+from raftlog_spark.codec.records import TYPES
 
 from raftlog.record.batch import split_batches
 from raftlog.record.codec import RecordTuple
-from raftlog.record.compression import Compression
-from raftlog.record.errors import LogError
 from raftlog.record.header import parse_header
-from raftlog.record.types import ProducerEpoch, ProducerId
-from tests.record.batches import COMPRESSIONS, DECOMPRESSED_BYTES_MAX, SAMPLE, validate_records
+from tests.record.batches import DECOMPRESSED_BYTES_MAX, SAMPLE, validate_records
 from tests.record.wire import encode_batches
 from tests.spark.raw import read, reference, rows
 
 NOW_MS = 1_700_000_000_000
-STAMP = ProducerStamp(ProducerId(77), ProducerEpoch(3), 1000)
-each_codec = pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
 
 
 def table(records: list[RecordTuple], **types: pa.DataType) -> pa.RecordBatch:
@@ -44,21 +39,8 @@ def table(records: list[RecordTuple], **types: pa.DataType) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def encoded(
-    batch: pa.RecordBatch,
-    batch_bytes: int = 2**20,
-    compression: Compression = Compression.NONE,
-    producer: ProducerStamp | None = None,
-) -> list[EncodedBatch]:
-    return list(
-        encode(
-            batch,
-            batch_bytes=batch_bytes,
-            compression=compression.label,
-            now_ms=NOW_MS,
-            producer=producer,
-        )
-    )
+def encoded(batch: pa.RecordBatch, batch_bytes: int = 2**20) -> list[EncodedBatch]:
+    return list(encode(batch, batch_bytes=batch_bytes, now_ms=NOW_MS))
 
 
 def rows_of(batches: list[EncodedBatch]) -> list[RecordTuple]:
@@ -75,13 +57,12 @@ def rows_of(batches: list[EncodedBatch]) -> list[RecordTuple]:
 
 
 class TestRoundTrip:
-    @each_codec
     @settings(max_examples=60)
     @given(records=rows, batch_bytes=st.integers(100, 5000))
     def test_raftlog_record_reads_what_went_in(
-        self, compression: Compression, records: list[RecordTuple], batch_bytes: int
+        self, records: list[RecordTuple], batch_bytes: int
     ) -> None:
-        assert rows_of(encoded(table(records), batch_bytes, compression)) == records
+        assert rows_of(encoded(table(records), batch_bytes)) == records
 
     @settings(max_examples=60)
     @given(records=rows)
@@ -185,10 +166,6 @@ class TestColumns:
         with pytest.raises(EncodeError, match=why):
             encoded(pa.RecordBatch.from_pydict(columns))
 
-    def test_an_unknown_compression_is_refused(self) -> None:
-        with pytest.raises(LogError):
-            list(encode(table(SAMPLE), batch_bytes=9999, compression="rar", now_ms=1))
-
 
 class TestBatches:
     def test_a_record_larger_than_a_batch_may_be_has_its_own(self) -> None:
@@ -204,34 +181,6 @@ class TestBatches:
         monkeypatch.setattr(encoding, "GROUP_BYTES", 1200)
         assert encoded(table(records), 500) == whole
 
-    def test_compression_that_does_not_pay_is_left_out(self) -> None:
-        batch = pa.RecordBatch.from_pydict({"value": [random.Random(1).randbytes(100)]})
-        [(data, _)] = encoded(batch, compression=Compression.ZSTD)
-        assert parse_header(data).compression is Compression.NONE
-
-
-class TestProducer:
-    def test_sequences_go_on_from_batch_to_batch(self) -> None:
-        records: list[RecordTuple] = [(1, None, bytes(100), None)] * 9
-        batches = encoded(table(records), 400, producer=STAMP)
-        headers = [parse_header(batch.data) for batch in batches]
-        assert [header.base_sequence for header in headers] == [1000, 1003, 1006]
-        assert {(h.producer_id, h.producer_epoch, h.is_transactional) for h in headers} == {
-            (77, 3, False)
-        }
-        assert rows_of(batches) == records
-
-    def test_sequences_begin_again_after_the_largest(self) -> None:
-        assert STAMP._replace(base_sequence=2**31 - 2).after(5).base_sequence == 3
-
     def test_without_a_producer_there_is_no_sequence(self) -> None:
         header = parse_header(encoded(table(SAMPLE))[0].data)
         assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
-
-    def test_stamping_again_is_as_if_encoded_so(self) -> None:
-        stamp = STAMP._replace(transactional=True)
-        [batch] = encoded(table(SAMPLE), producer=STAMP)
-        stamped(batch, stamp)
-        assert [batch] == encoded(table(SAMPLE), producer=stamp)
-        stamped(batch, STAMP)
-        assert [batch] == encoded(table(SAMPLE), producer=STAMP)

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_spark.source.offsets import (
     INITIAL,
+    OFFSET_MAX,
+    PARTITION_MAX,
     OffsetFormatError,
     StreamOffset,
     from_json,
     to_json,
 )
-from raftlog_spark.source.start_points import OFFSET_MAX, PARTITION_MAX
 
 topics = st.text(min_size=1, max_size=5)
 partitions = st.tuples(topics, st.integers(0, PARTITION_MAX))

@@ -11,7 +11,7 @@ from raftlog_spark.options import (
     sink_options,
     source_options,
 )
-from raftlog_spark.source.start_points import EARLIEST, LATEST, EachOffset, EachTime, SameTime
+from raftlog_spark.source.offsets import EARLIEST, LATEST, EachOffset, EachTime, SameTime
 
 BASE = {"bootstrap.servers": "h:1", "subscribe": "t"}
 

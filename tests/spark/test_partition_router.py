@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_client.produce.record_encoder import murmur2_partitioner
 from raftlog_spark.errors import TopicGone
-from raftlog_spark.sink.partition_router import TURNS, Destination, Router, RowError, partition_of
+from raftlog_spark.sink.sink_task import TURNS, Destination, Router, RowError, partition_of
 
 COUNTS = {"a": 1, "b": 3, "c": 12}
 topics = st.sampled_from(sorted(COUNTS))

@@ -4,14 +4,14 @@ import pytest
 from raftlog_spark.cluster import Bounds
 from raftlog_spark.errors import TopicGone
 from raftlog_spark.options import OptionsError, source_options
+from raftlog_spark.source.offsets import LATEST, SameTime
 from raftlog_spark.source.planning import Snapshot
-from raftlog_spark.source.queries import (
+from raftlog_spark.source.readers import (
     SNAPSHOT_ATTEMPTS_MAX,
     refresh,
     resolve_point,
     take_snapshot,
 )
-from raftlog_spark.source.start_points import LATEST, SameTime
 
 from tests.spark.fake_cluster import FakeCluster
 

@@ -16,7 +16,7 @@ from raftlog_spark.errors import (
 )
 from raftlog_spark.options import Isolation, SourceOptions, Subscription
 from raftlog_spark.source.planning import Range
-from raftlog_spark.source.task_reader import read_task
+from raftlog_spark.source.readers import read_task
 
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder

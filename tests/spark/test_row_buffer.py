@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_spark.sink.row_buffer import RowBuffer, parts
+from raftlog_spark.sink.sink_task import RowBuffer, parts
 
 batches = st.lists(
     st.lists(st.integers(0, 20) | st.integers(0, 70_000), min_size=1, max_size=40), max_size=8

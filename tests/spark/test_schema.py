@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from raftlog_spark.codec.record_fields import arrow_schema
+from raftlog_spark.codec.records import arrow_schema
 from raftlog_spark.schema import SchemaError, SinkColumns, columns_of, sink_columns, source_schema
 
 from tests.spark.raw import ALL

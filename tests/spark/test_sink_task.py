@@ -14,7 +14,7 @@ from raftlog_spark.options import SinkOptions
 from raftlog_spark.schema import SinkColumns
 from raftlog_spark.sink import sink_task
 from raftlog_spark.sink.commit_message import AttemptId, TaskCommit
-from raftlog_spark.sink.row_buffer import BUFFER_BYTES_MAX
+from raftlog_spark.sink.sink_task import BUFFER_BYTES_MAX
 
 from .fake_cluster import FakeCluster
 

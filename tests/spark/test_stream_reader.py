@@ -9,7 +9,7 @@ from raftlog_spark.errors import ClusterUnavailable
 from raftlog_spark.options import OptionsError, source_options
 from raftlog_spark.source.offsets import JsonOffset, OffsetFormatError
 from raftlog_spark.source.planning import DataLossError
-from raftlog_spark.source.stream_reader import (
+from raftlog_spark.source.readers import (
     CATCH_UP_WAIT_S,
     IDLE_WAIT_S,
     LAG_INTERVAL_S,

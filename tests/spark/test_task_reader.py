@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from raftlog_spark.options import source_options
 from raftlog_spark.source.planning import DataLossError, Range
-from raftlog_spark.source.task_reader import read_task
+from raftlog_spark.source.readers import read_task
 
 from tests.spark.fake_cluster import FakeCluster
 

@@ -14,8 +14,8 @@ for _name in (
     # The module whose `main` the workers call.
     sys.argv[1],
     "raftlog_spark.sink.writers",
-    "raftlog_spark.source.batch_reader",
-    "raftlog_spark.source.stream_reader",
+    "raftlog_spark.source.readers",
+    "raftlog_spark.source.readers",
 ):
     importlib.import_module(_name)
 # `raftlog_spark.data_source` is imported later: it looks at the program of the worker, which is

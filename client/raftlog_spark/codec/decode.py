@@ -21,15 +21,16 @@ from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, BatchHeader
 from raftlog.record.isolation import TransactionFilter
 from raftlog.record.types import AbortedTransaction, Buffer
-from raftlog_spark.codec.record_fields import (
+from raftlog_spark.codec.records import (
     TYPES,
+    Bodies,
     arrow_schema,
     headers_at,
     key_positions,
+    record_starts,
     slices_at,
     taken,
 )
-from raftlog_spark.codec.record_offsets import Bodies, record_starts
 from raftlog_spark.codec.varints import CorruptBatchError, Cursor, Positions, Window
 
 __all__ = ["DECOMPRESSED_BYTES_MAX", "CorruptBatchError", "decode"]
@@ -106,14 +107,11 @@ def decode(
 
     Yields RecordBatches of `arrow_schema(columns)` of up to about 4 MB, none empty. Control batches
     give no rows, nor do the `aborted` transactions. No RecordBatch refers to `data`. Takes memory
-    of a
-    few times UNIT_BYTES, or a few times the largest batch, which holds at most
-    `decompressed_bytes_max`
-    (eight times that, if all records are of the smallest size).
+    of a few times UNIT_BYTES, or a few times the largest batch, which holds at most
+    `decompressed_bytes_max` (eight times that, if all records are of the smallest size).
 
     Raises CorruptBatchError for any unsound batch, its CRC included, or a too large batch, after
-    the
-    rows of earlier units. Records of batches outside of the range are not read.
+    the rows of earlier units. Records of batches outside of the range are not read.
     """
     assert 0 < decompressed_bytes_max <= DECOMPRESSED_BYTES_LIMIT
     query = _Query(

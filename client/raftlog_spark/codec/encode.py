@@ -15,15 +15,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raftlog.record.batch import sealed
-from raftlog.record.compression import Compression, compress
 from raftlog.record.header import (
     BATCH_LENGTH_MAX,
     HEADER_SIZE,
     LENGTH_END,
     MAGIC,
-    TRANSACTIONAL_BIT,
     BatchHeader,
-    parse_header,
 )
 from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
@@ -31,20 +28,21 @@ from raftlog.record.types import (
     NO_SEQUENCE,
     LeaderEpoch,
     Offset,
-    ProducerEpoch,
-    ProducerId,
 )
-from raftlog_spark.codec.arrow_join import Pieces, heads, joined
-from raftlog_spark.codec.varints import Positions, constant, packed, varint_size, varint_sizes
+from raftlog_spark.codec.varints import (
+    Pieces,
+    Positions,
+    constant,
+    heads,
+    joined,
+    packed,
+    varint_size,
+    varint_sizes,
+)
 from raftlog_spark.errors import RaftlogSparkError
-from raftlog_spark.sink.partition_router import binary_column, partition_of
-
-__all__ = ["EncodeError", "EncodedBatch", "ProducerStamp", "encode", "partition_of", "stamped"]
 
 GROUP_BYTES: Final = 4 * 1024 * 1024
 """Bytes of batches encoded together. A larger size needs fewer calls and more memory."""
-SEQUENCE_LIMIT: Final = 2**31
-"""Sequence numbers begin again at 0 after the largest (KIP-98)."""
 TIMESTAMP_MS_MAX: Final = 2**53
 
 
@@ -59,41 +57,17 @@ class EncodedBatch(NamedTuple):
     records: int
 
 
-class ProducerStamp(NamedTuple):
-    """Identifies a repeated batch to the node. Sequences of further batches count up from it."""
-
-    producer_id: ProducerId = NO_PRODUCER_ID
-    producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
-    base_sequence: int = NO_SEQUENCE
-    transactional: bool = False
-
-    def after(self, records: int) -> ProducerStamp:
-        """The stamp of the batch after one of so many records."""
-        if self.base_sequence == NO_SEQUENCE:
-            return self
-        return self._replace(base_sequence=(self.base_sequence + records) % SEQUENCE_LIMIT)
-
-
-def encode(
-    rows: pa.RecordBatch,
-    *,
-    batch_bytes: int,
-    compression: str,
-    now_ms: int,
-    producer: ProducerStamp | None = None,
-) -> Iterator[EncodedBatch]:
-    """Rows of one partition as record batches, in their order.
+def encode(rows: pa.RecordBatch, *, batch_bytes: int, now_ms: int) -> Iterator[EncodedBatch]:
+    """Rows of one partition as uncompressed record batches, in their order.
 
     Columns: `value` (binary or string, null is a tombstone), and optionally `key` (the same),
     `headers` (list<struct<key, value>>) and `timestamp`. Others are ignored. Without a timestamp a
-    record has `now_ms`. A batch has at most `batch_bytes` before compression, unless a single
-    record is larger. A batch that compression does not shrink stays uncompressed.
+    record has `now_ms`. A batch has at most `batch_bytes`, unless a single record is larger. It has
+    no producer yet.
 
     Raises EncodeError for other types, a header without a key, a negative timestamp, and a record
-    too large for any batch. Raises LogError(INVALID_CONFIG) for an unknown compression.
+    too large for any batch.
     """
-    codec = Compression.from_name(compression)
-    stamp = producer or ProducerStamp()
     columns = _columns(rows, now_ms)
     sizes = _sizes_max(columns, rows.num_rows)
     firsts = _split(sizes, batch_bytes - HEADER_SIZE)
@@ -103,23 +77,8 @@ def encode(
         limit = totals[firsts[group]] + GROUP_BYTES
         last = int(np.searchsorted(totals[firsts], limit, side="right")) - 1
         last = min(max(last, group + 1), len(firsts) - 1)
-        for batch in _encode_group(columns, firsts[group : last + 1], codec, stamp):
-            yield batch
-            stamp = stamp.after(batch.records)
+        yield from _encode_group(columns, firsts[group : last + 1])
         group = last
-
-
-def stamped(batch: EncodedBatch, stamp: ProducerStamp) -> None:
-    """Give a batch another producer state, in place."""
-    header = parse_header(batch.data)
-    attributes = header.attributes & ~TRANSACTIONAL_BIT
-    header = header._replace(
-        attributes=attributes | (TRANSACTIONAL_BIT if stamp.transactional else 0),
-        producer_id=stamp.producer_id,
-        producer_epoch=stamp.producer_epoch,
-        base_sequence=stamp.base_sequence,
-    )
-    sealed(batch.data, header)
 
 
 class _Headers(NamedTuple):
@@ -148,8 +107,8 @@ def _columns(rows: pa.RecordBatch, now_ms: int) -> _Columns:
     if "value" not in names:
         raise EncodeError(f"There is no column `value`, only {', '.join(names) or 'none'}.")
     try:
-        values = Pieces.of(binary_column(rows.column("value")))
-        keys = Pieces.of(binary_column(rows.column("key"))) if "key" in names else None
+        values = Pieces.of(rows.column("value"))
+        keys = Pieces.of(rows.column("key")) if "key" in names else None
         headers = _headers(rows.column("headers")) if "headers" in names else None
         times = np.full(rows.num_rows, now_ms, np.int64)
         if "timestamp" in names:
@@ -177,8 +136,8 @@ def _headers(column: pa.Array) -> _Headers | None:
     fields = dict(zip((field.name for field in pairs.type), pairs.flatten(), strict=True))
     if set(fields) != {"key", "value"}:
         raise EncodeError(f"`headers` has type {column.type}, not list<struct<key, value>>.")
-    keys = Pieces.of(binary_column(fields["key"]))
-    values = Pieces.of(binary_column(fields["value"]))
+    keys = Pieces.of(fields["key"])
+    values = Pieces.of(fields["value"])
     if (keys.sizes < 0).any():
         raise EncodeError("A header has no key.")
     key_heads, value_heads = heads([packed(keys.sizes)]), heads([packed(values.sizes)])
@@ -223,9 +182,7 @@ def _split(sizes: Positions, bytes_max: int) -> list[int]:
     return firsts
 
 
-def _encode_group(
-    columns: _Columns, firsts: list[int], codec: Compression, stamp: ProducerStamp
-) -> Iterator[EncodedBatch]:
+def _encode_group(columns: _Columns, firsts: list[int]) -> Iterator[EncodedBatch]:
     """Batches of neighbouring rows. Batch i has the rows from firsts[i] to before firsts[i + 1]."""
     first, end = firsts[0], firsts[-1]
     starts = np.array(firsts) - first
@@ -237,8 +194,7 @@ def _encode_group(
     shift = 1 if columns.headers is None else 0
     for row, count in zip(starts.tolist(), counts.tolist(), strict=False):
         body = data[int(bounds[row]) + shift : int(bounds[row + count])]
-        yield _batch(body, bytes(shift), times[row : row + count], codec, stamp)
-        stamp = stamp.after(count)
+        yield _batch(body, bytes(shift), times[row : row + count])
 
 
 def _encode_rows(
@@ -280,24 +236,11 @@ def _encode_rows(
     return joined([*heads(before), keys, *heads([value_sizes]), values, *tail])
 
 
-def _batch(
-    body: NDArray[np.uint8],
-    end: bytes,
-    times: Positions,
-    codec: Compression,
-    stamp: ProducerStamp,
-) -> EncodedBatch:
+def _batch(body: NDArray[np.uint8], end: bytes, times: Positions) -> EncodedBatch:
     """A batch of encoded records."""
     data = bytearray(HEADER_SIZE)
     data += body.data
     data += end
-    attributes = TRANSACTIONAL_BIT if stamp.transactional else 0
-    if codec is not Compression.NONE:
-        compressed = compress(codec, memoryview(data)[HEADER_SIZE:])
-        if len(compressed) < len(data) - HEADER_SIZE:
-            attributes |= codec
-            data = bytearray(HEADER_SIZE)
-            data += compressed
     count = len(times)
     header = BatchHeader(
         base_offset=Offset(0),
@@ -305,13 +248,13 @@ def _batch(
         partition_leader_epoch=LeaderEpoch(-1),
         magic=MAGIC,
         crc=0,
-        attributes=attributes,
+        attributes=0,
         last_offset_delta=count - 1,
         base_timestamp_ms=int(times[0]),
         max_timestamp_ms=int(times.max()),
-        producer_id=stamp.producer_id,
-        producer_epoch=stamp.producer_epoch,
-        base_sequence=stamp.base_sequence,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
         record_count=count,
     )
     sealed(data, header)

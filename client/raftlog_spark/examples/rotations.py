@@ -1,8 +1,7 @@
 """Rotations of aircraft: flights of one aircraft, with less than `GAP` between their departures.
 
-Sessions with separate state. An open rotation is the state of its aircraft, and a timer in
-event time ends it once no flight can belong to it any more. Flights without a tail number have
-none.
+Sessions with separate state. An open rotation is the state of its aircraft, and a timer in event
+time ends it once no flight can belong to it any more. Flights without a tail number have none.
 """
 
 from __future__ import annotations

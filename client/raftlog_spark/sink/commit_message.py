@@ -74,7 +74,7 @@ def once_sink_id(sink_id: str | None, write_id: str) -> str:
 def check_complete(
     messages: Sequence[WriterCommitMessage | None], *, batch_id: int | None = None
 ) -> list[TaskCommit]:
-    """Check and return the messages of a batch, one for each of its tasks.
+    """Check and return the messages of a batch, a message for each task.
 
     `batch_id` is the expected id. Raises CommitError if a task's message is missing, duplicate, or
     of another batch or sink.

@@ -87,8 +87,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         """Commit a batch after all tasks. The batch may be committed again after a restart.
 
         Raises CommitError if a task has not ended, the messages are another batch's, or a
-        transaction
-        ended before. Then nothing is committed.
+        transaction ended before. Then nothing is committed.
         """
         _commit(self._options, check_complete(messages, batch_id=batchId))
 

@@ -1,4 +1,4 @@
-"""Each in a process of its own: frozen objects stay frozen."""
+"""The collector in workers of Spark. A process for each test: frozen objects stay frozen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 SPARED = """
 import gc
-from raftlog_spark.worker_gc import spare_survivors
+from raftlog_spark.data_source import spare_survivors
 spare_survivors()
 spare_survivors()
 assert len(gc.callbacks) == 1
@@ -72,7 +72,7 @@ assert seen() is None
 
 
 def test_only_a_worker_of_sparks_is_one() -> None:
-    assert run("from raftlog_spark.worker_gc import is_worker; print(is_worker())") == "False\n"
+    assert run("from raftlog_spark.data_source import is_worker; print(is_worker())") == "False\n"
     program = """
 import runpy, sys
 sys.modules["__main__"].__spec__ = type("Spec", (), {"name": "pyspark.daemon"})

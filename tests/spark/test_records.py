@@ -1,3 +1,5 @@
+"""The starts of records: every walk finds the same."""
+
 from __future__ import annotations
 
 import random
@@ -6,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_spark.codec import record_offsets
-from raftlog_spark.codec.record_offsets import Bodies, record_starts
+from raftlog_spark.codec import records as parsing
+from raftlog_spark.codec.records import Bodies, record_starts
 from raftlog_spark.codec.varints import CorruptBatchError, Window
 
 from raftlog.record.batch import iterate_batches
@@ -32,7 +34,7 @@ def bodies_of(data: bytes) -> Bodies:
 
 def by_steps(data: bytes) -> list[int]:
     bodies = bodies_of(data)
-    return record_offsets._walk_each(Window(data), bodies, range(len(bodies.starts)))
+    return parsing._walk_each(Window(data), bodies, range(len(bodies.starts)))
 
 
 def batches(values: list[bytes], batch_bytes: int = 100_000) -> bytes:
@@ -73,13 +75,13 @@ class TestRecordStarts:
     def test_guesses_are_good(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         data = batches(values(kind, 4000))
         walked: list[int] = []
-        step_by_step = record_offsets._walk_each
+        step_by_step = parsing._walk_each
 
         def counting(window: Window, bodies: Bodies, which: range | list[int]) -> list[int]:
             walked.extend(which)
             return step_by_step(window, bodies, which)
 
-        monkeypatch.setattr(record_offsets, "_walk_each", counting)
+        monkeypatch.setattr(parsing, "_walk_each", counting)
         record_starts(Window(data), bodies_of(data))
         assert walked == []
 
@@ -103,7 +105,7 @@ class TestRecordStarts:
         data[61 + place % (len(data) - 61)] ^= 6
         bodies = bodies_of(bytes(batches([b"x" * 100] * 3600, 2_000_000)))
         try:
-            expected: object = record_offsets._walk_each(Window(data), bodies, range(1))
+            expected: object = parsing._walk_each(Window(data), bodies, range(1))
         except CorruptBatchError as error:
             expected = str(error)
         try:

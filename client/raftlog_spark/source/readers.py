@@ -1,17 +1,18 @@
-"""Reads topics as a stream by reporting the next offset and reading the planned ranges.
+"""Spark's readers plan a query on the driver, and read its tasks on the executors.
 
-Spark stores the offsets of this reader in its checkpoint before it reads up to them. They hold
-everything that a batch needs, so a replay after a restart reads exactly the same ranges.
+A batch query reads the current offsets of topics, or a part of them, once. Spark stores the offsets
+of a stream in its checkpoint before it reads up to them. They hold everything that a batch of the
+stream needs, so a replay after a restart reads exactly the same ranges.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -21,16 +22,225 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from raftlog_spark.cluster import Cluster
-from raftlog_spark.errors import RaftlogSparkError, TopicGone
-from raftlog_spark.options import SourceOptions
+from raftlog_spark.codec.decode import decode
+from raftlog_spark.errors import OffsetOutOfRange, RaftlogSparkError, TopicGone, TopicRecreated
+from raftlog_spark.options import OptionsError, SourceOptions
 from raftlog_spark.source import planning
-from raftlog_spark.source.offsets import INITIAL, JsonOffset, StreamOffset, from_json, to_json
-from raftlog_spark.source.planning import Advance, Range, Snapshot
-from raftlog_spark.source.queries import check_losses, refresh, resolve_point, take_snapshot
-from raftlog_spark.source.task_reader import read_task
+from raftlog_spark.source.offsets import (
+    INITIAL,
+    JsonOffset,
+    Partition,
+    StartPoint,
+    StreamOffset,
+    from_json,
+    to_json,
+)
+from raftlog_spark.source.planning import (
+    Advance,
+    Range,
+    RangeLimits,
+    Snapshot,
+    apply_limits,
+    limits_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from raftlog_spark.cluster import Bounds, Cluster
+
+SNAPSHOT_ATTEMPTS_MAX = 3
+TOPICS_SHOWN = 20
+
+_log = logging.getLogger(__name__)
+
+
+def take_snapshot(cluster: Cluster, options: SourceOptions, *, must_exist: bool) -> Snapshot:
+    """The partitions to read, and their bounds, in two calls for any number of partitions.
+
+    Raises OptionsError if a topic or partition named in the options does not exist, with
+    `must_exist`. Raises TopicGone if topics disappear between the calls, repeatedly.
+    """
+    for attempt in range(SNAPSHOT_ATTEMPTS_MAX):
+        topics = cluster.topics()
+        absent = planning.missing(options.subscription, topics)
+        if must_exist and absent:
+            existing = ", ".join(sorted(topics)[:TOPICS_SHOWN]) or "none"
+            raise OptionsError(
+                f"{absent[0]} does not exist on {options.bootstrap_servers}: create it, or correct "
+                f"the name (topics there: {existing})"
+            )
+        selected = planning.select_partitions(options.subscription, topics)
+        topic_ids = {topic: topic_id for (topic, _), topic_id in selected.items()}
+        try:
+            return Snapshot(topic_ids, _bounds(cluster, options, topic_ids, selected))
+        except TopicGone:
+            if attempt + 1 == SNAPSHOT_ATTEMPTS_MAX:
+                raise
+    raise AssertionError("the loop above returns or raises")
+
+
+def refresh(cluster: Cluster, options: SourceOptions, before: Snapshot) -> Snapshot:
+    """The current bounds of the same partitions, in one call. Raises TopicGone."""
+    return before._replace(bounds=_bounds(cluster, options, before.topic_ids, before.bounds))
+
+
+def _bounds(
+    cluster: Cluster,
+    options: SourceOptions,
+    topics: Collection[str],
+    partitions: Collection[Partition],
+) -> dict[Partition, Bounds]:
+    if not topics:
+        return {}
+    bounds = cluster.bounds(sorted(topics), isolation=options.isolation)
+    return {part: bounds[part] for part in partitions if part in bounds}
+
+
+def resolve_point(
+    cluster: Cluster, point: StartPoint, snapshot: Snapshot
+) -> tuple[dict[Partition, int], Sequence[str]]:
+    """The offsets of a point, clamped to the bounds, and texts of the losses. Raises OptionsError
+    if the point does not fit the partitions."""
+    timestamps = planning.timestamps_to_query(point, snapshot.bounds)
+    times = cluster.offsets_for_times(timestamps) if timestamps else {}
+    return planning.clamp(planning.resolve(point, snapshot.bounds, times), snapshot.bounds)
+
+
+def check_losses(losses: Sequence[str], options: SourceOptions) -> None:
+    """Log losses that the query tolerates. Raises DataLossError if `failOnDataLoss` is set."""
+    if not losses:
+        return
+    if options.fail_on_data_loss:
+        raise planning.loss_error(losses)
+    _log.warning("records are gone, reading continues: %s", planning.describe(losses))
+
+
+def read_task(
+    options: SourceOptions,
+    columns: tuple[str, ...],
+    task: Range | None,
+    *,
+    connect: Callable[[str], Cluster] = Cluster,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range, in order. None is the task of an empty plan.
+
+    Raises DataLossError if records of the range are gone, with `failOnDataLoss`. Otherwise the task
+    continues with the remaining records.
+    """
+    if task is None:
+        return
+    start = task.start
+    with connect(options.bootstrap_servers) as cluster:
+        while start < task.end:
+            try:
+                yield from _decoded(cluster, options, columns, task._replace(start=start))
+            except OffsetOutOfRange as error:
+                # All records read before have lower offsets, so no record comes twice.
+                left = min(task.end, max(start + 1, error.lowest))
+                _lost(task, options, f"offsets {start} to {left - 1} were deleted by retention")
+                start = left
+            except (TopicGone, TopicRecreated):
+                _lost(task, options, "the topic was deleted")
+                return
+            else:
+                return
+
+
+def _decoded(
+    cluster: Cluster, options: SourceOptions, columns: tuple[str, ...], task: Range
+) -> Iterator[pa.RecordBatch]:
+    fetched = cluster.read(
+        task.topic,
+        task.topic_id,
+        task.partition,
+        task.start,
+        task.end,
+        fetch_bytes=options.fetch_bytes,
+        isolation=options.isolation,
+    )
+    for chunk in fetched:
+        yield from decode(
+            chunk.data,
+            aborted=chunk.aborted,
+            topic=task.topic,
+            partition=task.partition,
+            start=task.start,
+            end=task.end,
+            columns=columns,
+        )
+
+
+def _lost(task: Range, options: SourceOptions, what: str) -> None:
+    loss = f"{task.topic}/{task.partition}: {what}"
+    if options.fail_on_data_loss:
+        raise planning.loss_error([loss])
+    _log.warning("records are gone, reading continues: %s", loss)
+
+
+class BatchReader(DataSourceReader):
+    """Plans and reads one batch query. Pickles to the executors, which only read."""
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._limits = RangeLimits()
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for each range of offsets.
+
+        Raises OptionsError if a topic does not exist, or the given offsets do not fit the topics.
+        Raises DataLossError if given offsets do not exist (any more), with `failOnDataLoss`.
+        """
+        with Cluster(self._options.bootstrap_servers) as cluster:
+            ranges = self._limited(cluster, self._ranges(cluster))
+        pieces = planning.split(
+            ranges,
+            min_partitions=self._options.min_partitions,
+            max_records=self._options.max_records_per_partition,
+        )
+        return [InputPartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task."""
+        return read_task(self._options, self._columns, partition.value)
+
+    def _ranges(self, cluster: Cluster) -> list[Range]:
+        options = self._options
+        snapshot = take_snapshot(cluster, options, must_exist=True)
+        starting = options.starting_point("batch")
+        starts, too_early = resolve_point(cluster, starting, snapshot)
+        ends, too_late = resolve_point(cluster, options.ending, snapshot)
+        check_losses([*too_early, *too_late], options)
+        return [
+            Range(
+                topic=topic,
+                topic_id=snapshot.topic_ids[topic],
+                partition=number,
+                start=start,
+                end=ends[topic, number],
+            )
+            for (topic, number), start in sorted(starts.items())
+            if start < ends[topic, number]
+        ]
+
+    def _limited(self, cluster: Cluster, ranges: Collection[Range]) -> list[Range]:
+        kept = apply_limits(self._limits, list(ranges), {})
+        not_before_ms = self._limits.not_before_ms
+        if not_before_ms is None or not kept:
+            return kept
+        timestamps = {(item.topic, item.partition): not_before_ms for item in kept}
+        return apply_limits(self._limits, kept, cluster.offsets_for_times(timestamps))
+
+
+class FilteringBatchReader(BatchReader):
+    """A `BatchReader` that skips ranges by the query's filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  Spark's name
+        """Record the filters. Spark still applies all of them."""
+        self._limits = limits_of(filters)
+        return filters
+
 
 IDLE_WAIT_S = 0.2
 """Seconds that an idle trigger waits for records. Spark would call again after 10 ms."""
@@ -40,8 +250,6 @@ CATCH_UP_WAIT_S = 10.0
 CATCH_UP_POLL_S = 0.1
 LAG_INTERVAL_S = 5.0
 """Seconds between two queries for the time of the first record that waits."""
-
-_log = logging.getLogger(__name__)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
