@@ -57,13 +57,12 @@ from raftlog_client.metadata import (
     BOOTSTRAP_TIMEOUT_MS,
     COORDINATOR_PATIENCE_S,
     METADATA_PATIENCE_S,
-    Backoff,
-    ClusterMetadata,
+    ClusterClient,
     node_address,
 )
 from raftlog_client.offsets import delete_records, topic_offsets
 from raftlog_client.routing import LeaderCalls
-from raftlog_client.transport import NodeAddress, Startable, Transport, parse_bootstrap
+from raftlog_client.transport import NodeAddress
 from raftlog_client.types import (
     ClusterInfo,
     ConfigEntry,
@@ -83,7 +82,7 @@ REPLICAS_PATIENCE_S: Final = 2.0
 T = TypeVar("T")
 
 
-class Admin(Startable):
+class Admin(ClusterClient):
     """Administers a cluster. An async context manager.
 
     Reads are tried on each node in turn until `request_timeout_ms`. A change is repeated only if
@@ -100,19 +99,13 @@ class Admin(Startable):
         retry_backoff_ms: float = 20,
         retry_backoff_max_ms: float = 250,
     ) -> None:
-        for name, value in (
-            ("request_timeout_ms", request_timeout_ms),
-            ("bootstrap_timeout_ms", bootstrap_timeout_ms),
-            ("retry_backoff_ms", retry_backoff_ms),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
-        self._metadata = ClusterMetadata(
-            self._transport,
-            parse_bootstrap(bootstrap_servers),
-            Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms)),
+        super().__init__(
+            bootstrap_servers,
+            client_id,
+            request_timeout_ms=request_timeout_ms,
             bootstrap_timeout_ms=bootstrap_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            retry_backoff_max_ms=retry_backoff_max_ms,
         )
         self._is_started = False
 
@@ -129,16 +122,14 @@ class Admin(Startable):
             try:
                 await self._metadata.refresh(())
             except BaseException:
-                await self._metadata.close()
-                await self._transport.close()
+                await self._disconnect()
                 raise
         self._is_started = True
 
     async def close(self) -> None:
         """Close the connections. Closing twice is allowed."""
         self._is_started = False
-        await self._metadata.close()
-        await self._transport.close()
+        await self._disconnect()
 
     async def create_topic(
         self,

@@ -6,9 +6,8 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Generic, Literal
+from typing import Generic, Literal
 
-from raftlog.api.groups import GROUP_ID_PATTERN
 from raftlog.api.records import Isolation
 from raftlog_client.errors import ClientClosedError, IllegalStateError, RaftlogClientError
 from raftlog_client.fetch.assignment import Assignment
@@ -20,15 +19,12 @@ from raftlog_client.fetch.requests import FetchSettings
 from raftlog_client.fetch.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.groups.consumer import ConsumerGroup, GroupSettings
 from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
-from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
+from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient, require_at_least
 from raftlog_client.offsets import offsets_for_times, partition_offsets
-from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import K, OffsetAndTimestamp, Record, TopicPartition, V
 
-PARTITION_BYTES_MIN: Final = 1_024
 
-
-class Consumer(Startable, Generic[K, V]):
+class Consumer(ClusterClient, Generic[K, V]):
     """Reads records of topics. An async context manager and an async iterable.
 
     Reads every partition of the topics given here or to `subscribe`, or the partitions given to
@@ -102,78 +98,59 @@ class Consumer(Startable, Generic[K, V]):
         retry_backoff_max_ms: float = 250,
         metadata_max_age_ms: float = 30_000,
     ) -> None:
-        if group_id is not None and not re.fullmatch(GROUP_ID_PATTERN, group_id):
-            raise ValueError(f"group_id must have 1 to 255 printable characters, not {group_id!r}")
-        if group_id is None and group_instance_id is not None:
-            raise ValueError("group_instance_id needs a group_id")
-        try:
-            reset = OffsetReset(auto_offset_reset)
-        except ValueError:
-            raise ValueError(
-                f"auto_offset_reset must be latest, earliest or none, not {auto_offset_reset!r}"
-            ) from None
-        if isolation not in {"read_committed", "read_uncommitted"}:
-            raise ValueError(
-                f"isolation must be read_committed or read_uncommitted, not {isolation!r}"
-            )
-        for name, value, minimum in (
-            ("max_partition_fetch_bytes", max_partition_fetch_bytes, PARTITION_BYTES_MIN),
-            ("fetch_max_bytes", fetch_max_bytes, max_partition_fetch_bytes),
-            ("buffer_bytes_max", buffer_bytes_max, max_partition_fetch_bytes),
-            ("fetch_min_bytes", fetch_min_bytes, 0),
-            ("fetch_max_wait_ms", fetch_max_wait_ms, 0),
-            ("max_poll_records", 1 if max_poll_records is None else max_poll_records, 1),
-            ("decompressed_bytes_max", decompressed_bytes_max, 1),
-            ("request_timeout_ms", request_timeout_ms, 1),
-            ("bootstrap_timeout_ms", bootstrap_timeout_ms, 1),
-            ("retry_backoff_ms", retry_backoff_ms, 1),
-            ("metadata_max_age_ms", metadata_max_age_ms, 1),
-            ("session_timeout_ms", session_timeout_ms, 1),
-            ("max_poll_interval_ms", max_poll_interval_ms, 1),
-            (
-                "auto_commit_interval_ms",
-                1 if auto_commit_interval_ms is None else auto_commit_interval_ms,
-                1,
-            ),
-        ):
-            if value < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, not {value}")
-        backoff = Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms))
-        self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
-        self._metadata = ClusterMetadata(
-            self._transport,
-            parse_bootstrap(bootstrap_servers),
-            backoff,
+        reset = OffsetReset.of(auto_offset_reset)
+        groups = GroupSettings(
+            group_id=group_id,
+            instance_id=group_instance_id,
+            client_id=client_id,
+            assignor=assignor,
+            session_timeout_ms=session_timeout_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            auto_commit_interval_s=auto_commit_interval_ms and auto_commit_interval_ms / 1000,
+            reset=reset,
+        )
+        fetches = FetchSettings(
+            max_bytes=fetch_max_bytes,
+            partition_max_bytes=max_partition_fetch_bytes,
+            min_bytes=fetch_min_bytes,
+            max_wait_ms=fetch_max_wait_ms,
+            buffer_bytes_max=buffer_bytes_max,
+            check_crcs=check_crcs,
+            reset=reset,
+            isolation=isolation,
+            rack=client_rack,
+        )
+        decoder = RecordDecoder(key_deserializer, value_deserializer, decompressed_bytes_max)
+        require_at_least(1, max_poll_records=max_poll_records)
+        require_at_least(1, auto_commit_interval_ms=auto_commit_interval_ms)
+        require_at_least(1, metadata_max_age_ms=metadata_max_age_ms)
+        super().__init__(
+            bootstrap_servers,
+            client_id,
+            request_timeout_ms=request_timeout_ms,
             bootstrap_timeout_ms=bootstrap_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            retry_backoff_max_ms=retry_backoff_max_ms,
         )
-        self._buffer = RecordBuffer(
-            RecordDecoder(
-                key_deserializer=key_deserializer,
-                value_deserializer=value_deserializer,
-                decompressed_bytes_max=decompressed_bytes_max,
-            ),
-            on_taken=self._taken,
-        )
-        self._pool = FetchConnectionPool(client_id)
+        self._prepare(topics, groups, fetches, decoder)
+        self._max_poll_records = max_poll_records
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
+
+    def _prepare(
+        self,
+        topics: Sequence[str],
+        groups: GroupSettings,
+        fetches: FetchSettings,
+        decoder: RecordDecoder,
+    ) -> None:
+        """Make the parts of the consumer. Nothing is sent yet."""
+        self._buffer = RecordBuffer(decoder, on_taken=self._taken)
+        self._pool = FetchConnectionPool(groups.client_id)
         self._fetcher = Fetcher(
-            self._pool,
-            self._metadata,
-            self._buffer,
-            settings=FetchSettings(
-                max_bytes=fetch_max_bytes,
-                partition_max_bytes=max_partition_fetch_bytes,
-                min_bytes=fetch_min_bytes,
-                max_wait_ms=fetch_max_wait_ms,
-                buffer_bytes_max=buffer_bytes_max,
-                check_crcs=check_crcs,
-                reset=reset,
-                isolation=isolation,
-                rack=client_rack,
-            ),
-            on_data=self._wake,
+            self._pool, self._metadata, self._buffer, settings=fetches, on_data=self._wake
         )
-        self._reset = reset
-        self._isolation: Isolation = isolation
+        self._reset = fetches.reset
+        self._isolation: Isolation = fetches.isolation
         self._subscription = Subscription(topics)
         self._listener = RebalanceListener()
         self._has_source = bool(topics)
@@ -181,27 +158,15 @@ class Consumer(Startable, Generic[K, V]):
         self._assignment = Assignment(self._metadata, self._buffer, self._fetcher)
         self._states = self._assignment.states
         self._group: ConsumerGroup | None = None
-        if group_id is not None:
-            interval_ms = auto_commit_interval_ms
+        if groups.group_id is not None:
             self._group = ConsumerGroup(
-                GroupSettings(
-                    group_id=group_id,
-                    instance_id=group_instance_id,
-                    client_id=client_id,
-                    assignor=assignor,
-                    session_timeout_ms=session_timeout_ms,
-                    max_poll_interval_ms=max_poll_interval_ms,
-                    auto_commit_interval_s=None if interval_ms is None else interval_ms / 1000,
-                    reset=reset,
-                ),
+                groups,
                 metadata=self._metadata,
                 assignment=self._assignment,
                 fetcher=self._fetcher,
                 buffer=self._buffer,
                 wake=self._wake,
             )
-        self._max_poll_records = max_poll_records
-        self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._follower: asyncio.Task[None] | None = None
         self._has_data = asyncio.Event()
         self._is_started = False
@@ -259,8 +224,7 @@ class Consumer(Startable, Generic[K, V]):
                 await asyncio.gather(self._follower, return_exceptions=True)
             await self._fetcher.close()
             self._pool.close()
-            await self._metadata.close()
-            await self._transport.close()
+            await self._disconnect()
 
     def __aiter__(self) -> AsyncIterator[Record[K, V]]:
         return self._iterate()

@@ -31,7 +31,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.transport import NodeAddress, Transport
+from raftlog_client.transport import NodeAddress, Startable, Transport, parse_bootstrap
 from raftlog_client.types import BrokerInfo, ClusterInfo, PartitionInfo, TopicDescription
 
 TOPICS_PER_REQUEST_MAX: Final = 50
@@ -517,3 +517,39 @@ def _description(topic: MetadataTopic) -> TopicDescription:
             f"A node's metadata answer is malformed: topic {topic.name} lacks its id or partitions"
         )
     return TopicDescription(topic.name, topic.topic_id, infos)
+
+
+class ClusterClient(Startable):
+    """A client with its connections and its view of the cluster."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        client_id: str,
+        *,
+        request_timeout_ms: float,
+        bootstrap_timeout_ms: float,
+        retry_backoff_ms: float,
+        retry_backoff_max_ms: float,
+    ) -> None:
+        require_at_least(1, request_timeout_ms=request_timeout_ms)
+        require_at_least(1, bootstrap_timeout_ms=bootstrap_timeout_ms)
+        require_at_least(1, retry_backoff_ms=retry_backoff_ms)
+        self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
+        self._metadata = ClusterMetadata(
+            self._transport,
+            parse_bootstrap(bootstrap_servers),
+            Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms)),
+            bootstrap_timeout_ms=bootstrap_timeout_ms,
+        )
+
+    async def _disconnect(self) -> None:
+        await self._metadata.close()
+        await self._transport.close()
+
+
+def require_at_least(minimum: float, **settings: float | None) -> None:
+    """Raise ValueError for a setting below the minimum. None is no setting."""
+    for name, value in settings.items():
+        if value is not None and value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value}")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from time import time
 from typing import Any, Final, Generic, Literal
 
 from typing_extensions import TypeVar
 
-from raftlog.api.transactions import TRANSACTION_TIMEOUT_MS_DEFAULT, TRANSACTIONAL_ID_PATTERN
-from raftlog.record.compression import Compression
+from raftlog.api.transactions import TRANSACTION_TIMEOUT_MS_DEFAULT
 from raftlog.record.errors import LogError
 from raftlog_client.errors import (
     ClientClosedError,
@@ -20,8 +18,13 @@ from raftlog_client.errors import (
     RaftlogClientError,
     server_error,
 )
-from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
-from raftlog_client.produce.accumulator import FUTURE_BYTES, Accumulator, TopicQueues
+from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient, require_at_least
+from raftlog_client.produce.accumulator import (
+    FUTURE_BYTES,
+    Accumulator,
+    ProducerSettings,
+    TopicQueues,
+)
 from raftlog_client.produce.bulk_send import BulkSend
 from raftlog_client.produce.raw_batch import RawBatchBuilder
 from raftlog_client.produce.record_encoder import (
@@ -35,15 +38,12 @@ from raftlog_client.produce.stalls import LOOK_INTERVAL_S, StallReporter
 from raftlog_client.transactions.fencing import Fencing
 from raftlog_client.transactions.state import State
 from raftlog_client.transactions.transactions import Transaction, Transactions
-from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import Headers, RecordMetadata, SendSummary
 
 KeyIn = TypeVar("KeyIn", default=bytes)
 ValueIn = TypeVar("ValueIn", default=bytes)
 
-ACKS: Final = {"all": -1, -1: -1, 1: 1, 0: 0}
 CLOSE_TIMEOUT_MS: Final = 10_000
-BATCH_BYTES_MIN: Final = 1_024
 
 
 class _Lookup:
@@ -54,7 +54,7 @@ class _Lookup:
         self.calls = 0
 
 
-class Producer(Startable, Generic[KeyIn, ValueIn]):
+class Producer(ClusterClient, Generic[KeyIn, ValueIn]):
     """Writes records to topics. An async context manager.
 
     `send` gathers records into batches and returns futures. `send_many` is for bulk work. Several
@@ -121,35 +121,29 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         value_serializer: Callable[[ValueIn], bytes] | None = None,
         partitioner: Partitioner = murmur2_partitioner,
     ) -> None:
-        if acks not in ACKS:
-            raise ValueError(f"acks must be 'all', -1, 1 or 0, not {acks!r}")
-        try:
-            codec = Compression.from_name(compression)
-        except LogError as error:
-            raise ValueError(f"compression: {error.message}") from None
-        _check_ids(transactional_id, fencing_id, is_safe=ACKS[acks] == -1 and idempotent)
-        for name, value, minimum in (
-            ("transaction_timeout_ms", transaction_timeout_ms, 1),
-            ("linger_ms", linger_ms, 0),
-            ("batch_bytes_max", batch_bytes_max, BATCH_BYTES_MIN),
-            ("request_bytes_max", request_bytes_max, batch_bytes_max),
-            ("buffer_bytes_max", buffer_bytes_max, batch_bytes_max),
-            ("in_flight_requests_max", in_flight_requests_max, 1),
-            ("request_timeout_ms", request_timeout_ms, 1),
-            ("bootstrap_timeout_ms", bootstrap_timeout_ms, 1),
-            ("delivery_timeout_ms", delivery_timeout_ms, 1),
-            ("retry_backoff_ms", retry_backoff_ms, 1),
-            ("metadata_max_age_ms", metadata_max_age_ms, 1),
-        ):
-            if value < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, not {value}")
-        backoff = Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms))
-        self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
-        self._metadata = ClusterMetadata(
-            self._transport,
-            parse_bootstrap(bootstrap_servers),
-            backoff,
+        settings = ProducerSettings(
+            acks=acks,
+            idempotent=idempotent,
+            compression=compression,
+            linger_ms=linger_ms,
+            batch_bytes_max=batch_bytes_max,
+            buffer_bytes_max=buffer_bytes_max,
+            request_bytes_max=request_bytes_max,
+            in_flight_requests_max=in_flight_requests_max,
+            delivery_timeout_ms=delivery_timeout_ms,
+            transactional_id=transactional_id,
+            fencing_id=fencing_id,
+            transaction_timeout_ms=transaction_timeout_ms,
+            keeps_prepared=keeps_prepared,
+        )
+        require_at_least(1, metadata_max_age_ms=metadata_max_age_ms)
+        super().__init__(
+            bootstrap_servers,
+            client_id,
+            request_timeout_ms=request_timeout_ms,
             bootstrap_timeout_ms=bootstrap_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+            retry_backoff_max_ms=retry_backoff_max_ms,
         )
         self._encoder = RecordEncoder(
             key_serializer=key_serializer,
@@ -157,49 +151,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             partitioner=partitioner,
             record_bytes_max=request_bytes_max,
         )
-        self._sender = Sender(
-            self._transport,
-            self._metadata,
-            acks=ACKS[acks],
-            is_idempotent=idempotent and acks != 0,
-            request_bytes_max=request_bytes_max,
-            in_flight_requests_max=in_flight_requests_max,
-            request_timeout_ms=request_timeout_ms,
-            transactional_id=transactional_id,
-            allocates_identity=transactional_id is None and fencing_id is None,
-        )
-        self._transactions: Transactions | None = None
-        if transactional_id is not None:
-            self._transactions = Transactions(
-                transactional_id,
-                self._metadata,
-                self._sender,
-                self._drain,
-                timeout_ms=transaction_timeout_ms,
-                keeps_prepared=keeps_prepared,
-                deadline_s=delivery_timeout_ms / 1000,
-            )
-        self._fencing: Fencing | None = None
-        if fencing_id is not None:
-            self._fencing = Fencing(fencing_id, self._metadata, self._sender)
-        self._check_write: Callable[[], None] | None = None
-        """Raises unless records may be sent. None only outside `start` and `close`."""
-        on_failure: Callable[[RaftlogClientError], None] | None = None
-        if self._transactions is not None:
-            self._check_write = self._transactions.state.check_write
-            on_failure = self._transactions.batch_failed
-        elif self._fencing is not None:
-            self._check_write = self._fencing.check_write
-            on_failure = self._fencing.batch_failed
+        self._sender = Sender(self._transport, self._metadata, settings)
+        on_failure = self._identify(settings)
         self._accumulator = Accumulator(
-            compression=codec,
-            batch_bytes_max=batch_bytes_max,
-            buffer_bytes_max=buffer_bytes_max,
-            linger_s=linger_ms / 1000,
-            delivery_timeout_s=delivery_timeout_ms / 1000,
-            on_ready=self._sender.ready,
-            on_failure=on_failure,
-            is_transactional=transactional_id is not None,
+            settings, on_ready=self._sender.ready, on_failure=on_failure
         )
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._topics = self._sender.topics
@@ -208,6 +163,24 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The producer's event loop, or None before `start` and after `close`."""
+
+    def _identify(self, settings: ProducerSettings) -> Callable[[RaftlogClientError], None] | None:
+        """Set up the producer's id, and return the call for each batch that is given up."""
+        self._transactions: Transactions | None = None
+        self._fencing: Fencing | None = None
+        self._check_write: Callable[[], None] | None = None
+        """Raises unless records may be sent. None only outside `start` and `close`."""
+        if settings.transactional_id is not None:
+            self._transactions = Transactions(
+                settings.transactional_id, self._metadata, self._sender, self._drain, settings
+            )
+            self._check_write = self._transactions.state.check_write
+            return self._transactions.batch_failed
+        if settings.fencing_id is not None:
+            self._fencing = Fencing(settings.fencing_id, self._metadata, self._sender)
+            self._check_write = self._fencing.check_write
+            return self._fencing.batch_failed
+        return None
 
     async def start(self) -> None:
         """Connect to the cluster. Raises RaftlogClientError if no node responds."""
@@ -222,8 +195,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             if self._fencing is not None:
                 await self._fencing.start()
         except BaseException:
-            await self._metadata.close()
-            await self._transport.close()
+            await self._disconnect()
             raise
         self._loop = asyncio.get_running_loop()
         self._tasks = (
@@ -255,8 +227,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             await self._sender.close()
             for batch in list(self._accumulator.unsettled):
                 batch.fail(_closed_before(outcome_unknown=batch.outcome_unknown))
-            await self._metadata.close()
-            await self._transport.close()
+            await self._disconnect()
 
     async def send(  # noqa: PLR0917 (the order is aiokafka's, which users know)
         self,
@@ -483,19 +454,6 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             reporter.look(loop.time())
-
-
-def _check_ids(transactional_id: str | None, fencing_id: str | None, *, is_safe: bool) -> None:
-    """Raise ValueError unless there is at most one id, of a producer that `is_safe`."""
-    if transactional_id is not None and fencing_id is not None:
-        raise ValueError("transactional_id and fencing_id exclude each other")
-    for name, value in (("transactional_id", transactional_id), ("fencing_id", fencing_id)):
-        if value is None:
-            continue
-        if not re.fullmatch(TRANSACTIONAL_ID_PATTERN, value):
-            raise ValueError(f"{name} must have 1 to 255 printable characters")
-        if not is_safe:
-            raise ValueError(f"a {name} must have acks='all' and idempotent=True")
 
 
 def _closed_before(*, outcome_unknown: bool) -> ClientClosedError:

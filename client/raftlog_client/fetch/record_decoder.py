@@ -16,6 +16,7 @@ from raftlog_client.errors import (
     RecordTooLargeError,
     SerializationError,
 )
+from raftlog_client.metadata import require_at_least
 from raftlog_client.types import CREATE_TIME, LOG_APPEND_TIME, Record, TopicPartition
 
 
@@ -44,11 +45,11 @@ class RecordDecoder:
 
     def __init__(
         self,
-        *,
         key_deserializer: Callable[[bytes], Any] | None,
         value_deserializer: Callable[[bytes], Any] | None,
         decompressed_bytes_max: int,
     ) -> None:
+        require_at_least(1, decompressed_bytes_max=decompressed_bytes_max)
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         self._decompressed_bytes_max = decompressed_bytes_max

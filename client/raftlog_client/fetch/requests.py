@@ -11,17 +11,19 @@ from raftlog.api.records import Isolation
 from raftlog.record.frames import FetchFrame
 from raftlog_client.fetch.protocol import BufferPool
 from raftlog_client.fetch.subscription import OffsetReset, PartitionState
+from raftlog_client.metadata import require_at_least
 from raftlog_client.routing import LeaderCall
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
+PARTITION_BYTES_MIN: Final = 1_024
 POOLED_BYTES_MIN: Final = 64 * 1024
 """Bytes of a frame from which it is received into pooled memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """Limits of a fetch request."""
+    """Limits of a fetch request. Raises ValueError for a setting out of bounds."""
 
     max_bytes: int
     partition_max_bytes: int
@@ -33,6 +35,16 @@ class FetchSettings:
     isolation: Isolation
     rack: str | None
     """Rack whose replicas are read, where there are any."""
+
+    def __post_init__(self) -> None:
+        if self.isolation not in {"read_committed", "read_uncommitted"}:
+            raise ValueError(
+                f"isolation must be read_committed or read_uncommitted, not {self.isolation!r}"
+            )
+        require_at_least(PARTITION_BYTES_MIN, max_partition_fetch_bytes=self.partition_max_bytes)
+        require_at_least(self.partition_max_bytes, fetch_max_bytes=self.max_bytes)
+        require_at_least(self.partition_max_bytes, buffer_bytes_max=self.buffer_bytes_max)
+        require_at_least(0, fetch_min_bytes=self.min_bytes, fetch_max_wait_ms=self.max_wait_ms)
 
 
 @dataclass(slots=True)

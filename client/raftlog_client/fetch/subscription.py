@@ -29,6 +29,16 @@ class OffsetReset(Enum):
     LATEST = "latest"
     NONE = "none"
 
+    @classmethod
+    def of(cls, name: str) -> OffsetReset:
+        """Return the start by its name. Raises ValueError."""
+        try:
+            return cls(name)
+        except ValueError:
+            raise ValueError(
+                f"auto_offset_reset must be latest, earliest or none, not {name!r}"
+            ) from None
+
 
 class Chunk:
     """Fetched batches, before decoding."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from raftlog.api.groups import NO_MEMBER_EPOCH
+from raftlog.api.groups import GROUP_ID_PATTERN, NO_MEMBER_EPOCH
 from raftlog_client.errors import CommitFailedError, IllegalStateError
 from raftlog_client.fetch.assignment import Assignment
 from raftlog_client.fetch.fetcher import Fetcher
@@ -16,15 +17,15 @@ from raftlog_client.groups.member import GroupMember, MemberSettings
 from raftlog_client.groups.membership import GroupMembership
 from raftlog_client.groups.offsets import GroupOffsets
 from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import ClusterMetadata, require_at_least
 from raftlog_client.types import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Settings of a consumer with a group."""
+    """Settings of a consumer's group. Raises ValueError for a setting out of bounds."""
 
-    group_id: str
+    group_id: str | None
     instance_id: str | None
     client_id: str
     assignor: str | None
@@ -32,6 +33,17 @@ class GroupSettings:
     max_poll_interval_ms: int
     auto_commit_interval_s: float | None
     reset: OffsetReset
+
+    def __post_init__(self) -> None:
+        if self.group_id is None:
+            if self.instance_id is not None:
+                raise ValueError("group_instance_id needs a group_id")
+        elif not re.fullmatch(GROUP_ID_PATTERN, self.group_id):
+            raise ValueError(
+                f"group_id must have 1 to 255 printable characters, not {self.group_id!r}"
+            )
+        require_at_least(1, session_timeout_ms=self.session_timeout_ms)
+        require_at_least(1, max_poll_interval_ms=self.max_poll_interval_ms)
 
 
 class ConsumerGroup:
@@ -48,13 +60,15 @@ class ConsumerGroup:
         wake: Callable[[], None],
     ) -> None:
         """`wake` ends the wait of a read call."""
+        assert settings.group_id is not None
+        self._group_id = settings.group_id
         self._settings = settings
         self._metadata = metadata
         self._assignment = assignment
         self._fetcher = fetcher
         self._buffer = buffer
         self.offsets = GroupOffsets(
-            settings.group_id, metadata, assignment, fetcher, on_stale_epoch=self.report_soon
+            self._group_id, metadata, assignment, fetcher, on_stale_epoch=self.report_soon
         )
         self._member = GroupMember(
             MemberSettings(
@@ -203,8 +217,8 @@ class ConsumerGroup:
         """Return the membership as commits in a transaction name it."""
         identity = self._member.identity()
         if identity is None:
-            return GroupMetadata(self._settings.group_id, "", NO_MEMBER_EPOCH)
-        return GroupMetadata(self._settings.group_id, identity.member_id, identity.member_epoch)
+            return GroupMetadata(self._group_id, "", NO_MEMBER_EPOCH)
+        return GroupMetadata(self._group_id, identity.member_id, identity.member_epoch)
 
     def report_soon(self) -> None:
         """Send a heartbeat now, because the coordinator knows a newer epoch of the member."""

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
+from raftlog.api.transactions import TRANSACTIONAL_ID_PATTERN
 from raftlog.record.compression import Compression
-from raftlog.record.errors import UNKNOWN_PARTITION
+from raftlog.record.errors import UNKNOWN_PARTITION, LogError
 from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
+from raftlog_client.metadata import require_at_least
 from raftlog_client.produce.batches import BulkListener, PendingBatch
 from raftlog_client.produce.delivery import PartitionQueue
 from raftlog_client.produce.raw_batch import RawBatchBuilder, RawBatchSend
 from raftlog_client.types import TopicDescription, TopicPartition
 
+ACKS: Final = {"all": -1, -1: -1, 1: 1, 0: 0}
+BATCH_BYTES_MIN: Final = 1_024
 RECORD_OVERHEAD_BYTES: Final = 24
 """Bytes of a record besides key, value and headers, for varints of usual sizes."""
 FUTURE_BYTES: Final = 200
@@ -78,33 +84,72 @@ class TopicQueues:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """Settings of a producer's delivery. Raises ValueError for a setting out of bounds."""
+
+    acks: Literal["all", -1, 0, 1]
+    idempotent: bool
+    compression: str
+    linger_ms: float
+    batch_bytes_max: int
+    buffer_bytes_max: int
+    request_bytes_max: int
+    in_flight_requests_max: int
+    delivery_timeout_ms: float
+    transactional_id: str | None
+    fencing_id: str | None
+    transaction_timeout_ms: int
+    keeps_prepared: bool
+
+    def __post_init__(self) -> None:
+        if self.acks not in ACKS:
+            raise ValueError(f"acks must be 'all', -1, 1 or 0, not {self.acks!r}")
+        try:
+            Compression.from_name(self.compression)
+        except LogError as error:
+            raise ValueError(f"compression: {error.message}") from None
+        if self.transactional_id is not None and self.fencing_id is not None:
+            raise ValueError("transactional_id and fencing_id exclude each other")
+        for name in ("transactional_id", "fencing_id"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not re.fullmatch(TRANSACTIONAL_ID_PATTERN, value):
+                raise ValueError(f"{name} must have 1 to 255 printable characters")
+            if ACKS[self.acks] != -1 or not self.idempotent:
+                raise ValueError(f"a {name} must have acks='all' and idempotent=True")
+        require_at_least(1, transaction_timeout_ms=self.transaction_timeout_ms)
+        require_at_least(0, linger_ms=self.linger_ms)
+        require_at_least(BATCH_BYTES_MIN, batch_bytes_max=self.batch_bytes_max)
+        require_at_least(self.batch_bytes_max, request_bytes_max=self.request_bytes_max)
+        require_at_least(self.batch_bytes_max, buffer_bytes_max=self.buffer_bytes_max)
+        require_at_least(1, in_flight_requests_max=self.in_flight_requests_max)
+        require_at_least(1, delivery_timeout_ms=self.delivery_timeout_ms)
+
+
 class Accumulator:
     """All batches without an outcome yet, and their share of the buffer."""
 
     def __init__(
         self,
+        settings: ProducerSettings,
         *,
-        compression: Compression,
-        batch_bytes_max: int,
-        buffer_bytes_max: int,
-        linger_s: float,
-        delivery_timeout_s: float,
         on_ready: Callable[[PartitionQueue], None],
-        on_failure: Callable[[RaftlogClientError], None] | None = None,
-        is_transactional: bool = False,
+        on_failure: Callable[[RaftlogClientError], None] | None,
     ) -> None:
         """`on_failure` is called when a batch is given up."""
         self.buffered_bytes = 0
-        self.buffer_bytes_max = buffer_bytes_max
+        self.buffer_bytes_max = settings.buffer_bytes_max
         self.unsettled: dict[PendingBatch, PartitionQueue] = {}
         """Batches without an outcome, oldest first. Bounded by the buffer."""
-        self._compression = compression
-        self._batch_bytes_max = batch_bytes_max
-        self._linger_s = linger_s
-        self._delivery_timeout_s = delivery_timeout_s
+        self._compression = Compression.from_name(settings.compression)
+        self._batch_bytes_max = settings.batch_bytes_max
+        self._linger_s = settings.linger_ms / 1000
+        self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
         self._on_ready = on_ready
         self._on_failure = on_failure
-        self._is_transactional = is_transactional
+        self._is_transactional = settings.transactional_id is not None
         self.waiters: deque[asyncio.Future[None]] = deque()
         """Senders that wait for room, in order. At most as many as the application has sending
         tasks."""

@@ -29,7 +29,7 @@ from raftlog_client.errors import (
     server_error,
 )
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.produce.accumulator import TopicQueues
+from raftlog_client.produce.accumulator import ProducerSettings, TopicQueues
 from raftlog_client.produce.batches import Acknowledged, ProducerIdentity
 from raftlog_client.produce.delivery import PartitionQueue
 from raftlog_client.routing import LeaderCall, LeaderCalls
@@ -69,27 +69,21 @@ class Sender:
         self,
         transport: Transport,
         metadata: ClusterMetadata,
-        *,
-        acks: int,
-        is_idempotent: bool,
-        request_bytes_max: int,
-        in_flight_requests_max: int,
-        request_timeout_ms: float,
-        transactional_id: str | None = None,
-        allocates_identity: bool = True,
+        settings: ProducerSettings,
     ) -> None:
-        """Nothing is sent before `use_identity` without `allocates_identity`."""
+        """Nothing is sent before `use_identity` with a transactional or fencing id."""
         self.topics: dict[str, TopicQueues] = {}
         self._transport = transport
         self._metadata = metadata
         self._leaders = LeaderCalls(metadata, on_view=self._view_changed)
-        self.is_idempotent = is_idempotent
-        self._request_bytes_max = request_bytes_max
-        self._in_flight_requests_max = in_flight_requests_max
-        timeout_ms = int(request_timeout_ms * SERVER_TIMEOUT_SHARE)
-        acks_text = "all" if acks == -1 else str(acks)
+        self.is_idempotent = settings.idempotent and settings.acks != 0
+        self._request_bytes_max = settings.request_bytes_max
+        self._in_flight_requests_max = settings.in_flight_requests_max
+        timeout_ms = int(transport.request_timeout_s * 1000 * SERVER_TIMEOUT_SHARE)
+        acks_text = "all" if settings.acks == -1 else str(settings.acks)
+        transactional_id = settings.transactional_id
         self._path = f"/v1/produce?acks={acks_text}&timeout={timeout_ms}"
-        self._allocates_identity = allocates_identity
+        self._allocates_identity = transactional_id is None and settings.fencing_id is None
         if transactional_id is not None:
             self._path += f"&transactional_id={quote(transactional_id, safe='')}"
         self.judge: Callable[[ServerError], RaftlogClientError] | None = None

@@ -41,6 +41,7 @@ from raftlog_client.groups.consumer import ConsumerGroup, with_metadata
 from raftlog_client.groups.offsets import offset_commits
 from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata
 from raftlog_client.metadata import COORDINATOR_PATIENCE_S, ClusterMetadata, CoordinatorKey
+from raftlog_client.produce.accumulator import ProducerSettings
 from raftlog_client.produce.batches import ProducerIdentity
 from raftlog_client.produce.sender import Sender
 from raftlog_client.transactions.state import (
@@ -67,18 +68,15 @@ class Transactions:
         metadata: ClusterMetadata,
         sender: Sender,
         flush: Callable[[], Awaitable[Any]],
-        *,
-        timeout_ms: int,
-        keeps_prepared: bool,
-        deadline_s: float,
+        settings: ProducerSettings,
     ) -> None:
         """`flush` returns once all present batches are settled."""
         self.state = TransactionState(transactional_id)
         self._path, self._coordinator = _route(transactional_id)
         self._metadata = metadata
-        self._timeout_ms = timeout_ms
-        self._keeps_prepared = keeps_prepared
-        self._deadline_s = deadline_s
+        self._timeout_ms = settings.transaction_timeout_ms
+        self._keeps_prepared = settings.keeps_prepared
+        self._deadline_s = settings.delivery_timeout_ms / 1000
         self._sender = sender
         self._flush = flush
         self._abandoning: asyncio.Task[None] | None = None
