@@ -40,7 +40,6 @@ from raftlog_client.errors import (
     TransactionAbortableError,
 )
 from raftlog_client.groups.lease import GroupLease, LeaseListener
-from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.produce.record_encoder import (
     Partitioner,
     bytes_deserializer,
@@ -57,13 +56,16 @@ from raftlog_client.types import (
     BrokerInfo,
     ClusterInfo,
     ConfigEntry,
+    GroupMetadata,
     Headers,
     NewTopic,
+    OffsetAndMetadata,
     OffsetAndTimestamp,
     PartitionInfo,
     PartitionOffsets,
     PartitionRange,
     ProducerRecord,
+    RebalanceListener,
     Record,
     RecordMetadata,
     SendSummary,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Generic, Literal
 
 from raftlog.api.records import Isolation
@@ -13,15 +12,22 @@ from raftlog_client.errors import ClientClosedError, IllegalStateError, RaftlogC
 from raftlog_client.fetch.assignment import Assignment
 from raftlog_client.fetch.fetcher import Fetcher
 from raftlog_client.fetch.protocol import FetchConnectionPool
-from raftlog_client.fetch.record_buffer import RecordBuffer
-from raftlog_client.fetch.record_decoder import RecordDecoder
+from raftlog_client.fetch.record_buffer import RecordBuffer, RecordDecoder
 from raftlog_client.fetch.requests import FetchSettings
 from raftlog_client.fetch.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.groups.consumer import ConsumerGroup, GroupSettings
-from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient, require_at_least
 from raftlog_client.offsets import offsets_for_times, partition_offsets
-from raftlog_client.types import K, OffsetAndTimestamp, Record, TopicPartition, V
+from raftlog_client.types import (
+    GroupMetadata,
+    K,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    RebalanceListener,
+    Record,
+    TopicPartition,
+    V,
+)
 
 
 class Consumer(ClusterClient, Generic[K, V]):
@@ -202,12 +208,7 @@ class Consumer(ClusterClient, Generic[K, V]):
         """
         await self._close(is_clean=True)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         await self._close(is_clean=error is None)
 
     async def _close(self, *, is_clean: bool) -> None:

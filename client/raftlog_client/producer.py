@@ -21,12 +21,14 @@ from raftlog_client.errors import (
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient, require_at_least
 from raftlog_client.produce.accumulator import (
     FUTURE_BYTES,
+    LOOK_INTERVAL_S,
     Accumulator,
     ProducerSettings,
+    StallReporter,
     TopicQueues,
 )
+from raftlog_client.produce.batches import RawBatchBuilder
 from raftlog_client.produce.bulk_send import BulkSend
-from raftlog_client.produce.raw_batch import RawBatchBuilder
 from raftlog_client.produce.record_encoder import (
     Partitioner,
     RecordEncoder,
@@ -34,7 +36,6 @@ from raftlog_client.produce.record_encoder import (
     whole_timestamp_ms,
 )
 from raftlog_client.produce.sender import Sender
-from raftlog_client.produce.stalls import LOOK_INTERVAL_S, StallReporter
 from raftlog_client.transactions.fencing import Fencing
 from raftlog_client.transactions.state import State
 from raftlog_client.transactions.transactions import Transaction, Transactions
@@ -165,7 +166,7 @@ class Producer(ClusterClient, Generic[KeyIn, ValueIn]):
         """The producer's event loop, or None before `start` and after `close`."""
 
     def _identify(self, settings: ProducerSettings) -> Callable[[RaftlogClientError], None] | None:
-        """Set up the producer's id, and return the call for each batch that is given up."""
+        """Set up the producer's id. Returns the call for each batch that is given up."""
         self._transactions: Transactions | None = None
         self._fencing: Fencing | None = None
         self._check_write: Callable[[], None] | None = None

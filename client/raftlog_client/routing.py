@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from raftlog.record.errors import NO_LEADER, STORAGE_FAILED
@@ -119,12 +118,7 @@ class LeaderCall:
         self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._is_slow)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._timer is not None
         assert self._task is not None
         self._timer.cancel()

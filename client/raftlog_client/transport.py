@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from errno import errorcode
 from os import strerror
-from types import TracebackType
 from typing import Final, NewType, Self, TypeAlias, TypeVar
 
 import aiohttp
@@ -66,12 +65,7 @@ class Startable(ABC):
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         await self.close()
 
 

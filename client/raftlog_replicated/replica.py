@@ -18,13 +18,20 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
 
 from raftlog_client import RaftlogClientError
 from raftlog_client.metadata import Backoff
 
-from raftlog_replicated.applier import Applier
+from raftlog_replicated.applier import REQUEST_ID_CHARACTERS_MAX, Applier
+from raftlog_replicated.codec import (
+    Commands,
+    Digest,
+    Entry,
+    Fence,
+    decode_entry,
+    encode_entry,
+)
 from raftlog_replicated.errors import (
     BehindError,
     DivergedError,
@@ -34,18 +41,9 @@ from raftlog_replicated.errors import (
     ReplicatedError,
     UnknownEntryError,
 )
-from raftlog_replicated.logs.entries import (
-    Commands,
-    Digest,
-    Entry,
-    Fence,
-    decode_entry,
-    encode_entry,
-)
 from raftlog_replicated.logs.pipeline import Pipeline
 from raftlog_replicated.ports import LogRecord, LogTrimmedError, StateLog, Writer
 from raftlog_replicated.reads import Progress, SharedQuestions, TooManyWaitError
-from raftlog_replicated.requests import REQUEST_ID_CHARACTERS_MAX
 from raftlog_replicated.snapshots.snapshotter import Snapshotter
 from raftlog_replicated.types import (
     EVENTUAL,
@@ -146,12 +144,7 @@ class Replica(Generic[Machine, Command, Result]):
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         await self.close()
 
     async def start(self) -> None:

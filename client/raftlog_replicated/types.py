@@ -74,7 +74,7 @@ class Role(Enum):
     """The work of a replica."""
 
     CATCHING_UP = "catching up"
-    """Has not reached the end of the log at its start, so no reads are served."""
+    """Has not reached the end of the log at its start. Serves no reads."""
     REPLICA = "replica"
     PRIMARY = "primary"
     QUARANTINED = "quarantined"

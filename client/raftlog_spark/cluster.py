@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from raftlog_client import Producer, Transaction
@@ -32,7 +31,7 @@ from raftlog_client.fetch.range_reader import RangeChunk, RangeReader
 from raftlog_client.groups.offsets import commit_for_group
 from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import bounds_of_topics, offsets_of_times
-from raftlog_client.produce.raw_batch import RawBatchBuilder
+from raftlog_client.produce.batches import RawBatchBuilder
 from raftlog_client.transactions import sinks
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
@@ -229,12 +228,7 @@ class BatchWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -346,12 +340,7 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
     def topics(self) -> dict[str, TopicInfo]:

@@ -120,7 +120,7 @@ async def stalls(
     end: Callable[[], None],
 ) -> list[str]:
     """The log lines of one record that waits until `end`."""
-    monkeypatch.setattr("raftlog_client.produce.stalls.STALL_S", 0.05)
+    monkeypatch.setattr("raftlog_client.produce.accumulator.STALL_S", 0.05)
     monkeypatch.setattr("raftlog_client.producer.LOOK_INTERVAL_S", 0.01)
     found: list[str] = []
     async with Producer(bootstrap_servers=single.bootstrap, retry_backoff_ms=1) as producer:
@@ -174,7 +174,7 @@ async def test_silent_leader_is_reported(
 async def test_open_batch_that_lingers_is_no_stall(
     single: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("raftlog_client.produce.stalls.STALL_S", 0.02)
+    monkeypatch.setattr("raftlog_client.produce.accumulator.STALL_S", 0.02)
     monkeypatch.setattr("raftlog_client.producer.LOOK_INTERVAL_S", 0.01)
     async with Producer(bootstrap_servers=single.bootstrap, linger_ms=150) as producer:
         await producer.send_and_wait("t", b"x", partition=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from raftlog_client import Consumer, OffsetOutOfRangeError, TopicPartition
-from raftlog_client.fetch import replica_selector
+from raftlog_client.fetch import requests
 
 from raftlog.record.errors import (
     NO_LEADER,
@@ -170,7 +170,7 @@ async def test_out_of_range_is_the_leader_s_to_say(racks: FakeCluster) -> None:
 async def test_the_follower_serves_again_after_a_while(
     racks: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_selector, "LEADER_ONLY_S", 0.0)
+    monkeypatch.setattr(requests, "LEADER_ONLY_S", 0.0)
     append(only(racks), b"0")
     racks.fail(FETCH, Fault(error=NO_LEADER))
     async with consuming(racks, "b") as consumer:
@@ -181,7 +181,7 @@ async def test_the_follower_serves_again_after_a_while(
 async def test_a_follower_that_falls_out_of_sync_is_left_and_taken_again(
     racks: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_selector, "IN_SYNC_AGE_S", 0.05)
+    monkeypatch.setattr(requests, "IN_SYNC_AGE_S", 0.05)
     racks.nodes[2].rack = "a"
     append(only(racks), b"0")
     # Assigned partitions: no subscription refreshes the metadata.

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raftlog_replicated import applier as applier_module
-from raftlog_replicated import requests as requests_module
 from raftlog_replicated.applier import HEADER_REQUESTS, Applier
-from raftlog_replicated.codec import StructCodec
+from raftlog_replicated.codec import Commands, Digest, Entry, Fence, StructCodec
 from raftlog_replicated.errors import (
     ApplyError,
     DivergedError,
@@ -18,7 +17,6 @@ from raftlog_replicated.errors import (
     TooManyRequestsError,
     UnknownEntryError,
 )
-from raftlog_replicated.logs.entries import Commands, Digest, Entry, Fence
 from raftlog_replicated.snapshots.snapshots import cut, join
 from raftlog_replicated.types import At
 
@@ -90,16 +88,16 @@ def test_a_request_is_forgotten_by_the_logs_time() -> None:
     applier.apply(Fence(1, "a"), 1)
     entry = commands(1, Add("x", 1), requests={0: "r"})
     applier.apply(entry, 1)
-    applier.apply(entry, requests_module.KEPT_MS)
+    applier.apply(entry, applier_module.KEPT_MS)
     assert ledger.balances == {"x": 1}
-    applier.apply(entry, 1 + requests_module.KEPT_MS)
+    applier.apply(entry, 1 + applier_module.KEPT_MS)
     assert ledger.balances == {"x": 2}
 
 
 def test_a_full_table_refuses_new_requests_and_keeps_the_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests_module, "KEPT_MAX", 1)
+    monkeypatch.setattr(applier_module, "KEPT_MAX", 1)
     ledger, applier = replica()
     applier.apply(Fence(1, "a"), 1)
     results = applier.apply(commands(1, *[Add("x", 1)] * 4, requests={0: "r", 1: "s", 2: "r"}), 1)

@@ -37,8 +37,7 @@ from raftlog_client.errors import (
 )
 from raftlog_client.fetch.protocol import BufferPool, FetchConnectionPool
 from raftlog_client.fetch.record_buffer import RecordBuffer
-from raftlog_client.fetch.replica_selector import ReplicaSelector
-from raftlog_client.fetch.requests import FetchInFlight, FetchSettings, NodeFetches
+from raftlog_client.fetch.requests import FetchInFlight, FetchSettings, NodeFetches, ReplicaSelector
 from raftlog_client.fetch.subscription import Chunk, OffsetReset, PartitionState
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.offsets import offsets_query

@@ -16,9 +16,8 @@ from raftlog_client.fetch.subscription import OffsetReset, PartitionState, Subsc
 from raftlog_client.groups.member import GroupMember, MemberSettings
 from raftlog_client.groups.membership import GroupMembership
 from raftlog_client.groups.offsets import GroupOffsets
-from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from raftlog_client.metadata import ClusterMetadata, require_at_least
-from raftlog_client.types import TopicPartition
+from raftlog_client.types import GroupMetadata, OffsetAndMetadata, RebalanceListener, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ from raftlog_client.fetch.record_buffer import RecordBuffer
 from raftlog_client.fetch.subscription import OffsetReset
 from raftlog_client.groups.member import GroupMember, GroupPartition, MemberState, Refusal
 from raftlog_client.groups.offsets import GroupOffsets
-from raftlog_client.groups.rebalance import RebalanceListener
 from raftlog_client.metadata import ClusterMetadata, CoordinatorKey
-from raftlog_client.types import TopicPartition
+from raftlog_client.types import RebalanceListener, TopicPartition
 
 ANSWER_SHARE: Final = 6
 """Divisor of the session for the delay until a late heartbeat goes to another node."""

@@ -41,9 +41,8 @@ from raftlog_client.fetch.assignment import Assignment
 from raftlog_client.fetch.fetcher import Fetcher
 from raftlog_client.fetch.subscription import OffsetReset, PartitionState
 from raftlog_client.groups.member import GroupMember
-from raftlog_client.groups.rebalance import OffsetAndMetadata
 from raftlog_client.metadata import COORDINATOR_PATIENCE_S, ClusterMetadata, CoordinatorKey
-from raftlog_client.types import TopicPartition
+from raftlog_client.types import OffsetAndMetadata, TopicPartition
 
 NO_OFFSET: Final = -1
 

@@ -3,11 +3,16 @@
 Records are encoded straight into the open batch of their partition. A batch is closed and leaves
 when the next record does not fit. It leaves earlier when its linger time is over, on a flush, or
 when the buffer is full.
+
+`StallReporter` logs the reason for partitions with waiting records. A partition stalls while its
+oldest due batch has stayed without an outcome for `STALL_S`. Slow bulk work does not stall, because
+its batches settle one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 from collections import deque
@@ -19,10 +24,9 @@ from raftlog.api.transactions import TRANSACTIONAL_ID_PATTERN
 from raftlog.record.compression import Compression
 from raftlog.record.errors import UNKNOWN_PARTITION, LogError
 from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
-from raftlog_client.metadata import require_at_least
-from raftlog_client.produce.batches import BulkListener, PendingBatch
+from raftlog_client.metadata import ClusterMetadata, require_at_least
+from raftlog_client.produce.batches import BulkListener, PendingBatch, RawBatchBuilder, RawBatchSend
 from raftlog_client.produce.delivery import PartitionQueue
-from raftlog_client.produce.raw_batch import RawBatchBuilder, RawBatchSend
 from raftlog_client.types import TopicDescription, TopicPartition
 
 ACKS: Final = {"all": -1, -1: -1, 1: 1, 0: 0}
@@ -303,3 +307,50 @@ def _give_up(waiter: asyncio.Future[None], timeout_s: float) -> None:
                 retriable=True,
             )
         )
+
+
+STALL_S: Final = 2.0
+LOOK_INTERVAL_S: Final = 0.5
+
+logger = logging.getLogger("raftlog_client")
+
+
+class StallReporter:
+    """Reports the stalled partitions of one producer, each stall once. Call `look` periodically."""
+
+    def __init__(self, accumulator: Accumulator, metadata: ClusterMetadata) -> None:
+        self._accumulator = accumulator
+        self._metadata = metadata
+        self._oldest: dict[PartitionQueue, tuple[PendingBatch, float]] = {}
+        """Oldest due batch of each partition, with the time since it became the oldest."""
+        self._reported: set[PendingBatch] = set()
+
+    def look(self, now: float) -> None:
+        """Log the partitions that stall since the last call."""
+        oldest: dict[PartitionQueue, tuple[PendingBatch, float]] = {}
+        stalled: list[tuple[PartitionQueue, PendingBatch]] = []
+        for batch, queue in self._accumulator.unsettled.items():
+            if queue in oldest or (queue.open is batch and not batch.is_due):
+                continue
+            before, since = self._oldest.get(queue, (batch, now))
+            oldest[queue] = (batch, since if before is batch else now)
+            if now - oldest[queue][1] >= STALL_S and batch not in self._reported:
+                stalled.append((queue, batch))
+        self._oldest = oldest
+        self._reported &= {batch for batch, _ in oldest.values()}
+        self._reported |= {batch for _, batch in stalled}
+        if stalled:
+            (queue, batch), others = stalled[0], len(stalled) - 1
+            logger.warning(
+                "waiting for partition %d of %s%s: %s",
+                queue.target.partition,
+                queue.target.topic,
+                f" (and {others} other partitions)" if others else "",
+                self._reason(queue, batch),
+            )
+
+    def _reason(self, queue: PartitionQueue, batch: PendingBatch) -> str:
+        address = self._metadata.leader_address(*queue.target)
+        if batch.last_error is not None:
+            return str(batch.last_error)
+        return "no leader" if address is None else f"{address} has not answered yet"

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -39,7 +38,6 @@ from raftlog_client.errors import (
 )
 from raftlog_client.groups.consumer import ConsumerGroup, with_metadata
 from raftlog_client.groups.offsets import offset_commits
-from raftlog_client.groups.rebalance import GroupMetadata, OffsetAndMetadata
 from raftlog_client.metadata import COORDINATOR_PATIENCE_S, ClusterMetadata, CoordinatorKey
 from raftlog_client.produce.accumulator import ProducerSettings
 from raftlog_client.produce.batches import ProducerIdentity
@@ -51,7 +49,7 @@ from raftlog_client.transactions.state import (
     is_not_open,
     judge_end,
 )
-from raftlog_client.types import TopicPartition
+from raftlog_client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
 _Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]
@@ -376,12 +374,7 @@ class Transaction:
         await self.begin()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if self._transactions.state.state is State.PREPARED:
             # commit() or abort() decides its end elsewhere.
             return

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic
 
+from raftlog_replicated.codec import Commands
 from raftlog_replicated.errors import (
     NotPrimaryError,
     OutcomeUnknownError,
@@ -25,7 +26,6 @@ from raftlog_replicated.errors import (
     ReplicatedError,
     TooManyRequestsError,
 )
-from raftlog_replicated.logs.entries import Commands
 from raftlog_replicated.types import Applied, Command, Result, Term, Token
 
 BATCH_BYTES_MAX: Final = 512 * 1024

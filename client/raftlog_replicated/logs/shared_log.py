@@ -21,14 +21,13 @@ from raftlog_client import (
 from raftlog_client.groups.lease import elapsed_s
 
 from raftlog_replicated.errors import ReplicaEndedError, UnknownEntryError
-from raftlog_replicated.logs.topics import Clients, StateTopics
+from raftlog_replicated.logs.topics import Clients, StateTopics, TopicSnapshots
 from raftlog_replicated.ports import (
     LeaseMember,
     LogRecord,
     LogTrimmedError,
     Writer,
 )
-from raftlog_replicated.snapshots.topic_snapshots import TopicSnapshots
 
 T = TypeVar("T")
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]

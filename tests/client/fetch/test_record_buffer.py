@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from raftlog_client.fetch.record_buffer import UNIT_RECORDS_MIN, RecordBuffer
-from raftlog_client.fetch.record_decoder import RecordDecoder
+from raftlog_client.fetch.record_buffer import UNIT_RECORDS_MIN, RecordBuffer, RecordDecoder
 from raftlog_client.fetch.subscription import Chunk, OffsetReset, PartitionState
 from raftlog_client.types import TopicPartition
 

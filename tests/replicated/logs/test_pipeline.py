@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from raftlog_replicated.codec import Commands
 from raftlog_replicated.errors import (
     NotPrimaryError,
     OutcomeUnknownError,
@@ -13,7 +14,6 @@ from raftlog_replicated.errors import (
     TooManyRequestsError,
 )
 from raftlog_replicated.logs import pipeline as pipeline_module
-from raftlog_replicated.logs.entries import Commands
 from raftlog_replicated.logs.pipeline import Pipeline
 from raftlog_replicated.types import Applied, Token
 

@@ -15,12 +15,11 @@ from typing import Final
 
 from raftlog_client.errors import RaftlogClientError, ServerError
 from raftlog_client.fetch.assignment import Assignment
-from raftlog_client.fetch.record_buffer import RecordBuffer
-from raftlog_client.fetch.record_decoder import RecordDecoder
+from raftlog_client.fetch.record_buffer import RecordBuffer, RecordDecoder
 from raftlog_client.fetch.subscription import OffsetReset, Subscription
 from raftlog_client.groups.consumer import ConsumerGroup, GroupSettings
-from raftlog_client.groups.rebalance import RebalanceListener
 from raftlog_client.metadata import Backoff, ClusterMetadata
+from raftlog_client.types import RebalanceListener
 
 from raftlog.record.errors import UNRELEASED_INSTANCE_ID
 from tests.simulation.groups.ledger import Place

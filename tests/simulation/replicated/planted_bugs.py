@@ -13,14 +13,13 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from raftlog_replicated import replica as replica_module
-from raftlog_replicated.applier import Applier
+from raftlog_replicated.applier import Applier, Requests
+from raftlog_replicated.codec import Commands, Entry, Fence
 from raftlog_replicated.examples.bank import Ledger, Open, Receipt, Transfer
 from raftlog_replicated.examples.table import SHARDS, Table
-from raftlog_replicated.logs.entries import Commands, Entry, Fence
 from raftlog_replicated.logs.pipeline import Pipeline
 from raftlog_replicated.reads import Progress, SharedQuestions
 from raftlog_replicated.replica import Replica
-from raftlog_replicated.requests import Requests
 from raftlog_replicated.snapshots.snapshots import Catalogue, Sum
 from raftlog_replicated.types import At, Read, Role
 

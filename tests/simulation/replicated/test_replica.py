@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 from raftlog_replicated import applier as applier_module
 from raftlog_replicated.applier import Applier
+from raftlog_replicated.codec import Commands, Fence, decode_entry, encode_entry
 from raftlog_replicated.errors import (
     ApplyError,
     BehindError,
@@ -21,7 +22,6 @@ from raftlog_replicated.errors import (
     UnknownEntryError,
 )
 from raftlog_replicated.examples.kv import CODEC, KeyValues, Outcome, Put
-from raftlog_replicated.logs.entries import Commands, Fence, decode_entry, encode_entry
 from raftlog_replicated.types import (
     EVENTUAL,
     LEASE,

@@ -11,13 +11,13 @@ from random import Random
 from typing import Any, Final, TypeAlias, TypeVar
 
 from raftlog_replicated.applier import Applier
+from raftlog_replicated.codec import Commands, decode_entry
 from raftlog_replicated.errors import (
     DivergedError,
     NotPrimaryError,
     OverloadedError,
     ReplicatedError,
 )
-from raftlog_replicated.logs.entries import Commands, decode_entry
 from raftlog_replicated.replica import Replica
 from raftlog_replicated.types import (
     EVENTUAL,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_replicated.errors import UnknownEntryError
-from raftlog_replicated.logs.entries import (
+from raftlog_replicated.codec import (
     Commands,
     Digest,
     Entry,
@@ -14,6 +13,7 @@ from raftlog_replicated.logs.entries import (
     decode_entry,
     encode_entry,
 )
+from raftlog_replicated.errors import UnknownEntryError
 
 numbers = st.integers(0, 2**63 - 1)
 entries = st.one_of(

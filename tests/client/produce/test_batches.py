@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 from raftlog_client import Producer, SerializationError
 from raftlog_client.errors import RaftlogClientError
-from raftlog_client.produce.batches import PendingBatch
-from raftlog_client.produce.raw_batch import RawBatchBuilder, RawBatchSend
+from raftlog_client.produce.batches import PendingBatch, RawBatchBuilder, RawBatchSend
 
 from raftlog.record.batch import check_batch
 from raftlog.record.codec import BatchBuilder
