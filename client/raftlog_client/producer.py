@@ -173,7 +173,11 @@ class Producer(ClusterClient, Generic[KeyIn, ValueIn]):
         """Raises unless records may be sent. None only outside `start` and `close`."""
         if settings.transactional_id is not None:
             self._transactions = Transactions(
-                settings.transactional_id, self._metadata, self._sender, self._drain, settings
+                settings.transactional_id,
+                self._metadata,
+                self._sender,
+                self._drain,
+                settings=settings,
             )
             self._check_write = self._transactions.state.check_write
             return self._transactions.batch_failed

@@ -66,6 +66,7 @@ class Transactions:
         metadata: ClusterMetadata,
         sender: Sender,
         flush: Callable[[], Awaitable[Any]],
+        *,
         settings: ProducerSettings,
     ) -> None:
         """`flush` returns once all present batches are settled."""
