@@ -532,7 +532,9 @@ class Consumer(ClusterClient, Generic[K, V]):
             await self._group.subscribe(subscription, self._listener)
             return
         # All records of a later partition were written after the subscription.
-        reset = self._reset if is_first else _reset_of_new(self._reset)
+        reset = self._reset
+        if not is_first and reset is OffsetReset.LATEST:
+            reset = OffsetReset.EARLIEST
         self._assign(subscription.partitions(self._metadata.view), reset)
 
     async def _keep_following(self) -> None:
@@ -585,7 +587,3 @@ class Consumer(ClusterClient, Generic[K, V]):
     def _require_started(self) -> None:
         if not self._is_started:
             raise ClientClosedError("The consumer is closed, or was never started.")
-
-
-def _reset_of_new(reset: OffsetReset) -> OffsetReset:
-    return OffsetReset.NONE if reset is OffsetReset.NONE else OffsetReset.EARLIEST

@@ -25,8 +25,8 @@ from raftlog_replicated.errors import (
     TooManyRequestsError,
     UnknownEntryError,
 )
+from raftlog_replicated.reads import Policy, Router
 from raftlog_replicated.replicated import Replicated
-from raftlog_replicated.router import Policy, Router
 from raftlog_replicated.types import (
     EVENTUAL,
     LEASE,

@@ -410,7 +410,6 @@ def _parse_topics(value: str) -> tuple[str, ...]:
 
 
 def _parse_pattern(value: str) -> str:
-    """A regular expression, not empty."""
     try:
         re.compile(value)
     except re.error as error:
@@ -421,21 +420,18 @@ def _parse_pattern(value: str) -> str:
 
 
 def _parse_name(value: str) -> str:
-    """Text, not empty."""
     if not value:
         raise ValueError("must not be empty")
     return value
 
 
 def _parse_group(value: str) -> str:
-    """A group id."""
     if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,255}", value):
         raise ValueError("must be a group id: 1 to 255 characters without control characters")
     return value
 
 
 def _parse_sink_id(value: str) -> str:
-    """A name without a slash."""
     if not 1 <= len(value) <= SINK_ID_CHARACTERS_MAX or "/" in value:
         raise ValueError(f"must have 1 to {SINK_ID_CHARACTERS_MAX} characters, without a slash")
     if not value.isprintable():
@@ -444,14 +440,12 @@ def _parse_sink_id(value: str) -> str:
 
 
 def _parse_count(value: str) -> int:
-    """A whole number above 0."""
     if not re.fullmatch(r"\+?\d{1,18}", value) or int(value) == 0:
         raise ValueError("must be a whole number above 0")
     return int(value)
 
 
 def _parse_timestamp_ms(value: str) -> int:
-    """Milliseconds since 1970-01-01 UTC."""
     if not re.fullmatch(r"\d{1,18}", value):
         raise ValueError("must be milliseconds since 1970-01-01 UTC")
     return int(value)
@@ -467,7 +461,6 @@ def _parse_duration_ms(value: str) -> int:
 
 
 def _parse_boolean(value: str) -> bool:
-    """true or false, in any case."""
     if value.lower() not in {"true", "false"}:
         raise ValueError("must be true or false")
     return value.lower() == "true"

@@ -97,17 +97,13 @@ def prepare_environment(environ: MutableMapping[str, str]) -> None:
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Spark searches only the directories of its workers' path for sources, and an editable
     # installation is in none of them.
-    directory = _directory_of_sources()
+    import pyspark_raftlog  # noqa: PLC0415  imports Spark
+
+    directory = str(Path(pyspark_raftlog.__file__).parent.parent)
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     if directory not in paths and directory not in installed:
         environ["PYTHONPATH"] = os.pathsep.join([*paths, directory])
-
-
-def _directory_of_sources() -> str:
-    import pyspark_raftlog  # noqa: PLC0415  imports Spark
-
-    return str(Path(pyspark_raftlog.__file__).parent.parent)
 
 
 VERSIONS = (17, 21)

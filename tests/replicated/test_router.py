@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_replicated.router import POLICIES, Router
+from raftlog_replicated.reads import POLICIES, Router
 from raftlog_replicated.types import Member
 
 

@@ -526,7 +526,14 @@ class Fetcher:
         asked: dict[TopicPartition, tuple[PartitionState, int]] = {}
         for state in lacking:
             if state.reset is OffsetReset.NONE:
-                self._tell(state, _no_offset(state.source))
+                name = f"{state.source.topic}-{state.source.partition}"
+                self._tell(
+                    state,
+                    NoOffsetError(
+                        f'{name} has no position, and auto_offset_reset is "none": seek to an '
+                        "offset first."
+                    ),
+                )
             else:
                 asked[state.source] = state, state.generation
 
@@ -561,10 +568,3 @@ class Fetcher:
 
 def _lacks_position(state: PartitionState) -> bool:
     return state.reset is not None and state.error is None
-
-
-def _no_offset(source: TopicPartition) -> NoOffsetError:
-    return NoOffsetError(
-        f'{source.topic}-{source.partition} has no position, and auto_offset_reset is "none": '
-        "seek to an offset first."
-    )

@@ -180,7 +180,12 @@ class PartitionQueue:
             self.sealed.extendleft(reversed(batches))
             self._repeat_count = len(batches) if may_be_written else 0
             self.attempts += 1
-        elif not may_be_written and _is_too_large(outcome) and _can_be_parted(batches):
+        elif (
+            not may_be_written
+            and isinstance(outcome, ServerError)
+            and outcome.entry is RECORD_TOO_LARGE
+            and (len(batches) > 1 or batches[0].record_count > 1)
+        ):
             self._part(batches)
         else:
             self._give_up(batches, outcome)
@@ -298,14 +303,6 @@ def _must_begin_anew(error: RaftlogClientError) -> bool:
         PRODUCER_FENCED,
         UNKNOWN_PRODUCER_ID,
     }
-
-
-def _is_too_large(error: RaftlogClientError) -> bool:
-    return isinstance(error, ServerError) and error.entry is RECORD_TOO_LARGE
-
-
-def _can_be_parted(batches: Sequence[PendingBatch]) -> bool:
-    return len(batches) > 1 or batches[0].record_count > 1
 
 
 def is_stale(error: RaftlogClientError) -> bool:

@@ -42,7 +42,6 @@ def main(given: Sequence[str] | None = None) -> None:
         given,
         source="topic to copy",
         target="topic for the copy",
-        checkpoint="directory for the progress of the query",
     )
 
 

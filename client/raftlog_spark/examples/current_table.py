@@ -66,7 +66,6 @@ def main(given: Sequence[str] | None = None) -> None:
         given,
         source="topic of changes",
         target="compacted topic for the table",
-        checkpoint="directory for the progress of the query",
     )
 
 

@@ -83,7 +83,6 @@ def main(given: Sequence[str] | None = None) -> None:
         source="topic of what may be flights",
         good="topic for flights",
         bad="topic for all else",
-        checkpoint="directory for the progress of the query",
     )
 
 

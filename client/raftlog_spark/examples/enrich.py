@@ -77,7 +77,6 @@ def main(given: Sequence[str] | None = None) -> None:
         airlines="topic of airlines",
         weather="topic of weather",
         target="topic for flights with airline and weather",
-        checkpoint="directory for the progress of the query",
     )
 
 

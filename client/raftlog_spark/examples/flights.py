@@ -87,12 +87,13 @@ def run(
 ) -> None:
     """Run an example as a program: start it, wait for its end, stop Spark.
 
-    The command line has `--servers`, `--master` and the options `needed`, each with its help; their
-    values are arguments of `start`, by name.
+    The command line has `--servers`, `--master`, the options `needed`, each with its help, and
+    `--checkpoint`. Their values are arguments of `start`, by name.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--servers", default="127.0.0.1:8082", help="nodes, as HOST:PORT,…")
     parser.add_argument("--master", help="Spark master, by default on this machine")
+    needed["checkpoint"] = "directory for the progress of the query"
     for option, text in needed.items():
         parser.add_argument(f"--{option.replace('_', '-')}", required=True, help=text)
     args = vars(parser.parse_args(arguments))

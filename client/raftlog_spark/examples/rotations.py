@@ -90,7 +90,6 @@ def main(given: Sequence[str] | None = None) -> None:
         given,
         source="topic of flights",
         target="topic for rotations",
-        checkpoint="directory for the progress of the query",
     )
 
 

@@ -49,7 +49,6 @@ def main(given: Sequence[str] | None = None) -> None:
         given,
         source="topic of flights",
         directory="where the files go",
-        checkpoint="directory for the progress of the query",
     )
 
 

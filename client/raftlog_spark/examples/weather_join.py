@@ -56,7 +56,6 @@ def main(given: Sequence[str] | None = None) -> None:
         source="topic of flights",
         weather="topic of weather reports",
         target="topic for flights with their weather",
-        checkpoint="directory for the progress of the query",
     )
 
 

@@ -59,7 +59,6 @@ def main(given: Sequence[str] | None = None) -> None:
         given,
         source="topic of flights",
         target="topic for delays",
-        checkpoint="directory for the progress of the query",
     )
 
 

@@ -56,6 +56,12 @@ class Range(NamedTuple):
     end: int
 
 
+def range_of(part: Partition, topic_ids: Mapping[str, str], start: int, end: int) -> Range:
+    """The offsets of a partition from `start` to before `end`."""
+    topic, number = part
+    return Range(topic, topic_ids[topic], partition=number, start=start, end=end)
+
+
 class Snapshot(NamedTuple):
     """Topic ids and bounds of a query's partitions, at one moment."""
 
@@ -190,9 +196,8 @@ def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advan
     for part, at in sorted(snapshot.bounds.items()):
         topic = part[0]
         before = start.ends.get(part)
-        recreated = (
-            start.topic_ids.get(topic, snapshot.topic_ids[topic]) != snapshot.topic_ids[topic]
-        )
+        topic_id = snapshot.topic_ids[topic]
+        recreated = start.topic_ids.get(topic, topic_id) != topic_id
         if before is not None and not recreated and at.start <= before <= at.end:
             positions[part] = before
             continue
@@ -231,13 +236,7 @@ def offsets_between(start: StreamOffset, end: StreamOffset) -> int:
 def waiting_after(offset: StreamOffset, snapshot: Snapshot) -> list[Range]:
     """The ranges that a batch up to `offset` leaves for later, most records first."""
     ranges = [
-        Range(
-            topic=part[0],
-            topic_id=snapshot.topic_ids[part[0]],
-            partition=part[1],
-            start=first,
-            end=bounds.end,
-        )
+        range_of(part, snapshot.topic_ids, first, bounds.end)
         for part, bounds in snapshot.bounds.items()
         if (first := max(offset.ends.get(part, bounds.start), bounds.start)) < bounds.end
     ]
@@ -256,24 +255,15 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
                 f"to {last}; start with a new checkpointLocation"
             )
         if first < last:
-            ranges.append(
-                Range(
-                    topic=part[0],
-                    topic_id=end.topic_ids[part[0]],
-                    partition=part[1],
-                    start=first,
-                    end=last,
-                )
-            )
+            ranges.append(range_of(part, end.topic_ids, first, last))
     return ranges
 
 
 def apportion(backlog: Mapping[Partition, int], limit: int, *, turn: int) -> dict[Partition, int]:
     """Shares of each backlog, `limit` in all, or everything if that is less.
 
-    In proportion to the backlogs. The remainder of rounding goes one by one to partitions,
-    beginning at another partition each `turn`, so that a small backlog beside large ones does not
-    starve.
+    In proportion to the backlogs. The remainder of rounding goes one by one to partitions, starting
+    at another partition each `turn`, so that a small backlog beside large backlogs does not starve.
     """
     total = sum(backlog.values())
     if total <= limit:

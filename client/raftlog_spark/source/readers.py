@@ -178,6 +178,15 @@ def _lost(task: Range, options: SourceOptions, what: str) -> None:
     _log.warning("records are gone, reading continues: %s", loss)
 
 
+def _tasks(options: SourceOptions, ranges: Sequence[Range]) -> list[InputPartition]:
+    pieces = planning.split(
+        ranges,
+        min_partitions=options.min_partitions,
+        max_records=options.max_records_per_partition,
+    )
+    return [InputPartition(piece) for piece in pieces]
+
+
 class BatchReader(DataSourceReader):
     """Plans and reads one batch query. Pickles to the executors, which only read."""
 
@@ -194,12 +203,7 @@ class BatchReader(DataSourceReader):
         """
         with Cluster(self._options.bootstrap_servers) as cluster:
             ranges = self._limited(cluster, self._ranges(cluster))
-        pieces = planning.split(
-            ranges,
-            min_partitions=self._options.min_partitions,
-            max_records=self._options.max_records_per_partition,
-        )
-        return [InputPartition(piece) for piece in pieces]
+        return _tasks(self._options, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
@@ -213,15 +217,9 @@ class BatchReader(DataSourceReader):
         ends, too_late = resolve_point(cluster, options.ending, snapshot)
         check_losses([*too_early, *too_late], options)
         return [
-            Range(
-                topic=topic,
-                topic_id=snapshot.topic_ids[topic],
-                partition=number,
-                start=start,
-                end=ends[topic, number],
-            )
-            for (topic, number), start in sorted(starts.items())
-            if start < ends[topic, number]
+            planning.range_of(part, snapshot.topic_ids, start, ends[part])
+            for part, start in sorted(starts.items())
+            if start < ends[part]
         ]
 
     def _limited(self, cluster: Cluster, ranges: Collection[Range]) -> list[Range]:
@@ -342,12 +340,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: JsonOffset, end: JsonOffset) -> list[InputPartition]:
         """A task for each range of offsets between two offsets of the stream."""
-        pieces = planning.split(
-            planning.ranges_between(from_json(start), from_json(end)),
-            min_partitions=self._options.min_partitions,
-            max_records=self._options.max_records_per_partition,
-        )
-        return [InputPartition(piece) for piece in pieces]
+        return _tasks(self._options, planning.ranges_between(from_json(start), from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
@@ -445,17 +438,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         least = self._options.min_offsets_per_trigger
         if least is None or isinstance(limit, ReadAllAvailable) or self._target is not None:
             return step
-        if (
-            planning.offsets_between(before, planning.advance(before, snapshot, None).offset)
-            >= least
-        ):
+        everything = planning.advance(before, snapshot, None).offset
+        if planning.offsets_between(before, everything) >= least or self._triggered_at is None:
             return step
-        waited_s = (
-            float("inf") if self._triggered_at is None else self._clock() - self._triggered_at
-        )
-        if waited_s * 1000 >= self._options.max_trigger_delay_ms:
-            return step
-        return step._replace(offset=before)
+        waited_ms = (self._clock() - self._triggered_at) * 1000
+        is_over = waited_ms >= self._options.max_trigger_delay_ms
+        return step if is_over else step._replace(offset=before)
 
 
 def _ends(snapshot: Snapshot) -> Mapping[tuple[str, int], int]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 import pytest
-from raftlog_replicated.router import POLICIES, Policy, Router
+from raftlog_replicated.reads import POLICIES, Policy, Router
 from raftlog_replicated.types import EVENTUAL, Token, session
 
 from tests.simulation.replicated.harness import PATIENCE_S, caught_up, primary_of, put, replica, run
