@@ -74,12 +74,12 @@ def run(
     full_refresh_all: bool = False,
     dry: bool = False,
 ) -> None:
-    """Run a pipeline over all existing records; print progress, as Spark does.
+    """Run a pipeline over all existing records, and print progress, as Spark does.
 
     `project` is a spec, or its directory. `master` is as for Spark, or a Connect server's
-    `sc://host:port`; the default is the spec's `spark.master`, or else this machine. `config` holds
-    settings to start Spark with; the spec's own settings are set while Spark runs. `refresh` names
-    the tables to update, default all; `full_refresh` names tables to rebuild from the start,
+    `sc://host:port`. The default is the spec's `spark.master`, or else this machine. `config` holds
+    settings to start Spark with. The spec's own settings are set while Spark runs. `refresh` names
+    the tables to update, default all. `full_refresh` names tables to rebuild from the start,
     `full_refresh_all` rebuilds all. `dry` checks all definitions and moves no data.
 
     Needs a separate process, without a Spark session: it sets variables that Spark reads.

@@ -1,12 +1,12 @@
 """The columns of source and sink, checked without Arrow.
 
 A query's columns are those of Spark's Kafka source. Spark gives a Python source no list of the
-columns that a query uses, so a caller selects columns by `.schema("offset long")`: a projection,
-whose missing columns are neither decoded nor copied.
+columns that a query uses, so a caller selects columns by `.schema("offset long")`. The other
+columns are neither decoded nor copied.
 
 A frame's columns are those of Spark's Kafka sink, checked when the write is planned. Columns of the
 source only (offset, timestamp and its type) are ignored, as there, so that a frame of read records
-can be written; any other column is an error, since its values would be lost.
+can be written. Any other column is an error, since its values would be lost.
 """
 
 from __future__ import annotations

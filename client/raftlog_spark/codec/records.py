@@ -13,7 +13,7 @@ is the header's. That is the same chain as in a walk record by record. A batch t
 also locate the error in a bad batch.
 
 Only the bytes of a selected column are copied. Names and types of the columns are those of Spark's
-Kafka source. Every column is nullable, as there, and as in a user's schema (`"offset long"`). Spark
+Kafka source. Every column is nullable, as there, and as in a schema given as `"offset long"`. Spark
 accepts a RecordBatch only if its Arrow schema equals the query's, nullability included.
 """
 

@@ -1,7 +1,7 @@
 """The sink's task routes, buffers and encodes rows from Spark, and writes them until acknowledged.
 
-A row goes to its own partition, or to that of Kafka's default partitioner over its key, or to the
-partition whose turn it is. All rows of a batch are routed in step.
+A row goes to its own partition, or to that of Kafka's default partitioner over its key, or to each
+partition in turn. All rows of a batch are routed in step.
 
 The rows are encoded in one call for each destination, and a call costs some 100 us for any number
 of rows. So rows are kept until the destinations with rows have about 1 MB each on average, or until

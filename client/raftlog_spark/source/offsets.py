@@ -52,7 +52,7 @@ class EachOffset:
 
 @dataclass(frozen=True, slots=True)
 class SameTime:
-    """The first record in every partition whose timestamp is not before this time. `missing` is the
+    """The first record in every partition with a timestamp not before this time. `missing` is the
     behaviour for a partition without such a record."""
 
     time_ms: int

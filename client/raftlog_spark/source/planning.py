@@ -218,7 +218,7 @@ def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advan
 
 
 def moved_back(start: StreamOffset, snapshot: Snapshot) -> list[Partition]:
-    """Partitions whose end is before the last read. Lost, or their new leader must catch up."""
+    """Partitions that end before the last read. Lost, or their new leader must catch up."""
     return [
         part
         for part, before in sorted(start.ends.items())
