@@ -72,7 +72,7 @@ class Stage:
             self.shard.replay(record, position=position, producer=None)
         # Without the timers of the shard itself.
         self.shard.classic.restart_timers(self.now_ms)
-        group = self.shard.consumer_group(GROUP)
+        group = self.shard.consumer_groups.get(GROUP)
         if group is not None:
             self.shard._decisions.loaded(group, self.now_ms)
 

@@ -49,7 +49,7 @@ class ShardHarness:
 
     @property
     def group(self) -> ConsumerGroup:
-        group = self.shard.consumer_group(GROUP)
+        group = self.shard.consumer_groups.get(GROUP)
         assert group is not None
         return group
 
@@ -117,7 +117,7 @@ class ShardHarness:
         names = [name for name in ConsumerGroup.__slots__ if name != "reports"]
         return {
             group_id: {name: getattr(group, name) for name in names}
-            for group_id, group in self.shard._consumer_groups.items()
+            for group_id, group in self.shard.consumer_groups.items()
         }
 
 
@@ -232,7 +232,7 @@ class Member:
 
     @property
     def may_commit(self) -> bool:
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         if group is None or self.epoch <= 0:
             return False
         try:

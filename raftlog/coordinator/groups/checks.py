@@ -1,4 +1,4 @@
-"""What requests to a group coordinator may look like, whichever face they come from. Pure."""
+"""Checks of requests to a group coordinator, whichever listener they come from. Pure."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from raftlog.record.errors import (
 )
 
 ID_CHARACTERS_MAX: Final = 255
-"""Of the ids of groups, members, instances, racks and clients, and of a client's host."""
+"""Most characters of an id, and of a client's host."""
 SUBSCRIBED_NAMES_MAX: Final = 10_000
-"""Topics of one member by name: all of them are in one record."""
+"""Most topics of a member by name. A record has all of them."""
 OWNED_PARTITIONS_MAX: Final = 100_000
-"""Of one heartbeat."""
+"""Most owned partitions of a heartbeat."""
 REBALANCE_TIMEOUT_MS_MAX: Final = 2**31 - 1
-"""Kafka's clients use the largest int32 to say: never."""
+"""Largest int32, which Kafka's clients use for no timeout."""
 PARTS_MAX: Final = 10_000
-"""Members of one leave, and assignments of one sync."""
+"""Most members of a leave, and most assignments of a sync."""
 
 
 def check_heartbeat(request: ConsumerHeartbeatRequest, settings: GroupSettings) -> None:
@@ -90,7 +90,7 @@ def check_heartbeat(request: ConsumerHeartbeatRequest, settings: GroupSettings) 
 
 
 def check_join(request: JoinGroup, settings: GroupSettings) -> None:
-    """Raise LogError for values out of bounds, apart from those that the group judges."""
+    """Raise LogError for values out of bounds, except those that the group checks."""
     _check_author(request.group_id, request.member_id, request.instance_id)
     if not request.member_id:
         check_length("member id", request.new_member_id, least=1)
@@ -126,7 +126,7 @@ def check_leave(request: LeaveGroup) -> None:
 
 
 def check_group_id(group_id: str) -> str:
-    """The id itself, if valid. Raises LogError(INVALID_GROUP)."""
+    """The id itself if valid. Raises LogError(INVALID_GROUP)."""
     if not 1 <= len(group_id) <= ID_CHARACTERS_MAX or not group_id.strip():
         raise LogError(
             INVALID_GROUP,

@@ -1,4 +1,4 @@
-"""The group coordinator as a kind of shard: topic, record codec, requests, held heartbeats."""
+"""The group coordinator is a kind of shard, with topic, record codec and held requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from raftlog.replication.partition import Partition
 NAME: Final = "group"
 TOPIC: Final = OFFSETS_TOPIC
 HELD_S_MAX: Final = REBALANCE_TIMEOUT_MS_MAX / 1000
-"""Of a join or sync of a classic group: the longest rebalance timeout."""
+"""Longest seconds to hold a join or sync of a classic group, the longest rebalance timeout."""
 
 GroupCoordinator: TypeAlias = Shard[GroupShard, GroupTimer]
 
@@ -53,7 +53,7 @@ class VerifyTransaction(Protocol):
     def __call__(
         self, found: Partition, transactional_id: str, producer: Producer, *, adds: bool
     ) -> Awaitable[VerificationGuard | None]:
-        """Without `adds`, asks whether the partition is in there. Raises LogError."""
+        """Check only that the transaction has the partition unless `adds`. Raises LogError."""
         ...
 
 
@@ -113,7 +113,7 @@ class GroupKind(Kind[GroupShard, GroupTimer, GroupRequest, GroupResponse]):
     async def _commit_in_transaction(
         self, shard: GroupCoordinator, request: CommitOffsets, producer: Producer
     ) -> GroupResponse:
-        # Each commit asks, not only the first (docs/decisions/transactions.md).
+        # Each commit is verified, not only the first (docs/decisions/transactions.md).
         verification = await self._verify(
             shard.partition, request.transactional_id, producer, adds=request.adds
         )
@@ -146,7 +146,7 @@ class GroupKind(Kind[GroupShard, GroupTimer, GroupRequest, GroupResponse]):
 
 
 async def _execute(shard: GroupCoordinator, request: GroupRequest) -> GroupResponse:
-    """Decide, and wait for the commit of the records, and for the answer if the group holds it."""
+    """Decide, and wait for the commit of the records and for a held response."""
     tickets: list[int] = []
 
     def decide(state: GroupShard) -> Decision[GroupResponse | Held]:
@@ -161,7 +161,7 @@ async def _execute(shard: GroupCoordinator, request: GroupRequest) -> GroupRespo
             return response
         assert isinstance(request, JoinGroup | SyncGroup)
         ticket = response.ticket
-        # The group's own deadlines end the wait, or the caller gives up.
+        # The deadlines of the group end the wait, or the caller gives up.
         await shard.wait_until(
             (request.group_id,), lambda state: state.classic.is_answered(ticket), HELD_S_MAX
         )
@@ -179,9 +179,9 @@ def _decide(
 
 
 async def _delete(shard: GroupCoordinator, request: DeleteGroupRequest) -> GroupResponse:
-    """Delete a group in bounded steps; no member joins it in between.
+    """Delete a group in bounded steps. No member joins it in between.
 
-    After a failure some offsets may be gone: the group is still there, to be deleted again.
+    After a failure some offsets may be gone. The group still exists and can be deleted again.
     """
     shard.state.begin_deletion(request.group)
     try:
@@ -194,26 +194,25 @@ async def _delete(shard: GroupCoordinator, request: DeleteGroupRequest) -> Group
 
 
 async def _held(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> GroupResponse:
-    """Answer a heartbeat once it has news, or its time is up; the member's connection is watched.
+    """Respond to a heartbeat at news or at the deadline, and watch its connection.
 
-    The end of the connection cancels the request, also one that another node forwards.
+    The end of the connection cancels the request, also if another node forwards it.
     """
     received_ms = shard.moment().now_ms
     try:
         return await _held_open(shard, request)
     except CancelledError:
-        # Or the time of the call is up: the member has sent another one by then, or is gone.
+        # Or the time of the call is up. The member has sent another heartbeat by then, or is gone.
         shard.state.disconnected(request, received_ms, shard.moment().now_ms)
         shard.timers_changed()
         raise
 
 
 async def _held_open(shard: GroupCoordinator, request: ConsumerHeartbeatRequest) -> GroupResponse:
-    """Decide twice: the first one refuses an old epoch and begins the session again, the second one
-    gives the news.
+    """Decide once to check the epoch and restart the session, and again for the news.
 
-    The end of the connection ends it in between, another heartbeat of the member with the first
-    answer.
+    In between, the end of the connection ends the wait. So does another heartbeat of the member,
+    with the first response.
     """
     response = await _execute(shard, request)
     assert isinstance(response, ConsumerHeartbeatResponse)
@@ -236,7 +235,7 @@ async def _held_open(shard: GroupCoordinator, request: ConsumerHeartbeatRequest)
 
 
 async def _begun(shard: GroupCoordinator, request: BeginRead) -> GroupResponse:
-    """Begin the read of an instance, once it has a partition, or its time is up."""
+    """Start the read of an instance once it has a partition, or at the deadline."""
     plan = await _execute(shard, request)
     assert isinstance(plan, ReadPlan)
     group, instance = request.group, request.instance

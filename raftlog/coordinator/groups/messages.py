@@ -1,8 +1,7 @@
-"""Requests to the coordinator of a group, and their responses: free of any protocol.
+"""Requests to the coordinator of a group, and their responses, free of any protocol.
 
-The Python client's face, REST and the Kafka protocol translate from and to these; between nodes
-the same structs travel as msgpack. The coordinator validates requests (`group_shard`), so that no
-face has rules of its own.
+The native API, REST and the Kafka listener translate from and to these structs. Between nodes the
+same structs are msgpack. Only the coordinator validates requests (`shard`).
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 """Epoch of the heartbeat by which a member leaves."""
 STATIC_LEAVE_EPOCH: Final = -2
-"""Epoch of the heartbeat by which a static member leaves for the time of a restart."""
+"""Epoch of the heartbeat by which a static member leaves for a restart."""
 
 CLASSIC_KIND: Final = "classic"
 OFFSETS_KIND: Final = "offsets"
-"""The kind of a group that never had a member."""
+"""Kind of a group that never had a member."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
-    """Arrays: the tag first, then the fields in order."""
+    """An array of the tag and the fields in order."""
 
 
 class MemberReport(msgspec.Struct, frozen=True, array_like=True):
@@ -49,54 +48,54 @@ class MemberReport(msgspec.Struct, frozen=True, array_like=True):
     position: int
     """Entries of its log that the member has applied."""
     primaries: int = 0
-    """Of how many other groups the member's process is the primary."""
+    """Number of other groups whose primary is the member's process."""
     endpoint: str | None = None
     """HOST:PORT of the service."""
     disconnect_timeout_ms: int | None = None
-    """Silence after which the member is removed if the connection of its held heartbeat has ended,
-    in place of the session timeout."""
+    """Milliseconds of silence after which a disconnected member is removed. They replace the
+    session timeout once the connection of its held heartbeat has ended."""
 
 
 class ConsumerHeartbeatRequest(_Message, frozen=True, tag=1):
-    """A member is alive; a change of its subscription; an acknowledgement (KIP-848).
+    """A heartbeat keeps the session, changes a subscription, or acknowledges partitions (KIP-848).
 
-    None leaves a value as the coordinator knows it. A member sends `owned` when joining, once it
+    None leaves a value as the coordinator knows it. A member sends `owned` when it joins, once it
     has followed an assignment (the acknowledgement, also without any change), and after a heartbeat
-    without an answer: only then can the coordinator repeat a lost assignment.
+    without a response. Only then can the coordinator repeat a lost assignment.
     """
 
     group: str
     member_id: str
-    """Made by the member at its start, and kept until its end (KIP-1082)."""
+    """Id that the member makes at its start and keeps until its end (KIP-1082)."""
     member_epoch: int
-    """Of the last answer; JOIN_EPOCH, LEAVE_EPOCH or STATIC_LEAVE_EPOCH."""
+    """Epoch of the last response, or JOIN_EPOCH, LEAVE_EPOCH or STATIC_LEAVE_EPOCH."""
     instance_id: str | None = None
-    """Makes the member static (KIP-345); sent with every heartbeat."""
+    """Instance id of a static member (KIP-345), sent with every heartbeat."""
     rack_id: str | None = None
     client_id: str = ""
     client_host: str = ""
     subscribed_names: tuple[str, ...] | None = None
-    """Topics by name. When joining, None means none."""
+    """Topics by name. In a join None means no names."""
     subscribed_pattern: str | None = None
-    """Topics with a name that RE2 matches whole, without internal ones; "" means none. When
-    joining, None means none."""
+    """Pattern that RE2 matches with whole names of topics, except internal topics. "" means no
+    pattern. In a join None means no pattern."""
     assignor: str | None = None
     """`uniform` or `range`. The group takes the choice of most members."""
     rebalance_timeout_ms: int | None = None
-    """The longest time to give up partitions in."""
+    """Longest milliseconds to give up partitions in."""
     session_timeout_ms: int | None = None
-    """Silence after which the member is removed."""
+    """Milliseconds of silence after which the member is removed."""
     owned: tuple[TopicPartitions, ...] | None = None
-    """Partitions the member has, and those of its newest assignment that it is about to take over:
-    the coordinator gives any other one to the next owner at once."""
+    """Partitions that the member has or is about to take over. The latter are of its newest
+    assignment. The coordinator gives any other partition to the next owner at once."""
     max_wait_ms: int = 0
-    """How long the answer may be held back while there is no news."""
+    """Longest milliseconds to hold the response while nothing has changed."""
     sequence: int = 0
-    """Grows with each report of the member, so that a late copy is known; 0: not numbered."""
+    """Number that grows with each report and exposes a late copy, or 0 for none."""
     report: MemberReport | None = None
-    """In each heartbeat of a member with a report: a coordinator keeps the newest one."""
+    """Report of the member. Each of its heartbeats has it, and a coordinator keeps the newest."""
     hand_over_to: str | None = None
-    """Assignor `primary`: the instance id that is to have this member's partitions."""
+    """Instance id that is to have this member's partitions, for the assignor `primary`."""
 
 
 class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):
@@ -105,16 +104,16 @@ class ConsumerHeartbeatResponse(_Message, frozen=True, tag=1):
     member_id: str
     member_epoch: int
     heartbeat_interval_ms: int
-    """Longest time until the next heartbeat."""
+    """Longest milliseconds until the next heartbeat."""
     assignment: tuple[TopicPartitions, ...] | None = None
-    """All partitions of the member, by topic id: give up every other one first, acknowledge by a
-    heartbeat with `owned`. None: unchanged."""
+    """All partitions of the member, by topic id, or None if unchanged. The member first gives up
+    every other partition, then acknowledges by a heartbeat with `owned`."""
     session_timeout_ms: int = 0
-    """In force; 0 in the answer to a leave."""
+    """Session timeout in force, or 0 in the response to a leave."""
 
 
 class DescribeGroupRequest(_Message, frozen=True, tag=2):
-    """Describe one group."""
+    """Describe a group."""
 
     group: str
 
@@ -128,14 +127,14 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
     client_id: str
     client_host: str
     member_epoch: int
-    """STATIC_LEAVE_EPOCH: it left, and may come back."""
+    """Epoch of the member. STATIC_LEAVE_EPOCH marks a member that left and may come back."""
     subscribed_names: tuple[str, ...]
     subscribed_pattern: str | None
     assignment: tuple[TopicPartitions, ...]
-    """Partitions the member may own now, those to be given up among them."""
+    """Partitions the member may own now, with those to be given up."""
     target: tuple[TopicPartitions, ...]
     report: MemberReport | None = None
-    """The newest one that this coordinator has seen."""
+    """Newest report that this coordinator has seen."""
 
 
 class ConsumerGroupDescription(_Message, frozen=True, tag=2):
@@ -153,7 +152,7 @@ class ConsumerGroupDescription(_Message, frozen=True, tag=2):
 
 
 def classic_description(group: DescribedGroup) -> ConsumerGroupDescription:
-    """A classic group in the same words. What its members subscribe to and own is opaque."""
+    """A classic group as a description. The subscriptions and assignments of members are opaque."""
     return ConsumerGroupDescription(
         group=group.group,
         state=group.state,
@@ -162,25 +161,25 @@ def classic_description(group: DescribedGroup) -> ConsumerGroupDescription:
         assignor=group.protocol or "",
         members=tuple(
             MemberDescription(
-                member_id=one.member_id,
-                instance_id=one.instance_id,
+                member_id=member.member_id,
+                instance_id=member.instance_id,
                 rack_id=None,
-                client_id=one.client_id,
-                client_host=one.client_host,
+                client_id=member.client_id,
+                client_host=member.client_host,
                 member_epoch=group.generation,
                 subscribed_names=(),
                 subscribed_pattern=None,
                 assignment=(),
                 target=(),
             )
-            for one in group.members
+            for member in group.members
         ),
         kind=CLASSIC_KIND,
     )
 
 
 class ListGroupsRequest(_Message, frozen=True, tag=3):
-    """List all groups of one shard."""
+    """List all groups of a shard."""
 
 
 class GroupListing(msgspec.Struct, frozen=True, array_like=True):
@@ -193,7 +192,7 @@ class GroupListing(msgspec.Struct, frozen=True, array_like=True):
     members: int = 0
     assignor: str = ""
     protocol_type: str = ""
-    """As the members of a classic group name it; empty before the first one joins."""
+    """Protocol type of a classic group, empty before a member joins."""
 
 
 class GroupList(_Message, frozen=True, tag=3):
@@ -217,14 +216,14 @@ class DeleteGroupRequest(_Message, frozen=True, tag=4):
 
 
 class Done(_Message, frozen=True, tag=4):
-    """Done; also the answer to a heartbeat of the classic kind."""
+    """The request is done. A heartbeat of the classic kind has this response as well."""
 
     is_complete: bool = True
-    """False: one step of several. Ask again."""
+    """Whether all steps are done. Otherwise the caller repeats the request."""
 
 
 class OffsetOutcomes(_Message, frozen=True, tag=20):
-    """The answer to a commit or a deletion: an outcome for each partition, in its order."""
+    """The outcome of a commit or a deletion for each partition, in their order."""
 
     outcomes: tuple[PartitionOutcome, ...]
 

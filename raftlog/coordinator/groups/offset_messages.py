@@ -1,7 +1,7 @@
-"""Requests about committed offsets and their answers, free of any protocol.
+"""Requests about committed offsets and their responses, free of any protocol.
 
-Each is one MessagePack array between nodes, as `group_messages` frames them. An `error_code` is a
-code of the error table; 0: none.
+Each is one MessagePack array between nodes. An `error_code` is a code of the error table, or 0 for
+success.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raftlog.coordinator.shard.decision import Producer
 from raftlog.record.types import TopicId
 
 OFFSETS_MAX: Final = 10_000
-"""Partitions of one request: as many elements as a listener decodes."""
+"""Most partitions of one request, as many elements as a listener decodes."""
 NO_OFFSET: Final = -1
 ANY_OFFSET: Final = -2
 
@@ -27,7 +27,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
-    """The same, with a tag first; `group_messages` has the tags below 20."""
+    """Fields in the order of the wire, after a tag. `messages` has the tags below 20."""
 
 
 class TopicPartition(_Part, frozen=True):
@@ -36,7 +36,7 @@ class TopicPartition(_Part, frozen=True):
     topic: str
     partition: _Partition
     topic_id: TopicId | None = None
-    """None: the topic of this name, whatever its id."""
+    """Id of the topic, or None for any topic of this name."""
 
 
 class CommittedOffset(_Part, frozen=True):
@@ -66,7 +66,7 @@ class OffsetToCommit(CommittedOffset, frozen=True):
 
 
 class Committer(_Part, frozen=True):
-    """The author of a commit. All defaults: not a member ("simple")."""
+    """The author of a commit. The defaults are an author that is no member ("simple")."""
 
     member_id: str = ""
     epoch: int = -1
@@ -81,15 +81,15 @@ class CommitOffsets(_Body, frozen=True, tag=20):
     offsets: Annotated[tuple[OffsetToCommit, ...], Meta(max_length=OFFSETS_MAX)]
     committer: Committer = Committer()
     producer: Producer | None = None
-    """Of the transaction; None: at once."""
+    """Producer of the transaction, or None to commit at once."""
     retention_ms: int = -1
-    """Of old clients only: keep these offsets so long, whatever the group does; -1: the group's
-    retention. Excludes leader epochs and topic ids, which are then not stored."""
+    """Milliseconds to keep these offsets, whatever the group does. Only old clients give them. -1
+    is the group's retention. They exclude leader epochs and topic ids, which are not stored."""
     transactional_id: str = ""
-    """Of `producer`: its coordinator confirms the transaction."""
+    """Transactional id of `producer`. Its coordinator confirms the transaction."""
     adds: bool = True
-    """Whether the group's partition joins the transaction by this; otherwise it must have joined
-    before (clients of version 1)."""
+    """Whether this commit adds the group's partition to the transaction. Otherwise the partition
+    must have been added before (clients of version 1)."""
 
 
 class PartitionOutcome(_Part, frozen=True):
@@ -105,7 +105,7 @@ class FetchOffsets(_Body, frozen=True, tag=21):
 
     group_id: str
     partitions: Annotated[tuple[TopicPartition, ...], Meta(max_length=OFFSETS_MAX)] | None
-    """None: all partitions with a committed or pending offset."""
+    """Partitions to read, or None for all with a committed or pending offset."""
     require_stable: bool = False
     reader: Committer = Committer()
 
@@ -132,7 +132,7 @@ class ToLatest(_Body, frozen=True, tag=2):
 
 
 class ToOffset(_Body, frozen=True, tag=3):
-    """Reset to one offset."""
+    """Reset to an offset."""
 
     offset: int
 
@@ -176,7 +176,7 @@ class PartitionBounds(_Part, frozen=True):
     end_offset: int
     """High watermark, or last stable offset."""
     offset_at_time: int | None = None
-    """First offset at or after the target's time; None: all records are older."""
+    """First offset at or after the target's time, or None if all records are older."""
 
 
 class ResetRow(_Part, frozen=True):
@@ -187,6 +187,6 @@ class ResetRow(_Part, frozen=True):
     topic_id: TopicId
     old_offset: int | None
     new_offset: int | None
-    """None: the offset stays, since the target gives none."""
+    """New offset, or None if the target gives none and the offset stays."""
     is_clamped: bool = False
-    """The target was outside the readable offsets."""
+    """Whether the target was outside the readable offsets."""

@@ -1,4 +1,4 @@
-"""The table of offsets that a reset would set, and lag. Pure.
+"""A reset plans a table of offsets. Pure.
 
 The caller looks up bounds and times, shows the table (`validate_only`) or commits it. It also
 ensures that the group has no members.
@@ -22,16 +22,8 @@ from raftlog.coordinator.groups.offset_messages import (
 )
 
 
-def lag(end_offset: int, committed_offset: int | None) -> int | None:
-    """Count the records behind the committed offset; None without one.
-
-    Never negative: a deposed leader may report an old end.
-    """
-    return None if committed_offset is None else max(0, end_offset - committed_offset)
-
-
 def lookup_time_ms(target: ResetTarget, now_ms: int) -> int | None:
-    """The time to look up in each partition before `plan_reset`; None if the target needs none."""
+    """Time to look up in each partition before `plan_reset`, or None for other targets."""
     if isinstance(target, ToTimestamp):
         return max(0, target.timestamp_ms)
     if isinstance(target, ByDuration):
@@ -54,7 +46,7 @@ def plan_reset(
 
 
 def offsets_to_commit(rows: Iterable[ResetRow]) -> tuple[OffsetToCommit, ...]:
-    """The commit that carries out a reset."""
+    """The offsets that a reset commits."""
     return tuple(
         OffsetToCommit(row.topic, row.partition, row.new_offset, topic_id=row.topic_id)
         for row in rows

@@ -1,24 +1,25 @@
-"""Committed and pending offsets of all groups of one shard. Pure; knows no group's members.
+"""Committed and pending offsets of all groups of a shard. Pure, and independent of members.
 
-The last of these in log order counts, for each group and partition:
+For each group and partition the last of these in log order counts:
 
 | replayed | effect |
 |---|---|
-| a plain commit, or a tombstone | at once; drops all older pending offsets of the partition |
+| a plain commit, or a tombstone | counts at once, drops older pending offsets of the partition |
 | a commit in a transaction | pending, in place of the producer's earlier one of the partition |
 | the marker of a commit | the producer's pending offsets count, each as of its place in the log |
 | the marker of an abort | drops the producer's pending offsets |
 
-So an offset counts by the place of its record and not of its marker, as for compaction, which keeps
-the last record of a key: a reload from the compacted log gives the same offsets.
+So an offset counts by the place of its record and not of its marker. Compaction keeps the last
+record of a key, so a reload from the compacted log gives the same offsets.
 
-**Authorship** is the caller's part: member, epoch, and that a group to delete has no members.
+**Authorship.** The caller checks the member and its epoch, and that a group to delete has no
+members.
 
-**Topics made again.** An offset is stored with its topic's id. `fetch` ignores offsets of another
-id than the one in question, and `sweep` deletes them.
+**Recreated topics.** An offset is stored with its topic's id. `fetch` ignores offsets of another id
+than the wanted id, and `sweep` deletes them.
 
-**Room.** An offset is one int key, and the value of its record, in the dict of its group: 1,000,000
-take 160 MB in groups of 10 or more. A group of one offset takes 450 bytes.
+**Memory.** The dict of a group maps an int key to the value of the record. 1,000,000 offsets take
+160 MB in groups of 10 or more. A group with one offset takes 450 bytes.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ from raftlog.record.errors import (
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
 
 METADATA_BYTES_MAX: Final = 4096
-"""Bytes of an offset's metadata, in UTF-8."""
+"""Most bytes of an offset's metadata, in UTF-8."""
 SWEEP_STEP: Final = 1_000
-"""Offsets that one step of a sweep looks at: a millisecond."""
+"""Offsets that a step of a sweep inspects, in about a millisecond."""
 
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _PARTITION_BITS: Final = 32
 _PARTITION_MASK: Final = (1 << _PARTITION_BITS) - 1
 _PARTITION: Final = Struct(">i")
-"""The last bytes of an offset's key."""
+"""Last bytes of an offset's key."""
 _unpack_partition: Final = _PARTITION.unpack_from
 _is_usual: Final = USUAL_OFFSET.fullmatch
 
@@ -78,13 +79,13 @@ class _Pending(NamedTuple):
 
 
 class _TopicNumbers:
-    """A number for each topic name in use, so that the key of an offset is one int."""
+    """A number for each topic name in use. With it the key of an offset is an int."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.names: dict[int, str] = {}
         self.uses: dict[int, int] = {}
-        """Committed and pending offsets with the number; at 0 the number ends for good."""
+        """Committed and pending offsets with the number. At 0 the number ends for good."""
         self._last = 0
 
     def add(self, name: str) -> int:
@@ -102,7 +103,7 @@ class _TopicNumbers:
 
 
 class OffsetTable:
-    """The offsets of one shard. Decisions read; `replay` and `replay_marker` change."""
+    """The offsets of a shard. Decisions only read. `replay` and `replay_marker` change them."""
 
     def __init__(self) -> None:
         self._topics = _TopicNumbers()
@@ -125,7 +126,7 @@ class OffsetTable:
         position: int,
         producer: Producer | None = None,
     ) -> None:
-        """Apply a record. `position` rises with each; `producer` is of the record's transaction."""
+        """Apply a record. `position` rises with each. `producer` wrote it in a transaction."""
         number = self._topics.numbers.get(key.topic)
         if number is None:
             if value is None:
@@ -156,8 +157,9 @@ class OffsetTable:
     def replay_usual(self, records: Sequence[Record], start: int) -> int:
         """Replay records from `start` on while they are usual commits without a transaction.
 
-        Returns the index of the first other one. Same result as `replay`, for loads, in a fraction
-        of the time: no value is decoded, and the names of commits in a row are decoded once.
+        Returns the index of the first other record. The result is that of `replay`, in a fraction
+        of the time for a load. No value is decoded, and commits in a row have their names decoded
+        once.
         """
         if self._pending:
             return start
@@ -197,7 +199,7 @@ class OffsetTable:
         *,
         require_stable: bool = False,
     ) -> tuple[FetchedOffset, ...]:
-        """The offsets of some partitions, or of all that have one.
+        """The offsets of some partitions, or of all with an offset.
 
         With `require_stable` a partition with a pending offset gets UNSTABLE_OFFSET_COMMIT.
         """
@@ -229,7 +231,7 @@ class OffsetTable:
         return tuple(dict.fromkeys((*self._groups, *self._pending)))
 
     def has_offsets(self, group_id: str) -> bool:
-        """Whether the group has committed or pending offsets: if so, it must not be forgotten."""
+        """Whether the group has committed or pending offsets, so that it must not be forgotten."""
         return group_id in self._groups or group_id in self._pending
 
     # Decisions
@@ -243,11 +245,12 @@ class OffsetTable:
         producer: Producer | None = None,
         retention_ms: int = -1,
     ) -> Decision[tuple[PartitionOutcome, ...]]:
-        """Commit offsets, in the producer's transaction if there is one. `now_ms`: wall time.
+        """Commit offsets, in the producer's transaction if any. `now_ms` is wall time.
 
-        Each partition succeeds or fails by itself: OFFSET_METADATA_TOO_LARGE; INVALID_BODY for a
-        partition, an offset or a leader epoch out of the range of its type; OFFSET_SUPERSEDED if
-        another offset than the expected one is committed.
+        Each partition succeeds or fails separately. OFFSET_METADATA_TOO_LARGE rejects long
+        metadata. INVALID_BODY rejects a partition, an offset or a leader epoch out of the range of
+        its type. OFFSET_SUPERSEDED rejects a commit if another offset than the expected offset is
+        committed.
         """
         expire_ms = NO_TIMESTAMP if retention_ms < 0 else min(now_ms + retention_ms, _INT64_MAX)
         outcomes, records = [], []
@@ -272,7 +275,7 @@ class OffsetTable:
         return Decision(tuple(outcomes), tuple(records), producer)
 
     def _is_superseded(self, group_id: str, offset: OffsetToCommit) -> bool:
-        """Whether another offset is there than the author expects, or has committed already."""
+        """Whether an offset is committed that is neither the expected nor this offset."""
         if offset.expected == ANY_OFFSET:
             return False
         known = self._fetched(offset, self._groups.get(group_id, {}), {})
@@ -281,7 +284,7 @@ class OffsetTable:
     def delete(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Decision[tuple[PartitionOutcome, ...]]:
-        """Delete committed and pending offsets. A partition without any succeeds too."""
+        """Delete committed and pending offsets. A partition without offsets succeeds as well."""
         outcomes, records = [], []
         for name in partitions:
             outcomes.append(PartitionOutcome(name.topic, name.partition))
@@ -293,7 +296,7 @@ class OffsetTable:
         return Decision(tuple(outcomes), tuple(records))
 
     def delete_group(self, group_id: str, *, offsets_max: int) -> Decision[bool]:
-        """Delete at most so many offsets of a group. True: all are deleted, else call again."""
+        """Delete at most `offsets_max` offsets of a group. True means that all are deleted."""
         slots = dict.fromkeys((*self._groups.get(group_id, ()), *self._pending.get(group_id, ())))
         records = tuple(self._tombstone(group_id, slot) for slot in islice(slots, offsets_max))
         return Decision(len(records) == len(slots), records)
@@ -308,10 +311,11 @@ class OffsetTable:
     ) -> Iterator[tuple[CoordinatorRecord, ...]]:
         """Delete expired offsets, and offsets of deleted topics, in bounded steps.
 
-        Replay the records of a step before the next one; other decisions may come in between. Times
-        are wall time. `empty_since_ms` gives the time at which a group's last member left; 0 if it
-        never had one; None while it has members: its offsets do not expire. `is_deleted` judges a
-        topic by name and id (None: the committer gave none).
+        The caller replays the records of a step before the next step. Other decisions may come in
+        between. Times are wall time. `empty_since_ms` gives the time at which a group's last member
+        left, or 0 if it never had a member. It gives None while the group has members, so that its
+        offsets do not expire. `is_deleted` judges a topic by name and id (None if the committer
+        gave no id).
 
         A partition with a pending offset does not expire.
         """
@@ -444,7 +448,7 @@ def _refusal(offset: OffsetToCommit) -> int:
         and -1 <= offset.leader_epoch <= _INT32_MAX
     ):
         return INVALID_BODY.code
-    # A character takes at most four bytes: short metadata needs no encoding to be judged.
+    # A character takes at most four bytes, so short metadata needs no encoding to be checked.
     if 4 * len(offset.metadata) <= METADATA_BYTES_MAX:
         return 0
     is_too_large = len(offset.metadata.encode()) > METADATA_BYTES_MAX

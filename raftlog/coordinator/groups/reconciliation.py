@@ -1,7 +1,7 @@
-"""Reconciliation (KIP-848): one member's next step from its present to its target assignment. Pure.
+"""Reconciliation moves a member from its present to its target assignment (KIP-848). Pure.
 
-A member first gives up partitions and acknowledges that; only then do its epoch and its assignment
-go on. A partition that any other member has, assigned or to be given up, waits. So no partition
+A member first gives up partitions and acknowledges this. Only then do its epoch and its assignment
+advance. A partition that any other member has, assigned or to be given up, waits. So no partition
 ever has two owners, and a partition that need not move never stops.
 """
 
@@ -33,7 +33,7 @@ UNASSIGNED: Final = ConsumerGroupCurrentMemberAssignmentValue(
     assigned_partitions=(),
     partitions_pending_revocation=(),
 )
-"""Of a member that is joining."""
+"""Assignment of a member that is joining."""
 
 
 def reconcile(
@@ -45,10 +45,10 @@ def reconcile(
     owned: Assignment | None,
     is_free: Callable[[Pair], bool],
 ) -> ConsumerGroupCurrentMemberAssignmentValue:
-    """The member's next assignment; `current` itself if there is nothing to do yet.
+    """The member's next assignment, or `current` itself if there is nothing to do yet.
 
-    `shown_epoch` and `owned` are the heartbeat's: the member is known to have this epoch; None owns
-    as before. `is_free` is true if no other member has the partition.
+    `shown_epoch` and `owned` are from the heartbeat. The member is known to have this epoch. With
+    None as `owned` it owns as before. `is_free` is true if no other member has the partition.
     """
     if current.state == MemberState.STABLE and current.member_epoch == assignment_epoch:
         return current
@@ -83,7 +83,7 @@ def reconcile(
         return current
     return ConsumerGroupCurrentMemberAssignmentValue(
         member_epoch=assignment_epoch,
-        # Not the epoch before in the log: several answers in a row may have been lost.
+        # Not the previous epoch of the log, since several responses in a row may be lost.
         previous_member_epoch=shown_epoch,
         state=state,
         assigned_partitions=assignment_of(reached),

@@ -1,4 +1,4 @@
-"""What all groups of a shard share: settings and their bounds, timers, numbers of held requests."""
+"""All groups of a shard share settings and bounds, timers, and numbers of held requests."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ MINUTE_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Bounds of the groups of one shard, of both kinds. Times in milliseconds."""
+    """Bounds of the groups of a shard, of both kinds. Times are in milliseconds."""
 
     session_timeout_ms: int = coordinator_number({}, GROUP_SESSION)
-    """Of a member that names none."""
+    """Session timeout of a member that names none."""
     session_timeout_ms_min: int = coordinator_number({}, GROUP_SESSION_MIN)
     session_timeout_ms_max: int = coordinator_number({}, GROUP_SESSION_MAX)
     heartbeat_interval_ms_max: int = coordinator_number({}, GROUP_HEARTBEAT)
-    """A member learns of its new assignment by a heartbeat, however long its session is."""
+    """Longest heartbeat interval, however long the session is. A heartbeat brings the new
+    assignment."""
     initial_rebalance_delay_ms: int = coordinator_number({}, GROUP_INITIAL_DELAY)
-    """How long an empty classic group waits for further members."""
+    """Time for which an empty classic group waits for further members."""
     members_max: int = coordinator_number({}, GROUP_SIZE)
-    """Of one group: a rebalance writes a record for each member with a new target. In a classic
-    group, ids that have not joined yet count."""
+    """Most members of a group. A rebalance writes a record for each member with a new target. In a
+    classic group, ids that have not joined yet count."""
     classic_bytes_max: int = 480 * 1024
-    """Of the metadata of all members of a classic group, and of all assignments: a record holds one
-    of each, and must fit into the topic's `max.message.bytes`."""
+    """Most bytes of the metadata of all members of a classic group, and of all assignments. One
+    record has both, and must fit into the topic's `max.message.bytes`."""
     groups_max: int = coordinator_number({}, GROUPS)
-    """Of one shard."""
+    """Most groups of a shard."""
     retention_ms: int = coordinator_number({}, OFFSETS_RETENTION) * MINUTE_MS
-    """Offsets end so long after their group became empty."""
+    """Time from the moment a group is empty until its offsets expire."""
     sweep_interval_ms: int = 10 * 60 * 1000
-    """Between two searches for offsets that have ended."""
+    """Time between two sweeps for expired offsets."""
     instances_max: int = coordinator_number({}, INSTANCES)
-    """REST consumer instances of one shard."""
+    """Most REST consumer instances of a shard."""
     instance_timeout_ms: int = coordinator_number({}, INSTANCE_TIMEOUT)
     """Time without requests after which such an instance ends."""
 
@@ -84,16 +85,17 @@ class TimerKind(StrEnum):
     """The timers of a group and its members."""
 
     SESSION = "session"
-    """From the last heartbeat: the member is gone, or the id that a classic group handed out."""
+    """Starts at the last heartbeat. Removes the member, or the id that a classic group handed
+    out."""
     REBALANCE = "rebalance"
-    """A consumer group: the member is stuck, and gives up no partitions. A classic group: it waits
-    no longer for members to join."""
+    """Removes a stuck member that gives up no partitions from a consumer group. Ends a classic
+    group's wait for members to join."""
     SYNC = "sync"
-    """A classic group waits no longer for members to sync."""
+    """Ends a classic group's wait for members to sync."""
 
 
 class MemberTimer(NamedTuple):
-    """A timer of a member; of a whole classic group if the id is empty."""
+    """A timer of a member, or of a whole classic group if the id is empty."""
 
     kind: TimerKind
     group: str
@@ -104,27 +106,27 @@ class ShardTimer(StrEnum):
     """The timers of a shard."""
 
     SWEEP = "sweep"
-    """Ended offsets and groups are to be looked for."""
+    """Searches for expired offsets and groups."""
     REFRESH = "refresh"
-    """Topics have changed."""
+    """Follows a change of topics."""
 
 
 class InstanceTimerKind(StrEnum):
     """The timers of REST consumer instances."""
 
     IDLE = "instance-idle"
-    """From the last request: the instance ends."""
+    """Starts at the last request. Ends the instance."""
     STEP = "instance-step"
-    """The group has changed: its instances follow their targets."""
+    """Has the instances of a changed group follow their targets."""
 
 
 class InstanceTimer(NamedTuple):
-    """A timer of an instance, or of all those of a group."""
+    """A timer of an instance, or of all instances of a group."""
 
     kind: InstanceTimerKind
     group: str
     instance: str
-    """Empty: all of the group."""
+    """Name of the instance, or empty for all of the group."""
 
 
 GroupTimer: TypeAlias = MemberTimer | ShardTimer | InstanceTimer
@@ -132,14 +134,14 @@ GroupTimer: TypeAlias = MemberTimer | ShardTimer | InstanceTimer
 
 @dataclass(slots=True)
 class Shared:
-    """What all groups of a shard share. Soft state."""
+    """The soft state that all groups of a shard share."""
 
     settings: GroupSettings
-    """In force now."""
+    """Settings in force."""
     counts: Counts = field(default_factory=Counter)
     timers: Timers[GroupTimer] = field(default_factory=Timers)
     last_ticket: int = 0
-    """Of the requests held by classic groups."""
+    """Newest number of a request held by a classic group."""
 
     def next_ticket(self) -> int:
         """A number that no held request of the shard has had."""

@@ -110,13 +110,13 @@ from raftlog.record.errors import (
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
 
 DELETED_OFFSETS_MAX: Final = 1_000
-"""Of one decision: all of its records are in one batch."""
+"""Most offsets deleted by a decision, whose records are in one batch."""
 REFRESH_AFTER_LOAD_MS: Final = 1_000
-"""The first search for topics changed since the last coordinator's last decision."""
+"""Milliseconds from a load to the search for topics changed since the last decision."""
 
 
 class GroupShard:
-    """The groups of one shard. A new one is empty: replay its log, then call `loaded`."""
+    """The groups of a shard. A new shard is empty until its log is replayed and `loaded` called."""
 
     def __init__(
         self,
@@ -124,84 +124,76 @@ class GroupShard:
         on_changed: Callable[[Hashable], None] = lambda _: None,
         counts: Counts | None = None,
     ) -> None:
-        """`on_changed` is called with the id of each group that a replay changes; `counts` gets
-        what decisions do."""
+        """A replay calls `on_changed` with the id of a changed group. Decisions add to `counts`."""
         self._defaults = settings
         self._shared = Shared(settings, Counter() if counts is None else counts)
         self._on_changed = on_changed
         self.classic = ClassicGroups(self._shared, on_changed)
-        """Groups of the other kind, and their held requests."""
-        self._consumer_groups: dict[str, ConsumerGroup] = {}
-        self._offsets = OffsetTable()
+        """Classic groups, and their held requests."""
+        self.consumer_groups: dict[str, ConsumerGroup] = {}
+        """Consumer groups by id."""
+        self.offsets = OffsetTable()
+        """Committed and pending offsets."""
         self._decisions = ConsumerDecisions(self._shared)
         self.instances = ConsumerInstances(
             self._shared,
-            groups=self._consumer_groups,
-            offsets=self._offsets,
+            groups=self.consumer_groups,
+            offsets=self.offsets,
             heartbeat=weakly(self._heartbeat),
             commit=weakly(self._commit),
             check_commit=weakly(self._check_commit),
         )
         """REST consumer instances."""
         self._changed_topics: set[str] | None = None
-        """To be followed by the next refresh; None: any may have changed."""
+        """Topics that the next refresh follows, or None if any may have changed."""
         self._stale: list[str] = []
-        """Groups of the refresh under way."""
+        """Remaining groups of the refresh."""
         self._sweep: Iterator[tuple[CoordinatorRecord, ...]] | None = None
         """The sweep under way."""
         self._missing: set[tuple[str, TopicId | None]] = set()
-        """Topics with offsets that the last sweep did not find in the metadata: the next one
-        deletes their offsets. The first may have run on metadata older than a commit's."""
+        """Topics with offsets that the last sweep did not find in the metadata. The next sweep
+        deletes their offsets. The last sweep may have run on metadata older than a commit's."""
         self._ending: dict[str, int] = {}
-        """Groups that are being deleted, and by how many requests."""
+        """Number of requests that are deleting each group."""
         self._held: dict[tuple[str, str], int] = {}
-        """The number of the newest held heartbeat of a member."""
+        """Number of the newest held heartbeat of a member."""
         self._held_count = 0
 
     def follow_settings(self, cluster: Mapping[str, str]) -> None:
-        """Take over the settings of the cluster, from now on."""
+        """Apply the settings of the cluster from now on."""
         self._shared.settings = self._defaults.following(cluster)
 
     # Queries
 
     def __len__(self) -> int:
-        return len(self._consumer_groups) + len(self.classic)
+        return len(self.consumer_groups) + len(self.classic)
 
     @property
     def timers(self) -> Timers[GroupTimer]:
-        """Ask for the next deadline after each decision; give what is due to `expire`."""
+        """The timers. Read the next deadline after each decision. `expire` takes due timers."""
         return self._shared.timers
-
-    def consumer_group(self, group_id: str) -> ConsumerGroup | None:
-        """The consumer group of the id, to check a commit against; None without one."""
-        return self._consumer_groups.get(group_id)
 
     def group_states(self) -> Counter[tuple[str, str]]:
         """Groups by kind and state."""
-        return Counter((one.kind, state_words(one.state)) for one in self._list().groups)
-
-    @property
-    def offsets(self) -> OffsetTable:
-        """Committed offsets, to be read."""
-        return self._offsets
+        return Counter((group.kind, state_words(group.state)) for group in self._list().groups)
 
     def has_news(self, group_id: str, member_id: str) -> bool:
         """Whether a heartbeat held open for the member must be decided again now."""
-        group = self._consumer_groups.get(group_id)
+        group = self.consumer_groups.get(group_id)
         return group is None or group.has_news(member_id)
 
     def hold(self, group_id: str, member_id: str) -> int:
-        """Begin to hold a heartbeat of the member open; ends the hold of an earlier one."""
+        """Hold a heartbeat of the member, and end the hold of an earlier heartbeat."""
         self._held_count += 1
         is_held = (group_id, member_id) in self._held
         self._held[group_id, member_id] = self._held_count
         if is_held:
-            # Wakes all held heartbeats of the group: so only to end one of them.
+            # This wakes all held heartbeats of the group, so do it only to end a hold.
             self._on_changed(group_id)
         return self._held_count
 
     def is_held(self, group_id: str, member_id: str, number: int) -> bool:
-        """Whether the heartbeat is the member's newest one."""
+        """Whether the heartbeat is the member's newest."""
         return self._held.get((group_id, member_id)) == number
 
     def release(self, group_id: str, member_id: str, number: int) -> None:
@@ -211,15 +203,15 @@ class GroupShard:
 
     def is_newest(self, request: ConsumerHeartbeatRequest) -> bool:
         """Whether the member has sent no report after this heartbeat's."""
-        group = self._consumer_groups.get(request.group)
+        group = self.consumer_groups.get(request.group)
         newest = None if group is None else group.reports.get(request.member_id)
         return newest is None or newest is request.report
 
     def disconnected(
         self, request: ConsumerHeartbeatRequest, received_ms: int, now_ms: int
     ) -> None:
-        """The connection of a held heartbeat, received then, ends now."""
-        group = self._consumer_groups.get(request.group)
+        """End the connection of a heartbeat that is held since `received_ms`."""
+        group = self.consumer_groups.get(request.group)
         if group is not None:
             self._decisions.disconnected(group, request, received_ms, now_ms)
 
@@ -232,14 +224,14 @@ class GroupShard:
     def stale_groups(
         self, image: MetadataImage, changed: Collection[str] | None
     ) -> tuple[str, ...]:
-        """Groups to `refresh`, one decision each, after topics were created, deleted or enlarged.
+        """Groups to `refresh`, each by a decision, after topics were created, deleted or enlarged.
 
-        `changed` names those topics. None stands for any: after a load, since the metadata may have
-        changed after the last coordinator's last decision.
+        `changed` names those topics. None stands for any topics after a load, since the metadata
+        may have changed after the last coordinator's last decision.
         """
         return tuple(
             group_id
-            for group_id, group in self._consumer_groups.items()
+            for group_id, group in self.consumer_groups.items()
             if self._decisions.is_stale(group, image, changed)
         )
 
@@ -250,7 +242,7 @@ class GroupShard:
     ) -> Decision[GroupResponse | Held]:
         """Decide about a request. `now_ms` is monotonic, `time_ms` wall time. Raises LogError.
 
-        A request that is held is answered by `classic.take`.
+        `classic.take` returns the response to a held request.
         """
         decision: Decision[GroupResponse | Held]
         match request:
@@ -273,7 +265,7 @@ class GroupShard:
     def read(
         self, request: DescribeGroupRequest | ListGroupsRequest | FetchOffsets
     ) -> GroupResponse:
-        """Answer from the state. Raises LogError."""
+        """Respond from the state. Raises LogError."""
         match request:
             case DescribeGroupRequest():
                 return self._describe(request.group)
@@ -298,7 +290,7 @@ class GroupShard:
     def _expire_member(
         self, timer: MemberTimer, image: MetadataImage, now_ms: int, time_ms: int
     ) -> Decision[None]:
-        group = self._consumer_groups.get(timer.group)
+        group = self.consumer_groups.get(timer.group)
         if group is None:
             return self.classic.on_timer(timer, now_ms, time_ms)
         if timer.member_id not in group.members:
@@ -323,7 +315,7 @@ class GroupShard:
         time_ms: int,
     ) -> Decision[None]:
         """Follow a change of topics in one of the `stale_groups`, with the same `changed`."""
-        group = self._consumer_groups.get(group_id)
+        group = self.consumer_groups.get(group_id)
         if group is None:
             return Decision(None)
         return self._decisions.refresh(group, image, changed, time_ms)
@@ -336,7 +328,7 @@ class GroupShard:
         time_ms: int,
     ) -> Decision[ConsumerHeartbeatResponse]:
         check_heartbeat(request, self._shared.settings)
-        group = self._consumer_groups.get(request.group)
+        group = self.consumer_groups.get(request.group)
         end: tuple[CoordinatorRecord, ...] = ()
         if group is None:
             if request.member_epoch == JOIN_EPOCH:
@@ -380,11 +372,11 @@ class GroupShard:
         assert_never(request)
 
     def _join(self, request: JoinGroup, now_ms: int, time_ms: int) -> Decision[JoinResponse]:
-        """Decide about a join of the classic kind; an empty consumer group ends by it."""
+        """Decide about a join of the classic kind. It ends an empty consumer group."""
         check_join(request, self._shared.settings)
         group_id = request.group_id
         self._check_not_ending(group_id)
-        consumer = self._consumer_groups.get(group_id)
+        consumer = self.consumer_groups.get(group_id)
         end: tuple[CoordinatorRecord, ...] = ()
         if consumer is not None:
             if consumer.members:
@@ -402,7 +394,7 @@ class GroupShard:
         return Decision(decision.response, (*end, *decision.records))
 
     def _check_room(self, group_id: str, count: int) -> None:
-        """Raise LogError unless there may be another group beside so many."""
+        """Raise LogError if `count` groups leave no room for another."""
         if count >= self._shared.settings.groups_max:
             raise LogError(
                 TOO_MANY_GROUPS,
@@ -411,14 +403,14 @@ class GroupShard:
             )
 
     def _exists(self, group_id: str) -> ConsumerGroup | ClassicGroup | None:
-        """The group, None if there are offsets only. Raises LogError(UNKNOWN_GROUP)."""
+        """The group, or None if there are only offsets. Raises LogError(UNKNOWN_GROUP)."""
         group = self._group(group_id)
-        if group is None and not self._offsets.has_offsets(group_id):
+        if group is None and not self.offsets.has_offsets(group_id):
             raise LogError(UNKNOWN_GROUP, f"Group {quoted(group_id)} not found.")
         return group
 
     def _group(self, group_id: str) -> ConsumerGroup | ClassicGroup | None:
-        return self._consumer_groups.get(group_id) or self.classic.get(group_id)
+        return self.consumer_groups.get(group_id) or self.classic.get(group_id)
 
     def _describe(self, group_id: str) -> ConsumerGroupDescription | DescribedGroup:
         group = self._exists(group_id)
@@ -437,9 +429,9 @@ class GroupShard:
     def _list(self) -> GroupList:
         found = {
             group_id: GroupListing(group_id, OFFSETS_KIND, "Empty")
-            for group_id in self._offsets.group_ids()
+            for group_id in self.offsets.group_ids()
         }
-        for group_id, group in self._consumer_groups.items():
+        for group_id, group in self.consumer_groups.items():
             found[group_id] = GroupListing(
                 group=group_id,
                 kind="consumer",
@@ -458,14 +450,14 @@ class GroupShard:
         return GroupList(tuple(found[group_id] for group_id in sorted(found)))
 
     def _delete(self, group_id: str) -> Decision[GroupResponse | Held]:
-        """Delete some offsets, or at last the group."""
+        """Delete some offsets, or finally the group."""
         group = self._exists(group_id)
         if group is not None and (count := group.member_count):
             raise LogError(
                 GROUP_NOT_EMPTY,
                 f"Group {quoted(group_id)} has {counted(count, 'member')}: stop all of them first.",
             )
-        step = self._offsets.delete_group(group_id, offsets_max=DELETED_OFFSETS_MAX)
+        step = self.offsets.delete_group(group_id, offsets_max=DELETED_OFFSETS_MAX)
         if not step.response:
             return Decision(Done(is_complete=False), step.records)
         return Decision(Done(), (*step.records, *self._end(group)))
@@ -479,18 +471,18 @@ class GroupShard:
     def begin_deletion(self, group_id: str) -> None:
         """Refuse joins of the group, and reads and commits of its offsets, until `end_deletion`.
 
-        A member between two steps would go on from some offsets and not from others.
+        A member between two steps would resume from some offsets and not from others.
         """
         self._ending[group_id] = self._ending.get(group_id, 0) + 1
 
     def end_deletion(self, group_id: str) -> None:
-        """The end of one deletion, with the group or with an error."""
+        """End a deletion, with the group or with an error."""
         self._ending[group_id] -= 1
         if not self._ending[group_id]:
             del self._ending[group_id]
 
     def _check_not_ending(self, group_id: str) -> None:
-        """Raise LogError(COORDINATOR_LOADING), which is tried again, while the group is deleted."""
+        """Raise LogError(COORDINATOR_LOADING), which callers retry, while the group is deleted."""
         if group_id in self._ending:
             raise LogError(COORDINATOR_LOADING, f"Group {quoted(group_id)} is being deleted.")
 
@@ -502,10 +494,10 @@ class GroupShard:
         group_id = check_group_id(request.group_id)
         is_transactional = request.producer is not None
         self._check_commit(group_id, request.committer, now_ms, is_transactional=is_transactional)
-        is_new = self._group(group_id) is None and not self._offsets.has_offsets(group_id)
+        is_new = self._group(group_id) is None and not self.offsets.has_offsets(group_id)
         if is_new:
-            self._check_room(group_id, len(self._offsets.group_ids()))
-        decision = self._offsets.commit(
+            self._check_room(group_id, len(self.offsets.group_ids()))
+        decision = self.offsets.commit(
             group_id,
             request.offsets,
             now_ms=time_ms,
@@ -528,7 +520,7 @@ class GroupShard:
 
     def _check_committer(self, group_id: str, committer: Committer) -> None:
         """Raise LogError unless this author may commit for the group now."""
-        group = self._consumer_groups.get(group_id)
+        group = self.consumer_groups.get(group_id)
         if group is not None:
             group.check_commit(committer.member_id, committer.epoch)
         elif committer.epoch >= 0 or committer.member_id:
@@ -544,7 +536,7 @@ class GroupShard:
         if request.reader.epoch >= 0 and self.classic.get(request.group_id) is None:
             self._check_committer(request.group_id, request.reader)
         return FetchedOffsets(
-            self._offsets.fetch(
+            self.offsets.fetch(
                 request.group_id, request.partitions, require_stable=request.require_stable
             )
         )
@@ -566,13 +558,13 @@ class GroupShard:
                         f"A member of group {quoted(request.group_id)} subscribes to topic "
                         f"{quoted(name.topic)}: stop the group's members first.",
                     )
-        decision = self._offsets.delete(request.group_id, request.partitions)
+        decision = self.offsets.delete(request.group_id, request.partitions)
         return Decision(OffsetOutcomes(decision.response), decision.records)
 
     # Timers of the shard
 
     def _refresh_next(self, image: MetadataImage, now_ms: int, time_ms: int) -> Decision[None]:
-        """Refresh one stale group; the timer goes on while there are more."""
+        """Refresh a stale group. The timer continues while there are more."""
         if not self._stale:
             changed, self._changed_topics = self._changed_topics, set()
             self._stale = list(self.stale_groups(image, changed))
@@ -584,7 +576,7 @@ class GroupShard:
         return self.refresh(group_id, image, None, time_ms)
 
     def _sweep_next(self, image: MetadataImage, now_ms: int, time_ms: int) -> Decision[None]:
-        """Delete some ended offsets, or ended groups; the timer goes on until the sweep is over."""
+        """Delete some expired offsets or groups. The timer continues until the sweep is over."""
         if self._sweep is None:
             self._sweep = self._swept(image, time_ms)
         records = next(self._sweep, None)
@@ -596,7 +588,7 @@ class GroupShard:
         return Decision(None, records)
 
     def _swept(self, image: MetadataImage, time_ms: int) -> Iterator[tuple[CoordinatorRecord, ...]]:
-        """The steps of one sweep."""
+        """The steps of a sweep."""
         missing_before, self._missing = self._missing, set()
 
         def is_deleted(name: str, topic_id: TopicId | None) -> bool:
@@ -611,16 +603,16 @@ class GroupShard:
             return 0 if group is None else group.empty_since_ms
 
         retention_ms = self._shared.settings.retention_ms
-        yield from self._offsets.sweep(
+        yield from self.offsets.sweep(
             now_ms=time_ms,
             retention_ms=retention_ms,
             empty_since_ms=empty_since_ms,
             is_deleted=is_deleted,
         )
-        for group_id in (*self._consumer_groups, *(group.group_id for group in self.classic)):
+        for group_id in (*self.consumer_groups, *(group.group_id for group in self.classic)):
             since_ms = empty_since_ms(group_id)
             is_over = since_ms is not None and since_ms <= time_ms - retention_ms
-            if is_over and not self._offsets.has_offsets(group_id):
+            if is_over and not self.offsets.has_offsets(group_id):
                 yield self._end(self._group(group_id))
 
     # Replay
@@ -628,11 +620,11 @@ class GroupShard:
     def replay(
         self, record: CoordinatorRecord, *, position: int, producer: Producer | None
     ) -> None:
-        """Apply the record at an offset of the log, in its order."""
+        """Apply the record at an offset of the log, in the log's order."""
         key, value = record
         match key, value:
             case OffsetCommitKey(), OffsetCommitValue() | None:
-                self._offsets.replay(key, value, position=position, producer=producer)
+                self.offsets.replay(key, value, position=position, producer=producer)
             case (
                 (
                     ConsumerGroupMetadataKey()
@@ -644,15 +636,15 @@ class GroupShard:
                 ),
                 _,
             ):
-                group = self._consumer_groups.get(key.group)
+                group = self.consumer_groups.get(key.group)
                 if value is not None:
                     self.classic.replaced(key.group)
                 if group is None:
                     # Compaction may have removed the group's first records.
-                    group = self._consumer_groups[key.group] = ConsumerGroup(key.group)
+                    group = self.consumer_groups[key.group] = ConsumerGroup(key.group)
                 group.replay(record)
                 if group.is_void:
-                    del self._consumer_groups[key.group]
+                    del self.consumer_groups[key.group]
                 self.instances.group_changed(key.group)
                 self._on_changed(key.group)
             case GroupMetadataKey(), GroupMetadataValue() | None:
@@ -672,18 +664,18 @@ class GroupShard:
         committed: bool,
         position: int,
     ) -> None:
-        """End the producer's transaction: its pending offsets count, or are dropped."""
-        self._offsets.replay_marker(producer_id, producer_epoch, committed=committed)
+        """End the producer's transaction, which commits or drops its pending offsets."""
+        self.offsets.replay_marker(producer_id, producer_epoch, committed=committed)
 
     def refused(self, records: tuple[CoordinatorRecord, ...], now_ms: int, time_ms: int) -> None:
-        """The records of the last decision are too large: the state stays as it was."""
+        """Keep the old state, since the records of the last decision are too large."""
         self.classic.refused(records, now_ms, time_ms)
         self.loaded(now_ms)
 
     def loaded(self, now_ms: int) -> None:
         """Set all timers, after the replay of the log."""
         self.classic.restart_timers(now_ms)
-        for group in self._consumer_groups.values():
+        for group in self.consumer_groups.values():
             self._decisions.loaded(group, now_ms)
         self.instances.loaded(now_ms)
         self._changed_topics, self._stale, self._sweep = None, [], None

@@ -1,8 +1,7 @@
-"""Subscriptions: topics by name and by RE2 pattern, resolved against the applied metadata. Pure.
+"""Subscriptions resolve topics by name and by RE2 pattern against the applied metadata. Pure.
 
-Patterns come from users, and the coordinator runs in the event loop of a node: RE2 takes time in
-proportion to the text, whatever the pattern. Python's `re` can take forever, so it is never used
-here.
+Patterns come from users, and the coordinator runs in the event loop of a node. RE2 takes time in
+proportion to the text, whatever the pattern. Python's `re` can take forever and is never used here.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from raftlog.record.types import TopicId
 
 PATTERN_CHARACTERS_MAX: Final = 1_000
 _PATTERN_MEMORY_BYTES: Final = 1 << 20
-"""Of a compiled pattern; re2 keeps the last 128 of them."""
+"""Most bytes of a compiled pattern. re2 keeps the last 128 patterns."""
 _HASH_BYTES: Final = 8
 
 Members: TypeAlias = Mapping[str, ConsumerGroupMemberMetadataValue]
-"""By member id."""
+"""Members by member id."""
 Patterns: TypeAlias = Mapping[str, ConsumerGroupRegularExpressionValue]
 """Resolved patterns, by their text."""
 Reports: TypeAlias = Mapping[str, MemberReport]
-"""By member id."""
+"""Reports by member id."""
 
 
 def check_pattern(pattern: str) -> str:
@@ -49,7 +48,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def matched_topics(pattern: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Names that the pattern matches from begin to end, without internal topics; sorted."""
+    """Sorted names that the pattern matches as a whole, without internal topics."""
     compiled = _compiled(pattern)
     return tuple(
         sorted(name for name in names if not is_internal_topic(name) and compiled.fullmatch(name))
@@ -83,9 +82,10 @@ def partition_counts(image: MetadataImage, names: Iterable[str]) -> dict[TopicId
 
 
 def metadata_hash(counts: Mapping[TopicId, int]) -> int:
-    """64 signed bits that differ when a topic or a partition comes or goes; 0 without topics.
+    """64 signed bits that differ when a topic or a partition is created or deleted.
 
-    The same on every node, so that a new coordinator finds changes since the last one's decision.
+    They are 0 without topics, and the same on every node, so that a new coordinator finds changes
+    since the last coordinator's decision.
     """
     if not counts:
         return 0
@@ -106,7 +106,7 @@ def resolve(
 def resolved_again(
     patterns: Patterns, image: MetadataImage, changed: Collection[str] | None, time_ms: int
 ) -> dict[str, ConsumerGroupRegularExpressionValue]:
-    """The patterns with other topics since the named ones were created or deleted; None: any."""
+    """The patterns with other topics now that the `changed` topics, or any, were changed."""
     found: dict[str, ConsumerGroupRegularExpressionValue] = {}
     for pattern, value in patterns.items():
         if changed is None:
@@ -136,7 +136,7 @@ def subscribers(
     image: MetadataImage,
     reports: Reports,
 ) -> dict[str, Subscriber]:
-    """The members, to an assignor. Equal subscriptions share one set."""
+    """The members for an assignor. Equal subscriptions share a set."""
     topic_ids: dict[tuple[tuple[str, ...], str | None], frozenset[TopicId]] = {}
     found: dict[str, Subscriber] = {}
     for member_id, member in members.items():

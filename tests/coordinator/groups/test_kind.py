@@ -209,7 +209,7 @@ async def test_the_end_of_the_connection_of_a_held_heartbeat_shortens_the_sessio
     await settle()
     await harness.clock.advance(0.1)
     held.cancel()
-    group = shard.state.consumer_group("g")
+    group = shard.state.consumer_groups.get("g")
     assert group is not None
     await harness.clock.advance(0.195)
     assert group.members

@@ -83,7 +83,7 @@ class GroupMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.members) < 7)
     @rule(target=live, subscription=subscriptions, is_static=st.booleans())
     def join(self, subscription: dict[str, Any], is_static: bool) -> Member:
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         before = dict(group.targets) if group is not None else {}
         instance_id = None
         if is_static:
@@ -114,7 +114,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(member=live, age=st.integers(1, 3))
     def late_copy(self, member: Member, age: int) -> None:
         """A copy of an earlier report: the coordinator knows a newer one, also after a reload."""
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         if len(member.reports) <= age or group is None or member.member_id not in group.current:
             return
         late, records = member.reports[-1 - age], len(self.harness.log)
@@ -163,7 +163,7 @@ class GroupMachine(RuleBasedStateMachine):
             member.instance_id,
             **{**member.subscription, **TIMEOUTS},
         )
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         is_known = group is not None and member.member_id in group.members
         if not goes_first and is_known:
             with pytest.raises(LogError) as caught:
@@ -192,7 +192,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule()
     def classic_member_joins(self) -> None:
         """A member of the other kind: it comes in only while there are no members of this one."""
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         is_empty = group is None or not group.members
         request = JoinGroup(
             GROUP,
@@ -211,7 +211,7 @@ class GroupMachine(RuleBasedStateMachine):
             return
         assert is_empty
         assert isinstance(answer, Joined)
-        assert self.harness.shard.consumer_group(GROUP) is None
+        assert self.harness.shard.consumer_groups.get(GROUP) is None
         self.assigned = {}
         if self.members:
             with pytest.raises(LogError) as caught:
@@ -289,7 +289,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_partition_that_need_not_move_never_stops(self) -> None:
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         assigned: dict[str, set[Pair]] = {}
         for member_id, current in group.current.items() if group is not None else ():
             assert group is not None
@@ -303,7 +303,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_member_has_its_timers(self) -> None:
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         expected: set[MemberTimer] = set()
         for member_id, current in group.current.items() if group is not None else ():
             expected.add(MemberTimer(TimerKind.SESSION, GROUP, member_id))
@@ -316,7 +316,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def target_is_complete(self) -> None:
-        group = self.harness.shard.consumer_group(GROUP)
+        group = self.harness.shard.consumer_groups.get(GROUP)
         if group is not None:
             assert group.assignment_epoch == group.epoch
             targets = Counter(pair for target in group.targets.values() for pair in pairs(target))

@@ -15,7 +15,6 @@ from raftlog.coordinator.groups.offset_messages import (
     ToTimestamp,
 )
 from raftlog.coordinator.groups.offset_reset import (
-    lag,
     lookup_time_ms,
     offsets_to_commit,
     plan_reset,
@@ -67,9 +66,3 @@ def test_times_to_look_up() -> None:
     assert lookup_time_ms(ByDuration(300), 1_000) == 700
     assert lookup_time_ms(ByDuration(3_000), 1_000) == 0
     assert lookup_time_ms(ToEarliest(), 1_000) is None
-
-
-def test_lag() -> None:
-    assert lag(100, 90) == 10
-    assert lag(80, 90) == 0
-    assert lag(80, None) is None

@@ -198,7 +198,7 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
     def send_join(self, client: Client, request: JoinGroup) -> None:
         previous, client.request = client.request, request
         superseded, replaced = client.ticket, self.replaced_by(client)
-        consumers = self.stage.shard.consumer_group(GROUP)
+        consumers = self.stage.shard.consumer_groups.get(GROUP)
         answer = self.stage.join(request, member_id=client.member_id)
         if consumers is not None and consumers.members:
             assert answer is INCONSISTENT_PROTOCOL
@@ -405,7 +405,7 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
     @invariant()
     def the_group_is_of_one_kind(self) -> None:
         shard = self.stage.shard
-        assert shard.consumer_group(GROUP) is None or shard.classic.get(GROUP) is None
+        assert shard.consumer_groups.get(GROUP) is None or shard.classic.get(GROUP) is None
 
     @invariant()
     def holds_no_request_too_long(self) -> None:
