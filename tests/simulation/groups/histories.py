@@ -539,7 +539,7 @@ class History:
             state: Any = shard.state
             if state._held or shard._held_count or shard._held:
                 return f"{shard.partition.name} holds {state._held}, {shard._held}"
-            for group_id, group in state._consumer_groups.items():
+            for group_id, group in state.consumer_groups.items():
                 static = {each.instance_id for each in group.members.values()}
                 if None in static:
                     return f"{group_id} has {group.members}"
@@ -570,11 +570,11 @@ class History:
 
 def content(state: GroupShard) -> object:
     """All that a replay makes."""
-    table = state._offsets
+    table = state.offsets
     return (
         {
             group_id: {name: getattr(group, name) for name in ConsumerGroup.__slots__}
-            for group_id, group in sorted(state._consumer_groups.items())
+            for group_id, group in sorted(state.consumer_groups.items())
         },
         {group_id: sorted(table.offsets(group_id)) for group_id in sorted(table.group_ids())},
         len(table),

@@ -147,7 +147,7 @@ class WatchedShard(GroupShard):
         return super().expire(timer, image, now_ms, time_ms)
 
     def _check(self, timer: MemberTimer) -> None:
-        group = self.consumer_group(timer.group)
+        group = self.consumer_groups.get(timer.group)
         if group is None or timer.member_id not in group.members:
             return
         watch, member = self._watch, group.members[timer.member_id]

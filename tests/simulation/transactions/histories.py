@@ -604,7 +604,7 @@ async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
 def _content(state: TransactionShard | GroupShard) -> Any:
     if isinstance(state, TransactionShard):
         return state._transactions, state._sinks
-    offsets = state._offsets
+    offsets = state.offsets
     return {
         group: (sorted(offsets.offsets(group)), offsets._pending.get(group))
         for group in offsets.group_ids()
