@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -18,7 +18,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # No test runs long enough to pay for Java's second compiler: a quarter of the processor time.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Verification of the bytecode of Spark's own classes is another quarter.
+os.environ.setdefault(
+    "JAVA_TOOL_OPTIONS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+)
+
+SMALL_QUERIES: Final = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # Spark would compile Java for every query, at more cost than the few rows of a test.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings for queries of a few rows."""
 
 _numbers = count(1)
 
@@ -32,8 +46,7 @@ def spark() -> Iterator[SparkSession]:
         "tests",
         master="local[2,2]",
         config={
-            "spark.ui.enabled": "false",
-            "spark.sql.shuffle.partitions": "2",
+            **SMALL_QUERIES,
             "spark.python.daemon.module": "tests.spark.warm_daemon",
             # The session also serves Spark Connect.
             "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",

@@ -70,7 +70,8 @@ kinds = st.builds(
         ]
     ),
 )
-logs = st.lists(st.tuples(rows, kinds), min_size=1, max_size=5)
+# A first batch, a last batch and a batch in between.
+logs = st.lists(st.tuples(rows, kinds), min_size=1, max_size=3)
 
 
 def raw_batch(records: list[RecordTuple], kind: Kind, base_offset: int) -> bytes:

@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from raftlog_client import Admin
@@ -17,11 +17,13 @@ from raftlog_spark import errors
 from raftlog_spark.cluster import Background, Bounds, Cluster, TopicInfo
 from raftlog_spark.errors import ClusterUnavailable, RaftlogSparkError, TopicGone
 
+from bench import cluster as bench_cluster
 from bench.node import LoneNode
-from raftlog.cluster.local import LocalCluster
 from raftlog.record.errors import NOT_READY
 from tests.client.fake_node import FakeCluster, Fault
+from tests.spark.fault_parts import make_whole
 from tests.spark.query_parts import append, blocking, encoded, values_in
+from tests.spark.sink_parts import TIMEOUT_S, create, leader
 
 
 @pytest.fixture
@@ -60,17 +62,6 @@ def test_the_error_of_the_work_is_the_caller_s(
 OFFSETS = "/v1/offsets"
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
-    """One real node."""
-    one = LoneNode(tmp_path_factory.mktemp("node") / "data", flush="async")
-    one.start()
-    try:
-        yield one
-    finally:
-        one.stop()
-
-
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeCluster]:
     """Two nodes; the topics `t` of three partitions and `u` of one."""
@@ -100,9 +91,9 @@ async def delete_topic(address: str, name: str) -> None:
         await admin.delete_topic(name)
 
 
-def test_all_of_it_on_a_real_node(node: LoneNode) -> None:
-    asyncio.run(make_topic(node.address, "all", partitions=3))
-    with Cluster(node.address) as cluster:
+def test_all_of_it_on_a_real_node(spark_node: LoneNode) -> None:
+    asyncio.run(make_topic(spark_node.address, "all", partitions=3))
+    with Cluster(spark_node.address) as cluster:
         info = cluster.topics()["all"]
         assert info.partitions == 3
         assert cluster.bounds(["all"], isolation="read_committed") == {
@@ -120,10 +111,10 @@ def test_all_of_it_on_a_real_node(node: LoneNode) -> None:
         assert values_in(chunks, 15, 985) == values[15:985]
         times = {("all", 1): 1_015, ("all", 0): 0}
         assert cluster.offsets_for_times(times) == {("all", 1): 20, ("all", 0): None}
-        asyncio.run(delete_topic(node.address, "all"))
+        asyncio.run(delete_topic(spark_node.address, "all"))
         with pytest.raises(TopicGone, match="all"):
             cluster.bounds(["all"], isolation="read_committed")
-        asyncio.run(make_topic(node.address, "all"))
+        asyncio.run(make_topic(spark_node.address, "all"))
         with pytest.raises(errors.TopicRecreated) as caught:
             list(cluster.read("all", info.topic_id, 0, 0, 10))
         assert caught.value.topic_id == info.topic_id
@@ -131,10 +122,10 @@ def test_all_of_it_on_a_real_node(node: LoneNode) -> None:
 
 
 def test_a_forked_process_connects_again_and_leaves_its_parents_connections_alone(
-    node: LoneNode,
+    spark_node: LoneNode,
 ) -> None:
-    asyncio.run(make_topic(node.address, "fork", partitions=1))
-    with Cluster(node.address) as cluster:
+    asyncio.run(make_topic(spark_node.address, "fork", partitions=1))
+    with Cluster(spark_node.address) as cluster:
         info = cluster.topics()["fork"]
         with cluster.writer("fork") as writer:
             writer.write(0, encoded(b"a", b"b"), 2)
@@ -317,23 +308,18 @@ def test_errors_pickle_with_their_facts(error: RaftlogSparkError) -> None:
     assert str(copy) == "why"
 
 
-async def leader_of(servers: str, topic: str) -> int:
-    async with Admin(bootstrap_servers=servers) as admin:
-        leader = (await admin.describe_topic(topic)).partitions[0].leader
-        assert leader is not None
-        return leader
-
-
-async def test_a_leader_that_is_killed_costs_neither_readers_nor_writers_a_record(
-    tmp_path: Path,
+def test_a_leader_that_is_killed_costs_neither_readers_nor_writers_a_record(
+    spark_cluster: bench_cluster.Cluster, topic_name: str
 ) -> None:
     count, size = 300, 20
     values = [b"%06d" % number * 100 for number in range(count * size)]
     half = threading.Event()
     go_on = threading.Event()
+    servers = spark_cluster.servers
+    topic = create(servers, topic_name, 1, replicas=3)
 
     def write(cluster: Cluster) -> int:
-        with cluster.writer("k") as writer:
+        with cluster.writer(topic) as writer:
             for number in range(count):
                 writer.write(0, encoded(*values[number * size : (number + 1) * size]), size)
                 if number == count // 2:
@@ -341,25 +327,22 @@ async def test_a_leader_that_is_killed_costs_neither_readers_nor_writers_a_recor
                     go_on.wait(20.0)
             return writer.flush().records
 
-    async with LocalCluster(tmp_path / "cluster", nodes=3, flush="async") as local:
-        await make_topic(local.servers, "k", replicas=3)
-        with Cluster(local.servers) as cluster:
-            writing = asyncio.create_task(blocking(lambda: write(cluster)))
-            await asyncio.to_thread(half.wait, 20.0)
-            first = await leader_of(local.servers, "k")
+    with Cluster(servers) as cluster:
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write, cluster)
+            assert half.wait(20.0)
             # Some batches are in flight at this moment.
-            await local.kill(first)
+            spark_cluster.kill(leader(servers, topic))
             go_on.set()
-            assert await writing == count * size
-            await local.start_node(first)
+            assert writing.result(TIMEOUT_S) == count * size
+        make_whole(spark_cluster)
 
-            info = (await blocking(cluster.topics))["k"]
-            bounds = await blocking(lambda: cluster.bounds(["k"], isolation="read_committed"))
-            assert bounds == {("k", 0): Bounds(0, count * size)}
-            chunks = cluster.read("k", info.topic_id, 0, 0, count * size, fetch_bytes=100_000)
-            taken = [await blocking(lambda: next(chunks)) for _ in range(3)]
-            await local.kill(await leader_of(local.servers, "k"))
-            taken += await blocking(lambda: list(chunks))
-            assert values_in(taken) == values
-            bounds = await blocking(lambda: cluster.bounds(["k"], isolation="read_committed"))
-            assert bounds == {("k", 0): Bounds(0, count * size)}
+        info = cluster.topics()[topic]
+        whole = {(topic, 0): Bounds(0, count * size)}
+        assert cluster.bounds([topic], isolation="read_committed") == whole
+        chunks = cluster.read(topic, info.topic_id, 0, 0, count * size, fetch_bytes=100_000)
+        taken = [next(chunks) for _ in range(3)]
+        spark_cluster.kill(leader(servers, topic))
+        taken += chunks
+        assert values_in(taken) == values
+        assert cluster.bounds([topic], isolation="read_committed") == whole

@@ -30,6 +30,8 @@ from tests.spark.raw import (
 )
 
 WHOLE = Kind(Compression.NONE, (0,), 0)
+DAMAGED_BYTES_MAX = 1024 * 1024
+"""More than any undamaged batch of `logs`. A damaged batch is tried up to this size."""
 walks = pytest.mark.parametrize("walk", [nullcontext, lanes_everywhere], ids=["steps", "lanes"])
 names = st.lists(st.sampled_from(ALL), unique=True, min_size=1).map(tuple)
 
@@ -250,7 +252,7 @@ class TestDamage:
                 )
             data += resealed(changed)
         with walk(), suppress(CorruptBatchError):
-            read(data, asked)
+            read(data, asked, decompressed_bytes_max=DAMAGED_BYTES_MAX)
 
     @walks
     @settings(max_examples=200)

@@ -21,6 +21,7 @@ from raftlog_spark import pipelines
 
 from raftlog.cli.main import cli
 
+from .conftest import SMALL_QUERIES
 from .fault_parts import ROOT
 from .flights_data import assert_equal, create, delete, flights, letters, read, send, table_of
 from .test_examples import HALF, hourly
@@ -55,8 +56,7 @@ def run(
     """Run `raftlog pipeline run` as a process; return its output."""
     settings = (
         *("--master", "local[2]"),
-        *("--conf", "spark.ui.enabled=false"),
-        *("--conf", "spark.sql.shuffle.partitions=2"),
+        *(word for pair in SMALL_QUERIES.items() for word in ("--conf", "=".join(pair))),
     )
     ended = subprocess.run(
         [sys.executable, "-m", "raftlog.cli", "pipeline", "run", *settings, *map(str, arguments)],
