@@ -12,35 +12,14 @@ from typing import Final, NamedTuple, TypeVar
 from raftlog.broker.groups import Committer, FetchedOffset, OffsetToCommit
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code, each, topic_name
-from raftlog.kafka.messages.group_offsets import (
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
-    OffsetDeleteRequestTopic,
-    OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartition,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopic,
-    OffsetFetchResponseTopics,
-)
-from raftlog.record.errors import (
-    FORBIDDEN,
-    GROUP_NOT_EMPTY,
-    ILLEGAL_GENERATION,
-    STALE_MEMBER_EPOCH,
-    LogError,
-)
+from raftlog.kafka.messages import group_offsets as messages
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.types import TopicId
 
-Part = TypeVar("Part", OffsetFetchResponsePartition, OffsetFetchResponsePartitions)
+Part = TypeVar(
+    "Part", messages.OffsetFetchResponsePartition, messages.OffsetFetchResponsePartitions
+)
 
 NO_OFFSET: Final = -1
 EPOCHS_SINCE: Final = 9
@@ -54,7 +33,9 @@ GROUP_ERROR_SINCE: Final = 2
 GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
 
 
-async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
+async def commit(
+    call: Call, request: messages.OffsetCommitRequest
+) -> messages.OffsetCommitResponse:
     """8. Commits offsets as a member, or of a group without members."""
     codes: list[int] = []
     offsets: list[OffsetToCommit] = []
@@ -82,13 +63,15 @@ async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespon
     for place, error_code in zip(places, await _committed(call, request, offsets), strict=True):
         codes[place] = error_code
     following = iter(codes)
-    return OffsetCommitResponse(
+    return messages.OffsetCommitResponse(
         topics=tuple(
-            OffsetCommitResponseTopic(
+            messages.OffsetCommitResponseTopic(
                 topic.name,
                 topic.topic_id,
                 tuple(
-                    OffsetCommitResponsePartition(partition.partition_index, next(following))
+                    messages.OffsetCommitResponsePartition(
+                        partition.partition_index, next(following)
+                    )
                     for partition in topic.partitions
                 ),
             )
@@ -98,7 +81,7 @@ async def commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespon
 
 
 async def _committed(
-    call: Call, request: OffsetCommitRequest, offsets: Sequence[OffsetToCommit]
+    call: Call, request: messages.OffsetCommitRequest, offsets: Sequence[OffsetToCommit]
 ) -> list[int]:
     """Kafka's code of each offset."""
     committer = Committer(
@@ -114,8 +97,8 @@ async def _committed(
         )
     except LogError as error:
         error_code = coordinator_code(error)
-        if error.entry is STALE_MEMBER_EPOCH and call.version < EPOCHS_SINCE:
-            error_code = ILLEGAL_GENERATION.kafka_code
+        if error.entry is errors.STALE_MEMBER_EPOCH and call.version < EPOCHS_SINCE:
+            error_code = errors.ILLEGAL_GENERATION.kafka_code
         return [error_code] * len(offsets)
     return [code_of(outcome.error_code) for outcome in outcomes]
 
@@ -137,12 +120,12 @@ class _Found(NamedTuple):
     offsets: list[FetchedOffset]
 
 
-async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
+async def fetch(call: Call, request: messages.OffsetFetchRequest) -> messages.OffsetFetchResponse:
     """9. Returns committed offsets of one group, or of several."""
     is_stable = request.require_stable
     if call.version >= GROUPS_SINCE:
         groups = await each(call, partial(_of_group, call, is_stable=is_stable), request.groups)
-        return OffsetFetchResponse(groups=tuple(groups))
+        return messages.OffsetFetchResponse(groups=tuple(groups))
     wanted = None
     if request.topics is not None:
         wanted = [_Wanted(topic.name, None, topic.partition_indexes) for topic in request.topics]
@@ -151,12 +134,12 @@ async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
     except LogError as error:
         error_code = coordinator_code(error)
         failed = wanted if wanted is not None and call.version < GROUP_ERROR_SINCE else ()
-        return OffsetFetchResponse(
+        return messages.OffsetFetchResponse(
             topics=tuple(
-                OffsetFetchResponseTopic(
+                messages.OffsetFetchResponseTopic(
                     topic.name,
                     tuple(
-                        OffsetFetchResponsePartition(n, NO_OFFSET, error_code=error_code)
+                        messages.OffsetFetchResponsePartition(n, NO_OFFSET, error_code=error_code)
                         for n in topic.numbers
                     ),
                 )
@@ -164,10 +147,10 @@ async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
             ),
             error_code=error_code,
         )
-    return OffsetFetchResponse(
+    return messages.OffsetFetchResponse(
         topics=tuple(
-            OffsetFetchResponseTopic(
-                topic.name, _partitions(OffsetFetchResponsePartition, topic.offsets)
+            messages.OffsetFetchResponseTopic(
+                topic.name, _partitions(messages.OffsetFetchResponsePartition, topic.offsets)
             )
             for topic in found
         )
@@ -175,8 +158,8 @@ async def fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
 
 
 async def _of_group(
-    call: Call, group: OffsetFetchRequestGroup, *, is_stable: bool
-) -> OffsetFetchResponseGroup:
+    call: Call, group: messages.OffsetFetchRequestGroup, *, is_stable: bool
+) -> messages.OffsetFetchResponseGroup:
     wanted = None
     if group.topics is not None:
         wanted = [
@@ -186,16 +169,16 @@ async def _of_group(
     try:
         found = await _found(call, group.group_id, wanted, reader, is_stable=is_stable)
     except LogError as error:
-        return OffsetFetchResponseGroup(group.group_id, (), coordinator_code(error))
+        return messages.OffsetFetchResponseGroup(group.group_id, (), coordinator_code(error))
     topics = (
-        OffsetFetchResponseTopics(
+        messages.OffsetFetchResponseTopics(
             topic.name,
             topic.topic_id,
-            _partitions(OffsetFetchResponsePartitions, topic.offsets),
+            _partitions(messages.OffsetFetchResponsePartitions, topic.offsets),
         )
         for topic in found
     )
-    return OffsetFetchResponseGroup(group.group_id, tuple(topics))
+    return messages.OffsetFetchResponseGroup(group.group_id, tuple(topics))
 
 
 async def _found(
@@ -216,7 +199,7 @@ async def _found(
             topics.append((topic, "", error.entry.code))
         else:
             # Offsets of topics without the right to describe them are missing in the response.
-            topics.append((topic, name, FORBIDDEN.code))
+            topics.append((topic, name, errors.FORBIDDEN.code))
             numbers.setdefault(name, {}).update(dict.fromkeys(topic.numbers))
     committed = await call.broker.groups.committed(
         call.principal,
@@ -270,22 +253,24 @@ def _partitions(part: type[Part], offsets: Iterable[FetchedOffset]) -> tuple[Par
     )
 
 
-async def delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+async def delete(
+    call: Call, request: messages.OffsetDeleteRequest
+) -> messages.OffsetDeleteResponse:
     """47. Deletes committed offsets, of topics that no member subscribes to."""
     groups = call.broker.groups
     try:
         # The right to the group, and its existence, are errors of the whole request.
         await groups.delete_offsets(call.principal, request.group_id, {})
     except LogError as error:
-        return OffsetDeleteResponse(error_code=coordinator_code(error))
-    return OffsetDeleteResponse(
+        return messages.OffsetDeleteResponse(error_code=coordinator_code(error))
+    return messages.OffsetDeleteResponse(
         topics=tuple(await each(call, partial(_deleted, call, request.group_id), request.topics))
     )
 
 
 async def _deleted(
-    call: Call, group_id: str, topic: OffsetDeleteRequestTopic
-) -> OffsetDeleteResponseTopic:
+    call: Call, group_id: str, topic: messages.OffsetDeleteRequestTopic
+) -> messages.OffsetDeleteResponseTopic:
     numbers = [partition.partition_index for partition in topic.partitions]
     error_code = NONE
     try:
@@ -294,8 +279,8 @@ async def _deleted(
         await call.broker.groups.delete_offsets(call.principal, group_id, {topic.name: numbers})
     except LogError as error:
         error_code = coordinator_code(error, forbidden=code(error))
-        if error.entry is GROUP_NOT_EMPTY:
+        if error.entry is errors.GROUP_NOT_EMPTY:
             error_code = GROUP_SUBSCRIBED_TO_TOPIC
-    return OffsetDeleteResponseTopic(
-        topic.name, tuple(OffsetDeleteResponsePartition(n, error_code) for n in numbers)
+    return messages.OffsetDeleteResponseTopic(
+        topic.name, tuple(messages.OffsetDeleteResponsePartition(n, error_code) for n in numbers)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -133,6 +134,8 @@ def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic
     return MetadataTopic(name, topic.topic_id, None, partitions)
 
 
+_post = partial(Route, "POST", tag="v1")
+
 ROUTES = (
     Route(
         "GET",
@@ -147,31 +150,25 @@ ROUTES = (
         ),
         response_type=MetadataResponse,
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/metadata",
         get_metadata_to_produce,
         "Metadata of topics to write to. Unknown topics are created if auto.create.topics is on",
-        tag="v1",
         request_type=TopicsToProduce,
         response_type=MetadataResponse,
         errors=(errors.INVALID_BODY,),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/producer-ids",
         allocate_producer_id,
         "Allocate a producer id",
-        tag="v1",
         response_type=ProducerIdentity,
         errors=(errors.RETRIABLE, errors.NO_CONTROLLER),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/delete-records",
         delete_records,
         "Delete the oldest records of partitions",
-        tag="v1",
         request_type=DeleteRecords,
         response_type=DeletedRecords,
     ),

@@ -7,6 +7,7 @@ knows.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -144,89 +145,72 @@ def _view(broker_id: BrokerId, progress: DecommissionState) -> DecommissionProgr
 _CHANGE_ERRORS: Final = (errors.ILLEGAL_STATE, errors.NO_CONTROLLER, errors.RETRIABLE)
 _PARTITION_ERRORS: Final = (errors.UNKNOWN_TOPIC, errors.UNKNOWN_PARTITION)
 
+_post = partial(Route, "POST", tag="v1")
+_get = partial(Route, "GET", tag="v1")
+_delete = partial(Route, "DELETE", tag="v1", status=204)
+_put = partial(Route, "PUT", tag="v1", status=204)
+
 ROUTES: Final = (
-    Route(
-        "POST",
+    _post(
         "/v1/topics/{topic}/partitions/{partition}/leader",
         set_leader,
         "Elect another replica as a partition's leader",
-        tag="v1",
         request_type=LeaderElection,
         status=204,
         errors=(*_PARTITION_ERRORS, errors.NOT_FOUND, errors.NO_LEADER, *_CHANGE_ERRORS),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/reassignments",
         reassign,
         "Move partitions to other nodes",
-        tag="v1",
         request_type=NewReassignments,
         status=204,
         errors=(*_PARTITION_ERRORS, errors.INVALID_PARTITIONS, *_CHANGE_ERRORS),
     ),
-    Route(
-        "GET",
+    _get(
         "/v1/reassignments",
         list_reassignments,
         "Partitions being moved",
-        tag="v1",
         query=(QueryParameter("topic", str, "Only those of this topic."),),
         response_type=ReassignmentList,
         errors=(errors.UNKNOWN_TOPIC,),
     ),
-    Route(
-        "DELETE",
+    _delete(
         "/v1/reassignments/{topic}/{partition}",
         cancel_reassignment,
         "Cancel the move of a partition",
-        tag="v1",
-        status=204,
         errors=(*_PARTITION_ERRORS, *_CHANGE_ERRORS),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/nodes/{node}/decommission",
         decommission,
         "Empty a node for good",
-        tag="v1",
         response_type=DecommissionProgress,
         errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
-    Route(
-        "GET",
+    _get(
         "/v1/nodes/{node}/decommission",
         get_decommission,
         "Progress of a node's decommission",
-        tag="v1",
         response_type=DecommissionProgress,
         errors=(errors.NOT_FOUND,),
     ),
-    Route(
-        "DELETE",
+    _delete(
         "/v1/nodes/{node}/decommission",
         cancel_decommission,
         "Cancel a node's decommission",
-        tag="v1",
-        status=204,
         errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
-    Route(
-        "PUT",
+    _put(
         "/v1/nodes/{node}/maintenance",
         begin_maintenance,
         "Begin maintenance. The node leads only where no other node can",
-        tag="v1",
-        status=204,
         errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
-    Route(
-        "DELETE",
+    _delete(
         "/v1/nodes/{node}/maintenance",
         end_maintenance,
         "Let a node lead again",
-        tag="v1",
-        status=204,
         errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
 )

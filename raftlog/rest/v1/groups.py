@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -54,28 +55,8 @@ from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import Route
-from raftlog.record.errors import (
-    COORDINATOR_LOADING,
-    ERROR_TABLE,
-    FENCED_INSTANCE_ID,
-    FENCED_MEMBER_EPOCH,
-    GROUP_FULL,
-    GROUP_NOT_EMPTY,
-    ILLEGAL_STATE,
-    INCONSISTENT_PROTOCOL,
-    INVALID_BODY,
-    INVALID_GROUP,
-    INVALID_PATTERN,
-    INVALID_SESSION_TIMEOUT,
-    NOT_COORDINATOR,
-    STALE_MEMBER_EPOCH,
-    TOO_MANY_GROUPS,
-    UNKNOWN_GROUP,
-    UNKNOWN_MEMBER,
-    UNKNOWN_TOPIC,
-    UNRELEASED_INSTANCE_ID,
-    LogError,
-)
+from raftlog.record import errors
+from raftlog.record.errors import LogError
 from raftlog.record.types import TopicId
 
 NO_OFFSET: Final = -1
@@ -279,7 +260,7 @@ def _target(body: ResetRequest) -> ResetTarget:
     targets: list[ResetTarget] = []
     if body.to is not None:
         if body.to not in ("earliest", "latest"):
-            raise LogError(INVALID_BODY, f"'to' is 'earliest' or 'latest', not {body.to!r}.")
+            raise LogError(errors.INVALID_BODY, f"'to' is 'earliest' or 'latest', not {body.to!r}.")
         targets.append(ToEarliest() if body.to == "earliest" else ToLatest())
     if body.to_offset is not None:
         targets.append(ToOffset(body.to_offset))
@@ -292,7 +273,7 @@ def _target(body: ResetRequest) -> ResetTarget:
     if body.like_group is not None:
         targets.append(ToOffsetsOf(body.like_group))
     if len(targets) != 1:
-        raise LogError(INVALID_BODY, f"A reset has one target; this one has {len(targets)}.")
+        raise LogError(errors.INVALID_BODY, f"A reset has one target; this one has {len(targets)}.")
     return targets[0]
 
 
@@ -351,105 +332,104 @@ def _assigned(
 
 
 def _error(code: int) -> tuple[int | None, str | None]:
-    return (code, ERROR_TABLE[code].message) if code else (None, None)
+    return (code, errors.ERROR_TABLE[code].message) if code else (None, None)
 
 
 _GROUP: Final = "/v1/groups/{group}"
-_ERRORS: Final = (INVALID_GROUP, COORDINATOR_LOADING, NOT_COORDINATOR)
+_ERRORS: Final = (errors.INVALID_GROUP, errors.COORDINATOR_LOADING, errors.NOT_COORDINATOR)
+
+_post = partial(Route, "POST", tag="groups")
+_get = partial(Route, "GET", tag="groups")
+_delete = partial(Route, "DELETE", tag="groups", status=204)
 
 ROUTES: Final = (
-    Route(
-        "POST",
+    _post(
         f"{_GROUP}/heartbeat",
         heartbeat,
         "Join a group, stay in it, or leave it (KIP-848). The node may delay the response for "
         "`max_wait_ms`, until the member has something to do.",
-        tag="groups",
         request_type=HeartbeatRequest,
         response_type=HeartbeatResponse,
         errors=(
-            INVALID_BODY,
-            INVALID_PATTERN,
-            INVALID_SESSION_TIMEOUT,
-            UNKNOWN_MEMBER,
-            FENCED_MEMBER_EPOCH,
-            FENCED_INSTANCE_ID,
-            UNRELEASED_INSTANCE_ID,
-            ILLEGAL_STATE,
-            INCONSISTENT_PROTOCOL,
-            GROUP_FULL,
-            TOO_MANY_GROUPS,
+            errors.INVALID_BODY,
+            errors.INVALID_PATTERN,
+            errors.INVALID_SESSION_TIMEOUT,
+            errors.UNKNOWN_MEMBER,
+            errors.FENCED_MEMBER_EPOCH,
+            errors.FENCED_INSTANCE_ID,
+            errors.UNRELEASED_INSTANCE_ID,
+            errors.ILLEGAL_STATE,
+            errors.INCONSISTENT_PROTOCOL,
+            errors.GROUP_FULL,
+            errors.TOO_MANY_GROUPS,
             *_ERRORS,
         ),
         # Nothing is lost, because a member without a response repeats all its state.
         cancel_on_disconnect=True,
     ),
-    Route(
-        "POST",
+    _post(
         f"{_GROUP}/offsets",
         commit,
         "Commit offsets, as a member, or without a member while the group is empty. Each "
         "partition succeeds or fails separately (40935 if the offset is not the `expected` "
         "offset).",
-        tag="groups",
         request_type=CommitRequest,
         response_type=CommitResponse,
-        errors=(INVALID_BODY, UNKNOWN_MEMBER, STALE_MEMBER_EPOCH, TOO_MANY_GROUPS, *_ERRORS),
+        errors=(
+            errors.INVALID_BODY,
+            errors.UNKNOWN_MEMBER,
+            errors.STALE_MEMBER_EPOCH,
+            errors.TOO_MANY_GROUPS,
+            *_ERRORS,
+        ),
     ),
-    Route(
-        "POST",
+    _post(
         f"{_GROUP}/committed",
         committed,
         "Committed offsets of some partitions, or of all with a committed offset",
-        tag="groups",
         request_type=CommittedRequest,
         response_type=CommittedResponse,
-        errors=(INVALID_BODY, *_ERRORS),
+        errors=(errors.INVALID_BODY, *_ERRORS),
     ),
-    Route(
-        "GET",
+    _get(
         "/v1/groups",
         list_groups,
         "All groups. `incomplete` has the reason if some are missing",
-        tag="groups",
         response_type=GroupList,
     ),
-    Route(
-        "GET",
+    _get(
         _GROUP,
         describe_group,
         "A group with its members, committed offsets and lags",
-        tag="groups",
         response_type=GroupDescription,
-        errors=(UNKNOWN_GROUP, *_ERRORS),
+        errors=(errors.UNKNOWN_GROUP, *_ERRORS),
     ),
-    Route(
-        "DELETE",
+    _delete(
         _GROUP,
         delete_group,
         "Delete an empty group with its offsets",
-        tag="groups",
-        status=204,
-        errors=(UNKNOWN_GROUP, GROUP_NOT_EMPTY, *_ERRORS),
+        errors=(errors.UNKNOWN_GROUP, errors.GROUP_NOT_EMPTY, *_ERRORS),
     ),
-    Route(
-        "POST",
+    _post(
         f"{_GROUP}/reset",
         reset,
         "Set the committed offsets of an empty group, or show what would be set",
-        tag="groups",
         request_type=ResetRequest,
         response_type=ResetResponse,
-        errors=(INVALID_BODY, UNKNOWN_GROUP, UNKNOWN_TOPIC, GROUP_NOT_EMPTY, *_ERRORS),
+        errors=(
+            errors.INVALID_BODY,
+            errors.UNKNOWN_GROUP,
+            errors.UNKNOWN_TOPIC,
+            errors.GROUP_NOT_EMPTY,
+            *_ERRORS,
+        ),
     ),
-    Route(
-        "POST",
+    _post(
         f"{_GROUP}/offsets/delete",
         delete_offsets,
         "Forget committed offsets of topics that no member subscribes to",
-        tag="groups",
         request_type=DeleteOffsetsRequest,
         status=204,
-        errors=(INVALID_BODY, UNKNOWN_GROUP, GROUP_NOT_EMPTY, *_ERRORS),
+        errors=(errors.INVALID_BODY, errors.UNKNOWN_GROUP, errors.GROUP_NOT_EMPTY, *_ERRORS),
     ),
 )

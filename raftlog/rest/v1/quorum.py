@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -273,89 +274,56 @@ LINKS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
+_get = partial(Route, "GET", tag="v1", serves_always=True)
+_delete = partial(Route, "DELETE", tag="v1", status=204)
+_post = partial(Route, "POST", tag="v1", status=204)
+
 ROUTES: Final = (
-    Route(
-        "GET",
-        "/",
-        greet,
-        "What serves here, and where to go on",
-        tag="v1",
-        response_type=Greeting,
-        serves_always=True,
-    ),
-    Route(
-        "GET",
+    _get("/", greet, "What serves here, and where to go on", response_type=Greeting),
+    _get(
         "/v1/cluster",
         describe_cluster,
         "The cluster, its controller, and whether access to this node is open",
-        tag="v1",
         response_type=ClusterInfo,
-        serves_always=True,
     ),
-    Route(
-        "GET",
+    _get(
         "/v1/quorum",
         get_quorum,
         "The metadata quorum in this node's view",
-        tag="v1",
         response_type=QuorumInfo,
-        serves_always=True,
     ),
-    Route(
-        "GET",
-        "/v1/nodes",
-        list_nodes,
-        "The nodes of the cluster",
-        tag="v1",
-        response_type=NodeList,
-        serves_always=True,
-    ),
-    Route(
-        "DELETE",
+    _get("/v1/nodes", list_nodes, "The nodes of the cluster", response_type=NodeList),
+    _delete(
         "/v1/nodes/{node}",
         remove_node,
         "Unregister a node that is gone for good",
-        tag="v1",
-        status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/nodes/{node}/replace",
         replace_node,
         "Give the place of a node with a lost disk to an empty data directory",
-        tag="v1",
         request_type=NewDirectory,
-        status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/quorum/voters",
         add_voter,
         "Make a node a voter",
-        tag="v1",
         request_type=NewVoter,
-        status=204,
         errors=_CHANGE_ERRORS,
     ),
-    Route(
-        "DELETE",
+    _delete(
         "/v1/quorum/voters/{node}",
         remove_voter,
         "Make a voter an observer",
-        tag="v1",
-        status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/quorum/transfer",
         transfer_leadership,
         "Hand the quorum's leadership to another voter",
-        tag="v1",
         request_type=LeadershipTransfer,
-        status=204,
         errors=_CHANGE_ERRORS,
     ),
 )

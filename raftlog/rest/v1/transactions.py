@@ -7,6 +7,7 @@ returns the producer epoch for the next transaction (KIP-890).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -227,14 +228,15 @@ def _end_route(
     )
 
 
+_post = partial(Route, "POST", tag="transactions")
+_get = partial(Route, "GET", tag="transactions")
+
 ROUTES: Final = (
-    Route(
-        "POST",
+    _post(
         "/v1/transactions/{id}/init",
         init,
         "Become the one producer of a transactional id. Earlier producers are fenced, and their "
         "open transaction is aborted. Returns 40940 until the abort is done.",
-        tag="transactions",
         request_type=InitRequest,
         response_type=TransactionProducer,
         errors=(
@@ -251,14 +253,12 @@ ROUTES: Final = (
         prepare,
         "First of two phases. The transaction accepts no more writes, and waits for its end.",
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/transactions/{id}/offsets",
         commit_offsets,
         "Commit offsets of a group with the transaction, as a member, or without a member while "
         "the group is empty. They count once the transaction is committed, and not at all after "
         "an abort. Each partition succeeds or fails separately.",
-        tag="transactions",
         request_type=TransactionOffsets,
         response_type=CommitResponse,
         errors=(
@@ -271,40 +271,32 @@ ROUTES: Final = (
             errors.TOO_MANY_GROUPS,
         ),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/transactions/{id}/fence",
         fence,
         "Abort the open transaction whatever its producer does, and fence that producer.",
-        tag="transactions",
         request_type=Empty,
         response_type=Empty,
         errors=(*_ERRORS, errors.UNKNOWN_TRANSACTION, errors.INVALID_TXN_STATE),
     ),
-    Route(
-        "GET",
+    _get(
         "/v1/transactions",
         list_transactions,
         "All transactional ids, with the state and age of their transactions.",
-        tag="transactions",
         response_type=TransactionList,
     ),
-    Route(
-        "GET",
+    _get(
         "/v1/transactions/{id}",
         describe,
         "A transactional id, with the partitions of its transaction.",
-        tag="transactions",
         response_type=TransactionDescription,
         errors=(*_ERRORS, errors.UNKNOWN_TRANSACTION),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/sinks/{sink}/epochs/{epoch}",
         commit_sink_epoch,
         "Commit these prepared transactions of a sink as one epoch, and abort its others, all or "
         "nothing. An epoch that is already committed changes nothing.",
-        tag="transactions",
         request_type=SinkEpochRequest,
         response_type=SinkEpoch,
         errors=(
@@ -316,14 +308,12 @@ ROUTES: Final = (
             errors.SINK_OWNED,
         ),
     ),
-    Route(
-        "POST",
+    _post(
         "/v1/sinks/{sink}/commit",
         commit_sink,
         "Commit these prepared transactions of a sink without an epoch, and abort its others, all"
         " or nothing. It is for a sink that commits once, or, without transactions, for a sink "
         "that gives up. Committed transactions stay committed.",
-        tag="transactions",
         request_type=SinkCommitRequest,
         response_type=Empty,
         errors=(
@@ -334,12 +324,10 @@ ROUTES: Final = (
             errors.SINK_OWNED,
         ),
     ),
-    Route(
-        "GET",
+    _get(
         "/v1/sinks/{sink}",
         describe_sink,
         "The newest committed epoch of a sink, or -1 before the first.",
-        tag="transactions",
         response_type=SinkEpoch,
         errors=_ERRORS,
     ),
