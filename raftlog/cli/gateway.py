@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 import msgspec
@@ -17,38 +18,25 @@ LISTEN_DEFAULT: Final = "127.0.0.1:8084"
 HOME_ADDRESSES_MAX: Final = 100
 
 
-def _home(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+def _parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that parses a value. ValueError becomes an error of usage."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
+
+
+def _home(value: str) -> tuple[str, ...]:
     addresses = tuple(word.strip().removeprefix("http://").rstrip("/") for word in value.split(","))
     if len(addresses) > HOME_ADDRESSES_MAX:
-        raise click.BadParameter(f"more than {HOME_ADDRESSES_MAX} addresses")
+        raise ValueError(f"more than {HOME_ADDRESSES_MAX} addresses")
     for address in addresses:
-        _listen(context, parameter, address)
+        parse_address(address)
     return addresses
-
-
-def _listen(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, int]:
-    try:
-        return parse_address(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _hosts(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> tuple[str, ...]:
-    try:
-        return parse_hosts(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _origins(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> tuple[str, ...]:
-    try:
-        return parse_origins(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -58,7 +46,7 @@ def _origins(
     envvar="RAFTLOG_GATEWAY_HOME",
     show_envvar=True,
     metavar="HOST:PORT,…",
-    callback=_home,
+    callback=_parsed(_home),
     help="Nodes of the home cluster, with the catalog, the groups and their offsets.",
 )
 @click.option(
@@ -67,7 +55,7 @@ def _origins(
     envvar="RAFTLOG_GATEWAY_LISTEN",
     show_envvar=True,
     metavar="HOST:PORT",
-    callback=_listen,
+    callback=_parsed(parse_address),
     help="Address to listen on.",
 )
 @click.option(
@@ -75,7 +63,7 @@ def _origins(
     envvar="RAFTLOG_GATEWAY_ALLOWED_HOSTS",
     show_envvar=True,
     metavar="NAME,…",
-    callback=_hosts,
+    callback=_parsed(parse_hosts),
     help="Host names of this gateway, or of a load balancer before it.",
 )
 @click.option(
@@ -83,7 +71,7 @@ def _origins(
     envvar="RAFTLOG_GATEWAY_ALLOWED_ORIGINS",
     show_envvar=True,
     metavar="URL,…",
-    callback=_origins,
+    callback=_parsed(parse_origins),
     help="Origins of pages that may use this gateway from a browser.",
 )
 @click.option(

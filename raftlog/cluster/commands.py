@@ -11,16 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from raftlog.api.manager import (
-    ClusterStatus,
-    ControlAnswer,
-    ControlRequest,
-    Done,
-    Failed,
-    NodeStatus,
-    Step,
-    StopCluster,
-)
+from raftlog.api import manager as api
 from raftlog.cluster.control import Tell, answers, ask
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.layout import Layout, ManagerLock, manager_pid, tail
@@ -35,7 +26,7 @@ POLL_S: Final = 0.05
 LOG_LINES_SHOWN: Final = 8
 
 
-async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> ClusterStatus:
+async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> api.ClusterStatus:
     """Start a detached manager, and wait until its cluster serves. Raises ClusterError, OSError."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
@@ -62,7 +53,7 @@ async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> ClusterStatu
     return status_from(result)
 
 
-async def request(layout: Layout, what: ControlRequest, tell: Tell) -> Any:
+async def request(layout: Layout, what: api.ControlRequest, tell: Tell) -> Any:
     """Send the running manager a request. Return the result. Raises ClusterError, OSError."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + LISTEN_TIMEOUT_S
@@ -100,7 +91,7 @@ async def stop(layout: Layout, tell: Tell) -> bool:
     is_told = False
     while not is_told and (pid := manager_pid(layout)) is not None:
         try:
-            await _result(ask(layout.control, StopCluster()), tell)
+            await _result(ask(layout.control, api.StopCluster()), tell)
             is_told = True
         except ClusterError:
             if manager_pid(layout) is not None:
@@ -123,18 +114,18 @@ async def stop(layout: Layout, tell: Tell) -> bool:
     return True
 
 
-def status_unmanaged(layout: Layout) -> ClusterStatus:
+def status_unmanaged(layout: Layout) -> api.ClusterStatus:
     """The status of a cluster without a manager. Raises ClusterError, OSError."""
     manifest = layout.require_manifest()
     alive = _left_behind(layout)
-    return ClusterStatus(
+    return api.ClusterStatus(
         directory=str(layout.root),
         manager_pid=None,
         flush=manifest.flush,
         servers=",".join(manifest.addresses),
         controller_id=None,
         nodes=tuple(
-            NodeStatus(
+            api.NodeStatus(
                 node_id=entry.node_id,
                 address=manifest.address(entry),
                 kafka=manifest.kafka_address(entry),
@@ -151,22 +142,22 @@ def status_unmanaged(layout: Layout) -> ClusterStatus:
     )
 
 
-def status_from(document: Any) -> ClusterStatus:
+def status_from(document: Any) -> api.ClusterStatus:
     """The status in a manager's response. Raises ClusterError."""
     try:
-        return msgspec.convert(document, ClusterStatus)
+        return msgspec.convert(document, api.ClusterStatus)
     except msgspec.ValidationError as error:
         raise ClusterError(f"the manager's answer cannot be read: {error}") from error
 
 
-async def _result(said: AsyncIterator[ControlAnswer], tell: Tell) -> Any:
+async def _result(said: AsyncIterator[api.ControlAnswer], tell: Tell) -> Any:
     async for answer in said:
         match answer:
-            case Step(text=text):
+            case api.Step(text=text):
                 tell(text)
-            case Done(result=result):
+            case api.Done(result=result):
                 return result
-            case Failed(message=message, hint=hint):
+            case api.Failed(message=message, hint=hint):
                 raise ClusterError(message, hint)
     raise AssertionError("answers end with a result")
 

@@ -11,18 +11,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from raftlog.api.manager import (
-    AddNode,
-    AwaitReady,
-    ClusterStatus,
-    ControlRequest,
-    GetStatus,
-    Reconfigure,
-    ReplaceNode,
-    StartNode,
-    StopCluster,
-    StopNode,
-)
+from raftlog.api import manager as api
 from raftlog.cluster import changes
 from raftlog.cluster.control import ControlServer
 from raftlog.cluster.errors import ClusterError
@@ -53,7 +42,7 @@ class ManagerService:
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._ready: asyncio.Future[ClusterStatus] | None = None
+        self._ready: asyncio.Future[api.ClusterStatus] | None = None
         self._change: asyncio.Future[Any] | None = None
 
     def tell(self, text: str) -> None:
@@ -63,7 +52,7 @@ class ManagerService:
             self._told(text)
         self._control.tell(text)
 
-    async def run(self, on_ready: Callable[[ClusterStatus], None]) -> None:
+    async def run(self, on_ready: Callable[[api.ClusterStatus], None]) -> None:
         """Start the cluster, call `on_ready` once serving, stop in order on request.
 
         Raises ClusterError or OSError if the start fails. Then nothing runs.
@@ -112,7 +101,7 @@ class ManagerService:
             await self._control.close(self.cluster.layout.control)
             await self.cluster.release()
 
-    async def _await_ready(self) -> ClusterStatus:
+    async def _await_ready(self) -> api.ClusterStatus:
         await self.cluster.wait_ready()
         return await self.cluster.status()
 
@@ -122,8 +111,8 @@ class ManagerService:
             self._killing.set()
         self._stopping.set()
 
-    async def _handle(self, request: ControlRequest) -> Any:
-        if isinstance(request, StopCluster):
+    async def _handle(self, request: api.ControlRequest) -> Any:
+        if isinstance(request, api.StopCluster):
             # A second `down` waits with the first. Only a signal means hurry.
             self._stopping.set()
             await self._stopped.wait()
@@ -131,22 +120,22 @@ class ManagerService:
         if self._stopping.is_set():
             raise ClusterError("the cluster is being stopped")
         match request:
-            case GetStatus():
+            case api.GetStatus():
                 return msgspec.to_builtins(await self.cluster.status())
-            case AwaitReady():
+            case api.AwaitReady():
                 return await self._status_when_ready()
-            case Reconfigure(arguments=arguments, flush=flush):
+            case api.Reconfigure(arguments=arguments, flush=flush):
                 self.cluster.reconfigure(Plan(arguments=arguments, flush=flush))
                 return None
-            case AddNode(voter=voter):
+            case api.AddNode(voter=voter):
                 change: Coroutine[Any, Any, Any] = changes.add_node(self.cluster, voter=voter)
-            case ReplaceNode(node_id=node_id):
+            case api.ReplaceNode(node_id=node_id):
                 change = changes.replace_node(self.cluster, node_id)
-            case StopNode(node_id=node_id, forget=False):
+            case api.StopNode(node_id=node_id, forget=False):
                 change = self.cluster.stop_node(node_id)
-            case StopNode(node_id=node_id):
+            case api.StopNode(node_id=node_id):
                 change = changes.forget_node(self.cluster, node_id)
-            case StartNode(node_id=node_id):
+            case api.StartNode(node_id=node_id):
                 change = self.cluster.start_node(node_id)
             case _:
                 assert_never(request)

@@ -19,32 +19,28 @@ from raftlog.broker.shared import ListenedService
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import JSON, bytes_response
 from raftlog.http.routing import Route
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    BODY_TOO_LARGE,
-    FORBIDDEN,
-    HEADERS_TOO_LARGE,
-    HOST_NOT_ALLOWED,
-    INTERNAL,
-    INVALID_BODY,
-    NOT_READY,
-    ORIGIN_NOT_ALLOWED,
-    OVERLOADED,
-    QUOTA_EXCEEDED,
-    REQUEST_TIMEOUT,
-    UNSUPPORTED_MEDIA_TYPE,
-    ErrorEntry,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry
 
 ANY_REQUEST: Final = (
-    BAD_REQUEST,
-    ORIGIN_NOT_ALLOWED,
-    HOST_NOT_ALLOWED,
-    QUOTA_EXCEEDED,
-    HEADERS_TOO_LARGE,
+    errors.BAD_REQUEST,
+    errors.ORIGIN_NOT_ALLOWED,
+    errors.HOST_NOT_ALLOWED,
+    errors.QUOTA_EXCEEDED,
+    errors.HEADERS_TOO_LARGE,
 )
-ANY_REQUEST_OF_A_NODE: Final = (FORBIDDEN, INTERNAL, NOT_READY, OVERLOADED)
-ANY_BODY: Final = (INVALID_BODY, BODY_TOO_LARGE, REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE)
+ANY_REQUEST_OF_A_NODE: Final = (
+    errors.FORBIDDEN,
+    errors.INTERNAL,
+    errors.NOT_READY,
+    errors.OVERLOADED,
+)
+ANY_BODY: Final = (
+    errors.INVALID_BODY,
+    errors.BODY_TOO_LARGE,
+    errors.REQUEST_TIMEOUT,
+    errors.UNSUPPORTED_MEDIA_TYPE,
+)
 
 PATH_PARAMETERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "topic": ({"type": "string", "minLength": 1}, "Name of a topic."),
@@ -143,17 +139,17 @@ def _operation(item: Route, schema_of: dict[object, Any]) -> dict[str, Any]:
                 "schema": schema,
             }
         )
-    errors = [*ANY_REQUEST, *item.errors]
+    failures = [*ANY_REQUEST, *item.errors]
     if not item.serves_always:
-        errors += ANY_REQUEST_OF_A_NODE
+        failures += ANY_REQUEST_OF_A_NODE
     if item.request_type is not None:
-        errors += ANY_BODY
+        failures += ANY_BODY
         schema = schema_of[_key(item.request_type)]
         operation["requestBody"] = {
             "required": item.body_required,
             "content": {name: _content(name, schema) for name in item.request_media_types},
         }
-    operation["responses"] |= _failures(errors, item.error_media_type)
+    operation["responses"] |= _responses(failures, item.error_media_type)
     return operation
 
 
@@ -177,7 +173,7 @@ def _content(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"schema": schema} if "json" in media_type else {}
 
 
-def _failures(entries: Iterable[ErrorEntry], media_type: str) -> dict[str, Any]:
+def _responses(entries: Iterable[ErrorEntry], media_type: str) -> dict[str, Any]:
     """The responses by status. Each description lists its codes."""
     by_status: dict[int, dict[int, ErrorEntry]] = {}
     for entry in entries:

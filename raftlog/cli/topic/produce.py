@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from raftlog_client import Producer, RaftlogClientError, SendManyError, SendSummary
@@ -96,18 +96,6 @@ def produce(
     *,
     topic: str,
     files: tuple[str, ...],
-    input_format: str,
-    key: str | None,
-    key_separator: str | None,
-    key_field: str | None,
-    timestamp_field: str | None,
-    envelope: bool,
-    delimiter: str,
-    infer_types: bool,
-    headers: tuple[str, ...],
-    tombstone: bool,
-    partition: int | None,
-    skip_bad: bool,
     acks: str,
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"],
     batch_bytes: int,
@@ -116,6 +104,7 @@ def produce(
     transaction_timeout_ms: int,
     servers: str,
     output_format: str,
+    **input_options: Any,
 ) -> int:
     """Write records to a topic, from FILEs or from stdin (also `-`).
 
@@ -137,6 +126,43 @@ def produce(
       raftlog topic produce orders orders.csv -i csv --key-field id --timestamp-field created
       raftlog topic consume a --format json | raftlog topic produce b -i ndjson --envelope
     """
+    reader = _reader(**input_options)
+    if transactional_id is not None and acks != "all":
+        raise click.UsageError("--transactional-id needs --acks all")
+    producer = Producer(
+        bootstrap_servers=servers,
+        acks=acks_value(acks),
+        compression=compression,
+        batch_bytes_max=batch_bytes,
+        request_bytes_max=REQUEST_BYTES_MAX,
+        linger_ms=linger_ms,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=transaction_timeout_ms,
+    )
+    paths = files or (STDIN,)
+    as_json = output_format == "json"
+    send = _send_all if transactional_id is None else _send_in_transaction
+    return run(
+        servers, _produce(topic, paths, reader, producer, send, servers=servers, as_json=as_json)
+    )
+
+
+def _reader(
+    *,
+    input_format: str,
+    key: str | None,
+    key_separator: str | None,
+    key_field: str | None,
+    timestamp_field: str | None,
+    envelope: bool,
+    delimiter: str,
+    infer_types: bool,
+    headers: tuple[str, ...],
+    tombstone: bool,
+    partition: int | None,
+    skip_bad: bool,
+) -> Callable[[], RecordReader]:
+    """The maker of a reader for each file, by the options of the input."""
     _check_usage(
         input_format,
         lines={"--key-separator": key_separator},
@@ -148,8 +174,6 @@ def produce(
         raise click.UsageError("an --envelope has its own key and timestamp: drop the --…-field")
     if key_separator == "" or len(delimiter) != 1:
         raise click.UsageError("a separator cannot be empty, and a csv delimiter is one character")
-    if transactional_id is not None and acks != "all":
-        raise click.UsageError("--transactional-id needs --acks all")
     options = RecordOptions(
         partition=partition,
         key=None if key is None else key.encode(),
@@ -169,22 +193,7 @@ def produce(
             parser = text_parser(options, None if key_separator is None else key_separator.encode())
         return RecordReader(parser, skip_bad=skip_bad)
 
-    producer = Producer(
-        bootstrap_servers=servers,
-        acks=acks_value(acks),
-        compression=compression,
-        batch_bytes_max=batch_bytes,
-        request_bytes_max=REQUEST_BYTES_MAX,
-        linger_ms=linger_ms,
-        transactional_id=transactional_id,
-        transaction_timeout_ms=transaction_timeout_ms,
-    )
-    paths = files or (STDIN,)
-    as_json = output_format == "json"
-    send = _send_all if transactional_id is None else _send_in_transaction
-    return run(
-        servers, _produce(topic, paths, reader, producer, send, servers=servers, as_json=as_json)
-    )
+    return reader
 
 
 async def _send_all(producer: Producer, topic: str, feed: Feed) -> SendSummary:

@@ -17,17 +17,7 @@ from typing import Any, Final, cast
 from msgspec.structs import replace
 
 from raftlog import __version__
-from raftlog.api.manager import (
-    AddNode,
-    ClusterStatus,
-    ControlRequest,
-    GetStatus,
-    NodeStatus,
-    Reconfigure,
-    ReplaceNode,
-    StartNode,
-    StopNode,
-)
+from raftlog.api import manager as api
 from raftlog.cluster import commands
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.layout import Layout, manager_pid, read_file, replace_file, tail
@@ -105,19 +95,19 @@ class LocalDriver:
                 continue
             # A node that does not stay up gets a new start with the settings of now.
             if states.get(node_id) != "stopped":
-                await self._request(StopNode(node_id))
-            await self._request(StartNode(node_id))
+                await self._request(api.StopNode(node_id))
+            await self._request(api.StartNode(node_id))
 
     async def restart(self, node_id: int) -> None:
         """Stop and start a node with the settings of the file."""
         await self._configure()
-        await self._request(StopNode(node_id))
-        await self._request(StartNode(node_id))
+        await self._request(api.StopNode(node_id))
+        await self._request(api.StartNode(node_id))
 
     async def join(self, host: str, servers: Sequence[str], known_ids: Sequence[int]) -> None:
         """Add a node. The manager knows the addresses, and never gives an id twice."""
         await self._configure()
-        await self._request(AddNode(voter=False))
+        await self._request(api.AddNode(voter=False))
 
     async def replace(self, node_id: int, servers: Sequence[str], host: str) -> None:
         """Put an empty node in the place of a node with a lost disk.
@@ -125,7 +115,7 @@ class LocalDriver:
         The old directory is kept.
         """
         await self._configure()
-        await self._request(ReplaceNode(node_id))
+        await self._request(api.ReplaceNode(node_id))
 
     async def retire(self, node_id: int) -> str:
         """Stop a node and drop it from the manifest.
@@ -134,7 +124,7 @@ class LocalDriver:
         """
         await self._configure()
         said: list[str] = []
-        await self._request(StopNode(node_id, forget=True), said)
+        await self._request(api.StopNode(node_id, forget=True), said)
         return "; ".join(said)
 
     async def stop_cluster(self) -> None:
@@ -167,13 +157,13 @@ class LocalDriver:
         except ClusterError as error:
             raise FleetError(str(error), error.hint) from error
 
-    async def _status(self) -> ClusterStatus:
+    async def _status(self) -> api.ClusterStatus:
         if manager_pid(self._layout) is None:
             return commands.status_unmanaged(self._layout)
-        document = await self._request(GetStatus())
+        document = await self._request(api.GetStatus())
         return commands.status_from(document)
 
-    def _node(self, manifest: Manifest, entry: NodeEntry, status: NodeStatus) -> NodeState:
+    def _node(self, manifest: Manifest, entry: NodeEntry, status: api.NodeStatus) -> NodeState:
         return NodeState(
             node_id=entry.node_id,
             address=manifest.address(entry),
@@ -216,7 +206,7 @@ class LocalDriver:
             await self._start_manager(Plan(arguments=self._arguments, flush=self._flush))
         elif known and (known.arguments, known.flush) != (self._arguments, self._flush):
             # The request comes only then, as the manager of an earlier release does not know it.
-            await self._request(Reconfigure(self._arguments, self._flush))
+            await self._request(api.Reconfigure(self._arguments, self._flush))
         # A node reads its settings once, so no start from now on needs the other files.
         for path in self._layout.root.glob(SETTINGS_FILES):
             if path != self._settings_file:
@@ -235,7 +225,7 @@ class LocalDriver:
         except ClusterError as error:
             raise FleetError(str(error), error.hint) from error
 
-    async def _request(self, request: ControlRequest, said: list[str] | None = None) -> Any:
+    async def _request(self, request: api.ControlRequest, said: list[str] | None = None) -> Any:
         try:
             return await commands.request(
                 self._layout, request, self._tell if said is None else said.append

@@ -22,27 +22,7 @@ from raftlog.kafka.handlers.names import (
     code,
     deadline_of,
 )
-from raftlog.kafka.messages.configs import AlterConfigsAlterableConfig as WholeConfig
-from raftlog.kafka.messages.configs import (
-    AlterConfigsRequest,
-    AlterConfigsResourceResponse,
-    AlterConfigsResponse,
-    ConfigResource,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-    DescribeConfigsResult,
-    DescribeConfigsSynonym,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-    ListConfigResourcesRequest,
-    ListConfigResourcesResponse,
-)
-from raftlog.kafka.messages.configs import IncrementalAlterConfigsAlterableConfig as AlterableConfig
-from raftlog.kafka.messages.configs import (
-    IncrementalAlterConfigsAlterConfigsResourceResponse as IncrementalResourceResponse,
-)
+from raftlog.kafka.messages import configs as messages
 from raftlog.metadata.configs.broker import find_cluster_setting
 from raftlog.metadata.configs.topic import ConfigDescription, ConfigSource, find_entry
 from raftlog.metadata.configs.values import ConfigEntry, ConfigType
@@ -93,9 +73,11 @@ class _Change(NamedTuple):
     removals: list[str]
 
 
-async def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+async def describe_configs(
+    call: Call, request: messages.DescribeConfigsRequest
+) -> messages.DescribeConfigsResponse:
     """32. Returns values in force, with their sources."""
-    results: list[DescribeConfigsResult] = []
+    results: list[messages.DescribeConfigsResult] = []
     count = 0
     turn_ends = CONFIGS_PER_TURN
     for resource in request.resources:
@@ -106,7 +88,7 @@ async def describe_configs(call: Call, request: DescribeConfigsRequest) -> Descr
             described = _chosen(resource, _describe(call, resource, count))
         except LogError as error:
             results.append(
-                DescribeConfigsResult(
+                messages.DescribeConfigsResult(
                     _error_code(resource.resource_type, error),
                     error.message,
                     resource.resource_type,
@@ -116,7 +98,7 @@ async def describe_configs(call: Call, request: DescribeConfigsRequest) -> Descr
             continue
         count += len(described)
         results.append(
-            DescribeConfigsResult(
+            messages.DescribeConfigsResult(
                 error_code=NONE,
                 error_message=None,
                 resource_type=resource.resource_type,
@@ -124,11 +106,11 @@ async def describe_configs(call: Call, request: DescribeConfigsRequest) -> Descr
                 configs=tuple(_described(request, config) for config in described),
             )
         )
-    return DescribeConfigsResponse(results=tuple(results))
+    return messages.DescribeConfigsResponse(results=tuple(results))
 
 
 def _describe(
-    call: Call, resource: DescribeConfigsResource, before: int
+    call: Call, resource: messages.DescribeConfigsResource, before: int
 ) -> list[ConfigDescription]:
     """All configs of a resource, after `before` others of the response. Raises LogError."""
     if before >= DESCRIBED_MAX:
@@ -148,7 +130,7 @@ def _describe(
 
 
 def _chosen(
-    resource: DescribeConfigsResource, described: list[ConfigDescription]
+    resource: messages.DescribeConfigsResource, described: list[ConfigDescription]
 ) -> list[ConfigDescription]:
     """The configs of the wanted names. Without names, all configs."""
     if not resource.configuration_keys:
@@ -162,15 +144,15 @@ def _set_for_all(described: Iterable[ConfigDescription]) -> list[ConfigDescripti
 
 
 def _described(
-    request: DescribeConfigsRequest, config: ConfigDescription
-) -> DescribeConfigsResourceResult:
-    synonyms: tuple[DescribeConfigsSynonym, ...] = ()
+    request: messages.DescribeConfigsRequest, config: ConfigDescription
+) -> messages.DescribeConfigsResourceResult:
+    synonyms: tuple[messages.DescribeConfigsSynonym, ...] = ()
     if request.include_synonyms:
         synonyms = tuple(
-            DescribeConfigsSynonym(config.entry.name, value, SOURCES[source])
+            messages.DescribeConfigsSynonym(config.entry.name, value, SOURCES[source])
             for source, value in config.synonyms
         )
-    return DescribeConfigsResourceResult(
+    return messages.DescribeConfigsResourceResult(
         config.entry.name,
         config.value,
         config_source=SOURCES[config.source],
@@ -181,13 +163,15 @@ def _described(
 
 
 async def incremental_alter_configs(
-    call: Call, request: IncrementalAlterConfigsRequest
-) -> IncrementalAlterConfigsResponse:
+    call: Call, request: messages.IncrementalAlterConfigsRequest
+) -> messages.IncrementalAlterConfigsResponse:
     """44. Sets, unsets, or changes lists, of all configs of a resource or none."""
     counts = Counter(
         (resource.resource_type, resource.resource_name) for resource in request.resources
     )
-    responses: dict[tuple[int, str], IncrementalResourceResponse] = {}
+    responses: dict[
+        tuple[int, str], messages.IncrementalAlterConfigsAlterConfigsResourceResponse
+    ] = {}
     for resource in request.resources:
         kind, name = key = resource.resource_type, resource.resource_name
         try:
@@ -197,15 +181,22 @@ async def incremental_alter_configs(
                 change = _of_one_broker(change)
             await _alter(call, kind, name, change, validate_only=request.validate_only)
         except LogError as error:
-            responses[key] = IncrementalResourceResponse(
+            responses[key] = messages.IncrementalAlterConfigsAlterConfigsResourceResponse(
                 _error_code(kind, error), error.message, kind, name
             )
         else:
-            responses[key] = IncrementalResourceResponse(NONE, None, kind, name)
-    return IncrementalAlterConfigsResponse(responses=tuple(responses.values()))
+            responses[key] = messages.IncrementalAlterConfigsAlterConfigsResourceResponse(
+                NONE, None, kind, name
+            )
+    return messages.IncrementalAlterConfigsResponse(responses=tuple(responses.values()))
 
 
-def _change_of(call: Call, kind: int, name: str, configs: Iterable[AlterableConfig]) -> _Change:
+def _change_of(
+    call: Call,
+    kind: int,
+    name: str,
+    configs: Iterable[messages.IncrementalAlterConfigsAlterableConfig],
+) -> _Change:
     """The change that the operations amount to. Raises LogError."""
     change = _Change({}, [])
     present: Mapping[str, str] | None = None
@@ -258,12 +249,14 @@ def _words(value: str) -> list[str]:
     return [word for part in value.split(",") if (word := part.strip())]
 
 
-async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfigsResponse:
+async def alter_configs(
+    call: Call, request: messages.AlterConfigsRequest
+) -> messages.AlterConfigsResponse:
     """33. Replaces all configs of a resource."""
     counts = Counter(
         (resource.resource_type, resource.resource_name) for resource in request.resources
     )
-    responses: dict[tuple[int, str], AlterConfigsResourceResponse] = {}
+    responses: dict[tuple[int, str], messages.AlterConfigsResourceResponse] = {}
     for resource in request.resources:
         kind, name = key = resource.resource_type, resource.resource_name
         try:
@@ -275,15 +268,15 @@ async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfig
                 call, kind, name, change, replaces=True, validate_only=request.validate_only
             )
         except LogError as error:
-            responses[key] = AlterConfigsResourceResponse(
+            responses[key] = messages.AlterConfigsResourceResponse(
                 _error_code(kind, error), error.message, kind, name
             )
         else:
-            responses[key] = AlterConfigsResourceResponse(NONE, None, kind, name)
-    return AlterConfigsResponse(responses=tuple(responses.values()))
+            responses[key] = messages.AlterConfigsResourceResponse(NONE, None, kind, name)
+    return messages.AlterConfigsResponse(responses=tuple(responses.values()))
 
 
-def _whole(configs: Iterable[WholeConfig]) -> dict[str, str]:
+def _whole(configs: Iterable[messages.AlterConfigsAlterableConfig]) -> dict[str, str]:
     """All configs of a resource after the change. Raises LogError."""
     values: dict[str, str] = {}
     for config in configs:
@@ -370,21 +363,21 @@ def _error_code(kind: int, error: LogError) -> int:
 
 
 async def list_config_resources(
-    call: Call, request: ListConfigResourcesRequest
-) -> ListConfigResourcesResponse:
+    call: Call, request: messages.ListConfigResourcesRequest
+) -> messages.ListConfigResourcesResponse:
     """74. Returns all topics and brokers, and in version 0, as client metrics, nothing."""
     wanted = frozenset(request.resource_types) or LISTED
     if call.version == 0:
         wanted = frozenset([CLIENT_METRICS])
     if not wanted <= LISTED:
-        return ListConfigResourcesResponse(error_code=UNSUPPORTED_VERSION)
+        return messages.ListConfigResourcesResponse(error_code=UNSUPPORTED_VERSION)
     try:
         topics, brokers = call.broker.admin.config_resources(call.principal)
     except LogError as error:
-        return ListConfigResourcesResponse(error_code=cluster_code(error))
-    found: list[ConfigResource] = []
+        return messages.ListConfigResourcesResponse(error_code=cluster_code(error))
+    found: list[messages.ConfigResource] = []
     if TOPIC in wanted:
-        found += [ConfigResource(name, TOPIC) for name in topics]
+        found += [messages.ConfigResource(name, TOPIC) for name in topics]
     if BROKER in wanted:
-        found += [ConfigResource(str(broker_id), BROKER) for broker_id in brokers]
-    return ListConfigResourcesResponse(config_resources=tuple(found))
+        found += [messages.ConfigResource(str(broker_id), BROKER) for broker_id in brokers]
+    return messages.ListConfigResourcesResponse(config_resources=tuple(found))

@@ -31,34 +31,7 @@ from raftlog.kafka.handlers.names import (
     each,
     group_operations,
 )
-from raftlog.kafka.messages.groups import ConsumerGroupDescribeAssignment as DescribedAssignment
-from raftlog.kafka.messages.groups import (
-    ConsumerGroupDescribeDescribedGroup as DescribedConsumerGroup,
-)
-from raftlog.kafka.messages.groups import (
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-    Coordinator,
-    DeletableGroupResult,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DescribedGroupMember,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    ListedGroup,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    Member,
-    RequestTopicPartitions,
-    ResponseTopicPartitions,
-)
-from raftlog.kafka.messages.groups import ConsumerGroupHeartbeatAssignment as Assignment
-from raftlog.kafka.messages.groups import DescribeGroupsDescribedGroup as DescribedClassicGroup
-from raftlog.kafka.messages.groups import TopicPartitions as NamedPartitions
+from raftlog.kafka.messages import groups as messages
 from raftlog.metadata.image import BrokerImage
 from raftlog.record import errors
 from raftlog.record.errors import LogError, quoted
@@ -82,14 +55,16 @@ CONSUMER_MEMBER: Final = 1
 """Type of a member of the consumer protocol, in its description."""
 
 
-async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+async def find_coordinator(
+    call: Call, request: messages.FindCoordinatorRequest
+) -> messages.FindCoordinatorResponse:
     """10. Returns the nodes that coordinate groups or transactional ids."""
     if call.version >= KEYS_SINCE:
         find = partial(_coordinator, call, request.key_type)
         found = await each(call, find, request.coordinator_keys)
-        return FindCoordinatorResponse(coordinators=tuple(found))
+        return messages.FindCoordinatorResponse(coordinators=tuple(found))
     node = await _coordinator(call, request.key_type, request.key)
-    return FindCoordinatorResponse(
+    return messages.FindCoordinatorResponse(
         throttle_time_ms=0,
         error_code=node.error_code,
         error_message=node.error_message,
@@ -99,7 +74,7 @@ async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindC
     )
 
 
-async def _coordinator(call: Call, key_type: int, key: str) -> Coordinator:
+async def _coordinator(call: Call, key_type: int, key: str) -> messages.Coordinator:
     try:
         node = await _coordinating_node(call, key_type, key)
     except LogError as error:
@@ -111,7 +86,7 @@ async def _coordinator(call: Call, key_type: int, key: str) -> Coordinator:
     found = None if node is None or node.fenced else endpoint(call, node)
     if found is None:
         return _no_coordinator(key, COORDINATOR_NOT_AVAILABLE, "No coordinator is available.")
-    return Coordinator(key, found.broker_id, found.host, found.port)
+    return messages.Coordinator(key, found.broker_id, found.host, found.port)
 
 
 async def _coordinating_node(call: Call, key_type: int, key: str) -> BrokerImage | None:
@@ -123,8 +98,8 @@ async def _coordinating_node(call: Call, key_type: int, key: str) -> BrokerImage
     raise LogError(errors.BAD_REQUEST, f"There are no coordinators of type {key_type}.")
 
 
-def _no_coordinator(key: str, error_code: int, message: str) -> Coordinator:
-    return Coordinator(
+def _no_coordinator(key: str, error_code: int, message: str) -> messages.Coordinator:
+    return messages.Coordinator(
         key=key,
         node_id=NO_NODE,
         host="",
@@ -138,8 +113,8 @@ def _no_coordinator(key: str, error_code: int, message: str) -> Coordinator:
 
 
 async def heartbeat(
-    call: Call, request: ConsumerGroupHeartbeatRequest
-) -> ConsumerGroupHeartbeatResponse:
+    call: Call, request: messages.ConsumerGroupHeartbeatRequest
+) -> messages.ConsumerGroupHeartbeatResponse:
     """68. Joins, stays in, or leaves a consumer group. Responds at once, as clients do not wait."""
     try:
         answer = await call.broker.groups.heartbeat(
@@ -162,8 +137,8 @@ async def heartbeat(
             ),
         )
     except LogError as error:
-        return ConsumerGroupHeartbeatResponse(0, coordinator_code(error), error.message)
-    return ConsumerGroupHeartbeatResponse(
+        return messages.ConsumerGroupHeartbeatResponse(0, coordinator_code(error), error.message)
+    return messages.ConsumerGroupHeartbeatResponse(
         member_id=answer.member_id,
         member_epoch=answer.member_epoch,
         heartbeat_interval_ms=answer.heartbeat_interval_ms,
@@ -171,7 +146,9 @@ async def heartbeat(
     )
 
 
-def _owned(topics: Iterable[RequestTopicPartitions] | None) -> tuple[TopicPartitions, ...] | None:
+def _owned(
+    topics: Iterable[messages.RequestTopicPartitions] | None,
+) -> tuple[TopicPartitions, ...] | None:
     """The owned partitions, or None if unchanged. Raises LogError(BAD_REQUEST)."""
     if topics is None:
         return None
@@ -183,35 +160,40 @@ def _owned(topics: Iterable[RequestTopicPartitions] | None) -> tuple[TopicPartit
     return tuple(owned)
 
 
-def _assignment(answer: ConsumerHeartbeatResponse) -> Assignment | None:
+def _assignment(
+    answer: ConsumerHeartbeatResponse,
+) -> messages.ConsumerGroupHeartbeatAssignment | None:
     if answer.assignment is None:
         return None
-    return Assignment(
+    return messages.ConsumerGroupHeartbeatAssignment(
         tuple(
-            ResponseTopicPartitions(topic.topic_id, topic.partitions) for topic in answer.assignment
+            messages.ResponseTopicPartitions(topic.topic_id, topic.partitions)
+            for topic in answer.assignment
         )
     )
 
 
 async def describe_consumer_groups(
-    call: Call, request: ConsumerGroupDescribeRequest
-) -> ConsumerGroupDescribeResponse:
+    call: Call, request: messages.ConsumerGroupDescribeRequest
+) -> messages.ConsumerGroupDescribeResponse:
     """69. Returns modern groups with their members."""
     describe = partial(
         _described_consumer, call, wants_operations=request.include_authorized_operations
     )
     found = await each(call, describe, request.group_ids)
-    return ConsumerGroupDescribeResponse(groups=tuple(found))
+    return messages.ConsumerGroupDescribeResponse(groups=tuple(found))
 
 
 async def _described_consumer(
     call: Call, group_id: str, *, wants_operations: bool
-) -> DescribedConsumerGroup:
+) -> messages.ConsumerGroupDescribeDescribedGroup:
     try:
         found = await _consumer_group(call, group_id)
     except LogError as error:
-        return DescribedConsumerGroup(coordinator_code(error), error.message, group_id)
-    return DescribedConsumerGroup(
+        return messages.ConsumerGroupDescribeDescribedGroup(
+            coordinator_code(error), error.message, group_id
+        )
+    return messages.ConsumerGroupDescribeDescribedGroup(
         error_code=NONE,
         error_message=None,
         group_id=group_id,
@@ -235,8 +217,8 @@ async def _consumer_group(call: Call, group_id: str) -> ConsumerGroupDescription
     return found
 
 
-def _member(call: Call, member: MemberDescription) -> Member:
-    return Member(
+def _member(call: Call, member: MemberDescription) -> messages.Member:
+    return messages.Member(
         member_id=member.member_id,
         instance_id=member.instance_id,
         rack_id=member.rack_id,
@@ -251,12 +233,14 @@ def _member(call: Call, member: MemberDescription) -> Member:
     )
 
 
-def _named(call: Call, topics: Iterable[TopicPartitions]) -> DescribedAssignment:
+def _named(
+    call: Call, topics: Iterable[TopicPartitions]
+) -> messages.ConsumerGroupDescribeAssignment:
     """Partitions with the names of their topics, without deleted topics."""
     by_id = call.broker.services.metadata.image.topics_by_id
-    return DescribedAssignment(
+    return messages.ConsumerGroupDescribeAssignment(
         tuple(
-            NamedPartitions(topic.topic_id, by_id[topic.topic_id].name, topic.partitions)
+            messages.TopicPartitions(topic.topic_id, by_id[topic.topic_id].name, topic.partitions)
             for topic in topics
             if topic.topic_id in by_id
         )
@@ -266,39 +250,43 @@ def _named(call: Call, topics: Iterable[TopicPartitions]) -> DescribedAssignment
 # All groups
 
 
-async def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+async def describe_groups(
+    call: Call, request: messages.DescribeGroupsRequest
+) -> messages.DescribeGroupsResponse:
     """15. Returns classic groups with their members, and no others."""
     describe = partial(
         _described_classic, call, wants_operations=request.include_authorized_operations
     )
     found = await each(call, describe, request.groups)
-    return DescribeGroupsResponse(groups=tuple(found))
+    return messages.DescribeGroupsResponse(groups=tuple(found))
 
 
 async def _described_classic(
     call: Call, group_id: str, *, wants_operations: bool
-) -> DescribedClassicGroup:
+) -> messages.DescribeGroupsDescribedGroup:
     try:
         found = await _classic_group(call, group_id)
     except LogError as error:
         if call.version >= MISSING_SINCE:
-            return DescribedClassicGroup(
+            return messages.DescribeGroupsDescribedGroup(
                 coordinator_code(error), error.message, group_id, group_state=DEAD
             )
         error_code = NONE if error.entry is errors.UNKNOWN_GROUP else coordinator_code(error)
-        return DescribedClassicGroup(error_code, group_id=group_id, group_state=DEAD)
+        return messages.DescribeGroupsDescribedGroup(
+            error_code, group_id=group_id, group_state=DEAD
+        )
     operations = _operations(call, group_id, wants_operations)
     if found is None:
-        return DescribedClassicGroup(
+        return messages.DescribeGroupsDescribedGroup(
             group_id=group_id, group_state=EMPTY, authorized_operations=operations
         )
-    return DescribedClassicGroup(
+    return messages.DescribeGroupsDescribedGroup(
         group_id=group_id,
         group_state=found.state,
         protocol_type=found.protocol_type,
         protocol_data=found.protocol or "",
         members=tuple(
-            DescribedGroupMember(
+            messages.DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 client_id=member.client_id,
@@ -322,7 +310,9 @@ async def _classic_group(call: Call, group_id: str) -> DescribedGroup | None:
     return None
 
 
-async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
+async def list_groups(
+    call: Call, request: messages.ListGroupsRequest
+) -> messages.ListGroupsResponse:
     """16. Returns the groups that this node coordinates. A gateway returns all groups.
 
     Clients query each node.
@@ -334,11 +324,11 @@ async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsRespo
             call.principal, of_this_node=not call.any_node
         )
     except LogError as error:
-        return ListGroupsResponse(error_code=coordinator_code(error))
+        return messages.ListGroupsResponse(error_code=coordinator_code(error))
     if incomplete:
-        return ListGroupsResponse(error_code=COORDINATOR_LOAD_IN_PROGRESS)
+        return messages.ListGroupsResponse(error_code=COORDINATOR_LOAD_IN_PROGRESS)
     rows = (
-        ListedGroup(
+        messages.ListedGroup(
             group.group,
             CONSUMER if group.kind == CONSUMER else group.protocol_type,
             group.state,
@@ -346,7 +336,7 @@ async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsRespo
         )
         for group, _ in found
     )
-    return ListGroupsResponse(
+    return messages.ListGroupsResponse(
         groups=tuple(
             row
             for row in rows
@@ -356,15 +346,17 @@ async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsRespo
     )
 
 
-async def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+async def delete_groups(
+    call: Call, request: messages.DeleteGroupsRequest
+) -> messages.DeleteGroupsResponse:
     """42. Deletes empty groups with their offsets."""
     results = await each(call, partial(_deleted, call), request.groups_names)
-    return DeleteGroupsResponse(results=tuple(results))
+    return messages.DeleteGroupsResponse(results=tuple(results))
 
 
-async def _deleted(call: Call, group_id: str) -> DeletableGroupResult:
+async def _deleted(call: Call, group_id: str) -> messages.DeletableGroupResult:
     try:
         await call.broker.groups.delete(call.principal, group_id)
     except LogError as error:
-        return DeletableGroupResult(group_id, coordinator_code(error))
-    return DeletableGroupResult(group_id)
+        return messages.DeletableGroupResult(group_id, coordinator_code(error))
+    return messages.DeletableGroupResult(group_id)

@@ -17,23 +17,7 @@ from raftlog.kafka.handlers.names import (
     epoch_error,
     partition_code,
 )
-from raftlog.kafka.messages.offsets import (
-    DeleteRecordsPartitionResult,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopicResult,
-    EpochEndOffset,
-    ListOffsetsPartition,
-    ListOffsetsPartitionResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-    ListOffsetsTopicResponse,
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
-    OffsetForLeaderPartition,
-    OffsetForLeaderTopicResult,
-)
+from raftlog.kafka.messages import offsets as messages
 from raftlog.record.errors import LogError
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId
 
@@ -46,21 +30,23 @@ EPOCHS_PER_TURN: Final = 1_000
 """Partitions of an OffsetForLeaderEpoch request resolved in one turn of the event loop."""
 
 
-async def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
+async def list_offsets(
+    call: Call, request: messages.ListOffsetsRequest
+) -> messages.ListOffsetsResponse:
     """2. Returns the first offset at or after a time, the first offset, or the end.
 
     The end depends on the isolation.
     """
     isolation = Isolation(1 if request.isolation_level == 1 else 0)
-    return ListOffsetsResponse(
+    return messages.ListOffsetsResponse(
         topics=tuple([await _topic(call, topic, isolation) for topic in request.topics])
     )
 
 
 async def _topic(
-    call: Call, topic: ListOffsetsTopic, isolation: Isolation
-) -> ListOffsetsTopicResponse:
-    rows: dict[int, ListOffsetsPartitionResponse] = {}
+    call: Call, topic: messages.ListOffsetsTopic, isolation: Isolation
+) -> messages.ListOffsetsTopicResponse:
+    rows: dict[int, messages.ListOffsetsPartitionResponse] = {}
     wanted = {row.partition_index: row for row in topic.partitions}
     newest = [number for number, row in wanted.items() if row.timestamp == NEWEST]
     ends = [n for n, row in wanted.items() if row.timestamp < 0 and row.timestamp != NEWEST]
@@ -79,49 +65,55 @@ async def _topic(
             rows[number] = await _newest(call, name, number, isolation)
     except LogError as error:
         for number in wanted:
-            rows.setdefault(number, ListOffsetsPartitionResponse(number, partition_code(error)))
-    return ListOffsetsTopicResponse(
+            rows.setdefault(
+                number, messages.ListOffsetsPartitionResponse(number, partition_code(error))
+            )
+    return messages.ListOffsetsTopicResponse(
         name, tuple(rows[row.partition_index] for row in topic.partitions)
     )
 
 
 async def _newest(
     call: Call, name: str, number: int, isolation: Isolation
-) -> ListOffsetsPartitionResponse:
+) -> messages.ListOffsetsPartitionResponse:
     try:
         found = await call.broker.offsets.newest_record(
             call.principal, name, number, isolation, any_node=call.any_node
         )
     except LogError as error:
-        return ListOffsetsPartitionResponse(number, partition_code(error))
+        return messages.ListOffsetsPartitionResponse(number, partition_code(error))
     return _placed(number, found)
 
 
 def _bound(
-    row: ListOffsetsPartition, bounds: PartitionBounds | LogError, isolation: Isolation
-) -> ListOffsetsPartitionResponse:
+    row: messages.ListOffsetsPartition, bounds: PartitionBounds | LogError, isolation: Isolation
+) -> messages.ListOffsetsPartitionResponse:
     number = row.partition_index
     if isinstance(bounds, LogError):
-        return ListOffsetsPartitionResponse(number, partition_code(bounds))
+        return messages.ListOffsetsPartitionResponse(number, partition_code(bounds))
     if row.timestamp == LATEST:
-        return ListOffsetsPartitionResponse(number, 0, -1, bounds.end(isolation))
+        return messages.ListOffsetsPartitionResponse(number, 0, -1, bounds.end(isolation))
     if row.timestamp in {EARLIEST, EARLIEST_LOCAL}:
-        return ListOffsetsPartitionResponse(number, 0, -1, bounds.log_start_offset)
+        return messages.ListOffsetsPartitionResponse(number, 0, -1, bounds.log_start_offset)
     # Offsets of tiered storage.
-    return ListOffsetsPartitionResponse(number, UNSUPPORTED_VERSION)
+    return messages.ListOffsetsPartitionResponse(number, UNSUPPORTED_VERSION)
 
 
-def _placed(number: int, place: tuple[int, int] | LogError | None) -> ListOffsetsPartitionResponse:
+def _placed(
+    number: int, place: tuple[int, int] | LogError | None
+) -> messages.ListOffsetsPartitionResponse:
     if isinstance(place, LogError):
-        return ListOffsetsPartitionResponse(number, partition_code(place))
+        return messages.ListOffsetsPartitionResponse(number, partition_code(place))
     if place is None:
         # No record is that young, or there is none.
-        return ListOffsetsPartitionResponse(number)
+        return messages.ListOffsetsPartitionResponse(number)
     offset, timestamp_ms = place
-    return ListOffsetsPartitionResponse(number, 0, timestamp_ms, offset)
+    return messages.ListOffsetsPartitionResponse(number, 0, timestamp_ms, offset)
 
 
-async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+async def delete_records(
+    call: Call, request: messages.DeleteRecordsRequest
+) -> messages.DeleteRecordsResponse:
     """21. Raises log start offsets. Offset -1 stands for the high watermark."""
     targets = [
         (topic.name, row.partition_index, Offset(row.offset))
@@ -137,9 +129,9 @@ async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRec
     except LogError as error:
         outcomes = [error.as_outcome()] * len(targets)
     outcome = iter(outcomes)
-    return DeleteRecordsResponse(
+    return messages.DeleteRecordsResponse(
         topics=tuple(
-            DeleteRecordsTopicResult(
+            messages.DeleteRecordsTopicResult(
                 topic.name,
                 tuple(_deleted(row.partition_index, next(outcome)) for row in topic.partitions),
             )
@@ -148,20 +140,20 @@ async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRec
     )
 
 
-def _deleted(number: int, outcome: Offset | LogError) -> DeleteRecordsPartitionResult:
+def _deleted(number: int, outcome: Offset | LogError) -> messages.DeleteRecordsPartitionResult:
     if isinstance(outcome, LogError):
-        return DeleteRecordsPartitionResult(number, -1, partition_code(outcome))
-    return DeleteRecordsPartitionResult(number, outcome, NONE)
+        return messages.DeleteRecordsPartitionResult(number, -1, partition_code(outcome))
+    return messages.DeleteRecordsPartitionResult(number, outcome, NONE)
 
 
 async def offset_for_leader_epoch(
-    call: Call, request: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
+    call: Call, request: messages.OffsetForLeaderEpochRequest
+) -> messages.OffsetForLeaderEpochResponse:
     """23. Returns the ends of leader epochs, by which clients detect lost records (KIP-320)."""
-    topics: list[OffsetForLeaderTopicResult] = []
+    topics: list[messages.OffsetForLeaderTopicResult] = []
     count = 0
     for topic in request.topics:
-        rows: list[EpochEndOffset] = []
+        rows: list[messages.EpochEndOffset] = []
         for row in topic.partitions:
             count += 1
             if count % EPOCHS_PER_TURN == 0:
@@ -170,19 +162,25 @@ async def offset_for_leader_epoch(
                 rows.append(await _epoch_end(call, topic.topic, row))
         if call.any_node:
             rows = await each(call, partial(_epoch_end, call, topic.topic), topic.partitions)
-        topics.append(OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
-    return OffsetForLeaderEpochResponse(topics=tuple(topics))
+        topics.append(messages.OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
+    return messages.OffsetForLeaderEpochResponse(topics=tuple(topics))
 
 
-async def _epoch_end(call: Call, topic: str, row: OffsetForLeaderPartition) -> EpochEndOffset:
+async def _epoch_end(
+    call: Call, topic: str, row: messages.OffsetForLeaderPartition
+) -> messages.EpochEndOffset:
     number, epoch = row.partition, LeaderEpoch(row.leader_epoch)
     error_code = epoch_error(call.broker, topic, number, row.current_leader_epoch)
     if error_code:
-        return EpochEndOffset(error_code, number)
+        return messages.EpochEndOffset(error_code, number)
     try:
         found = await call.broker.offsets.epoch_end(
             call.principal, topic, number, epoch, any_node=call.any_node
         )
     except LogError as error:
-        return EpochEndOffset(partition_code(error), number)
-    return EpochEndOffset(NONE, number) if found is None else EpochEndOffset(NONE, number, *found)
+        return messages.EpochEndOffset(partition_code(error), number)
+    return (
+        messages.EpochEndOffset(NONE, number)
+        if found is None
+        else messages.EpochEndOffset(NONE, number, *found)
+    )

@@ -36,42 +36,7 @@ from raftlog.kafka.handlers.names import (
     each,
     partition_code,
 )
-from raftlog.kafka.messages.transactions import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnPartitionResult,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopicResult,
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    EndTxnRequest,
-    EndTxnResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-    PartitionResponse,
-    ProducerState,
-    TopicData,
-    TopicResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
-    WritableTxnMarker,
-    WritableTxnMarkerPartitionResult,
-    WritableTxnMarkerResult,
-    WritableTxnMarkerTopicResult,
-    WriteTxnMarkersRequest,
-    WriteTxnMarkersResponse,
-)
-from raftlog.kafka.messages.transactions import (
-    DescribeTransactionsTransactionState as DescribedTransaction,
-)
-from raftlog.kafka.messages.transactions import ListTransactionsTransactionState as TransactionState
+from raftlog.kafka.messages import transactions as messages
 from raftlog.record.errors import PRODUCER_FENCED, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
@@ -109,7 +74,9 @@ def _producer(producer_id: int, epoch: int) -> Producer:
     return Producer(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
-async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
+async def init_producer_id(
+    call: Call, request: messages.InitProducerIdRequest
+) -> messages.InitProducerIdResponse:
     """22. Returns a producer id. A transactional id gets it from its coordinator.
 
     The coordinator fences the older producer.
@@ -131,13 +98,13 @@ async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitPr
             producer_id, epoch = initialized.producer
     except LogError as error:
         error_code = _code(error, call, since=4, forbidden=forbidden)
-        return InitProducerIdResponse(error_code=error_code)
-    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
+        return messages.InitProducerIdResponse(error_code=error_code)
+    return messages.InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
 
 
 async def add_partitions(
-    call: Call, request: AddPartitionsToTxnRequest
-) -> AddPartitionsToTxnResponse:
+    call: Call, request: messages.AddPartitionsToTxnRequest
+) -> messages.AddPartitionsToTxnResponse:
     """24. Adds partitions to a transaction of version 1, all of them or none."""
     topics = request.v3_and_below_topics
     error_code = NONE
@@ -150,12 +117,12 @@ async def add_partitions(
         )
     except LogError as error:
         error_code = _code(error, call, since=2)
-    return AddPartitionsToTxnResponse(
+    return messages.AddPartitionsToTxnResponse(
         results_by_topic_v3_and_below=tuple(
-            AddPartitionsToTxnTopicResult(
+            messages.AddPartitionsToTxnTopicResult(
                 topic.name,
                 tuple(
-                    AddPartitionsToTxnPartitionResult(number, error_code)
+                    messages.AddPartitionsToTxnPartitionResult(number, error_code)
                     for number in topic.partitions
                 ),
             )
@@ -164,7 +131,9 @@ async def add_partitions(
     )
 
 
-async def add_offsets(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+async def add_offsets(
+    call: Call, request: messages.AddOffsetsToTxnRequest
+) -> messages.AddOffsetsToTxnResponse:
     """25. Adds a group's offsets to a transaction of version 1."""
     try:
         await call.broker.transactions.add_group(
@@ -174,11 +143,11 @@ async def add_offsets(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsets
             request.group_id,
         )
     except LogError as error:
-        return AddOffsetsToTxnResponse(error_code=_code(error, call, since=2))
-    return AddOffsetsToTxnResponse()
+        return messages.AddOffsetsToTxnResponse(error_code=_code(error, call, since=2))
+    return messages.AddOffsetsToTxnResponse()
 
 
-async def end(call: Call, request: EndTxnRequest) -> EndTxnResponse:
+async def end(call: Call, request: messages.EndTxnRequest) -> messages.EndTxnResponse:
     """26. Commits or aborts. The decision is committed before the response leaves."""
     is_new = call.version >= 5
     try:
@@ -190,13 +159,17 @@ async def end(call: Call, request: EndTxnRequest) -> EndTxnResponse:
             version=VERSION_2 if is_new else VERSION_1,
         )
     except LogError as error:
-        return EndTxnResponse(error_code=_code(error, call, since=2))
+        return messages.EndTxnResponse(error_code=_code(error, call, since=2))
     if not is_new:
-        return EndTxnResponse()
-    return EndTxnResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
+        return messages.EndTxnResponse()
+    return messages.EndTxnResponse(
+        producer_id=producer.producer_id, producer_epoch=producer.producer_epoch
+    )
 
 
-async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+async def commit_offsets(
+    call: Call, request: messages.TxnOffsetCommitRequest
+) -> messages.TxnOffsetCommitResponse:
     """28. Adds a group's offsets, to be committed with the transaction."""
     offsets = [
         OffsetToCommit(
@@ -225,12 +198,14 @@ async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffs
     else:
         codes = [code_of(outcome.error_code) for outcome in outcomes]
     following = iter(codes)
-    return TxnOffsetCommitResponse(
+    return messages.TxnOffsetCommitResponse(
         topics=tuple(
-            TxnOffsetCommitResponseTopic(
+            messages.TxnOffsetCommitResponseTopic(
                 topic.name,
                 tuple(
-                    TxnOffsetCommitResponsePartition(partition.partition_index, next(following))
+                    messages.TxnOffsetCommitResponsePartition(
+                        partition.partition_index, next(following)
+                    )
                     for partition in topic.partitions
                 ),
             )
@@ -240,8 +215,8 @@ async def commit_offsets(call: Call, request: TxnOffsetCommitRequest) -> TxnOffs
 
 
 async def describe_producers(
-    call: Call, request: DescribeProducersRequest
-) -> DescribeProducersResponse:
+    call: Call, request: messages.DescribeProducersRequest
+) -> messages.DescribeProducersResponse:
     """61. Returns the producers of partitions led here.
 
     `kafka-transactions` finds hanging producers by it.
@@ -249,24 +224,24 @@ async def describe_producers(
     topics = []
     for topic in request.topics:
         rows = await each(call, partial(_producers, call, topic.name), topic.partition_indexes)
-        topics.append(TopicResponse(topic.name, tuple(rows)))
-    return DescribeProducersResponse(topics=tuple(topics))
+        topics.append(messages.TopicResponse(topic.name, tuple(rows)))
+    return messages.DescribeProducersResponse(topics=tuple(topics))
 
 
-async def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
+async def _producers(call: Call, topic: str, number: int) -> messages.PartitionResponse:
     try:
         found = await call.broker.transactions.producers(
             call.principal, topic, number, any_node=call.any_node
         )
     except LogError as error:
-        return PartitionResponse(number, partition_code(error), error.message)
+        return messages.PartitionResponse(number, partition_code(error), error.message)
     now_ms = call.broker.clock.time_ms()
-    return PartitionResponse(
+    return messages.PartitionResponse(
         number,
         NONE,
         None,
         tuple(
-            ProducerState(
+            messages.ProducerState(
                 producer_id=producer.producer_id,
                 producer_epoch=producer.producer_epoch,
                 last_sequence=producer.last_sequence,
@@ -281,12 +256,18 @@ async def _producers(call: Call, topic: str, number: int) -> PartitionResponse:
     )
 
 
-async def write_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+async def write_markers(
+    call: Call, request: messages.WriteTxnMarkersRequest
+) -> messages.WriteTxnMarkersResponse:
     """27. Executes an operator's abort of a transaction in single partitions (KIP-664)."""
-    return WriteTxnMarkersResponse(tuple(await each(call, partial(_marked, call), request.markers)))
+    return messages.WriteTxnMarkersResponse(
+        tuple(await each(call, partial(_marked, call), request.markers))
+    )
 
 
-async def _marked(call: Call, wanted: WritableTxnMarker) -> WritableTxnMarkerResult:
+async def _marked(
+    call: Call, wanted: messages.WritableTxnMarker
+) -> messages.WritableTxnMarkerResult:
     producer = _producer(wanted.producer_id, wanted.producer_epoch)
     marker = Marker(wanted.transaction_result, wanted.coordinator_epoch)
     topics = []
@@ -300,30 +281,34 @@ async def _marked(call: Call, wanted: WritableTxnMarker) -> WritableTxnMarkerRes
                 )
             except LogError as error:
                 error_code = cluster_code(error)
-            rows.append(WritableTxnMarkerPartitionResult(number, error_code))
-        topics.append(WritableTxnMarkerTopicResult(topic.name, tuple(rows)))
-    return WritableTxnMarkerResult(wanted.producer_id, tuple(topics))
+            rows.append(messages.WritableTxnMarkerPartitionResult(number, error_code))
+        topics.append(messages.WritableTxnMarkerTopicResult(topic.name, tuple(rows)))
+    return messages.WritableTxnMarkerResult(wanted.producer_id, tuple(topics))
 
 
 async def describe(
-    call: Call, request: DescribeTransactionsRequest
-) -> DescribeTransactionsResponse:
+    call: Call, request: messages.DescribeTransactionsRequest
+) -> messages.DescribeTransactionsResponse:
     """65. Returns transactional ids with their transactions."""
-    return DescribeTransactionsResponse(
+    return messages.DescribeTransactionsResponse(
         transaction_states=tuple(
             await each(call, partial(_described, call), request.transactional_ids)
         )
     )
 
 
-async def _described(call: Call, transactional_id: str) -> DescribedTransaction:
+async def _described(
+    call: Call, transactional_id: str
+) -> messages.DescribeTransactionsTransactionState:
     try:
         found, _ = await call.broker.transactions.describe(call.principal, transactional_id)
     except LogError as error:
         forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        return DescribedTransaction(coordinator_code(error, forbidden=forbidden), transactional_id)
+        return messages.DescribeTransactionsTransactionState(
+            coordinator_code(error, forbidden=forbidden), transactional_id
+        )
     summary = found.summary
-    return DescribedTransaction(
+    return messages.DescribeTransactionsTransactionState(
         error_code=NONE,
         transactional_id=transactional_id,
         transaction_state=STATES[summary.state],
@@ -335,14 +320,16 @@ async def _described(call: Call, transactional_id: str) -> DescribedTransaction:
     )
 
 
-def _topics(found: TransactionDescription) -> tuple[TopicData, ...]:
+def _topics(found: TransactionDescription) -> tuple[messages.TopicData, ...]:
     numbers: defaultdict[str, list[int]] = defaultdict(list)
     for topic, number in found.partitions:
         numbers[topic].append(number)
-    return tuple(TopicData(topic, tuple(some)) for topic, some in sorted(numbers.items()))
+    return tuple(messages.TopicData(topic, tuple(some)) for topic, some in sorted(numbers.items()))
 
 
-async def list_(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
+async def list_(
+    call: Call, request: messages.ListTransactionsRequest
+) -> messages.ListTransactionsResponse:
     """66. Returns this node's transactional ids. A gateway returns those of all nodes.
 
     Clients query each coordinator.
@@ -355,14 +342,14 @@ async def list_(call: Call, request: ListTransactionsRequest) -> ListTransaction
         if request.transactional_id_pattern:
             pattern = re2.compile(request.transactional_id_pattern[:PATTERN_CHARACTERS_MAX])
     except re2.error:
-        return ListTransactionsResponse(error_code=INVALID_REGULAR_EXPRESSION)
+        return messages.ListTransactionsResponse(error_code=INVALID_REGULAR_EXPRESSION)
     try:
         found = await broker.transactions.list(call.principal)
     except LogError as error:
-        return ListTransactionsResponse(error_code=code(error))
+        return messages.ListTransactionsResponse(error_code=code(error))
     ids = set(request.producer_id_filters)
     rows = [
-        TransactionState(
+        messages.ListTransactionsTransactionState(
             transaction.summary.transactional_id,
             transaction.summary.producer.producer_id,
             STATES[transaction.summary.state],
@@ -374,6 +361,6 @@ async def list_(call: Call, request: ListTransactionsRequest) -> ListTransaction
         and transaction.summary.open_ms >= request.duration_filter
         and (pattern is None or pattern.fullmatch(transaction.summary.transactional_id))
     ]
-    return ListTransactionsResponse(
+    return messages.ListTransactionsResponse(
         unknown_state_filters=tuple(sorted(states - known)), transaction_states=tuple(rows)
     )

@@ -9,13 +9,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.cluster import (
-    MetadataBroker,
-    MetadataPartition,
-    MetadataResponse,
-    MetadataTopic,
-    TopicsToProduce,
-)
+from raftlog.api import cluster as api
 from raftlog.api.records import DeletedPartition, DeletedRecords, DeleteRecords, ProducerIdentity
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext
@@ -29,7 +23,7 @@ from raftlog.record.types import Offset
 NO_CONTROLLER_ID: Final = -1
 
 
-_TO_PRODUCE = msgspec.json.Decoder(TopicsToProduce)
+_TO_PRODUCE = msgspec.json.Decoder(api.TopicsToProduce)
 _DELETE_RECORDS = msgspec.json.Decoder(DeleteRecords)
 
 
@@ -55,15 +49,15 @@ async def get_metadata_to_produce(request: Request, context: ServerContext) -> w
     )
 
 
-def _metadata(context: ServerContext, topics: list[MetadataTopic]) -> web.StreamResponse:
+def _metadata(context: ServerContext, topics: list[api.MetadataTopic]) -> web.StreamResponse:
     admin = context.broker.admin
     controller_id = admin.controller_id()
     return json_response(
-        MetadataResponse(
+        api.MetadataResponse(
             cluster_id=context.broker.cluster_id,
             controller_id=NO_CONTROLLER_ID if controller_id is None else controller_id,
             brokers=[
-                MetadataBroker(broker_id, broker.host, broker.port, broker.rack)
+                api.MetadataBroker(broker_id, broker.host, broker.port, broker.rack)
                 for broker_id, broker in sorted(admin.brokers().items())
             ],
             topics=topics,
@@ -110,11 +104,11 @@ def _deleted(topic: str, partition: int, outcome: Offset | LogError) -> DeletedP
     )
 
 
-def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic:
+def _topic_view(name: str, topic: TopicImage | LogError | None) -> api.MetadataTopic:
     if topic is None:
-        return MetadataTopic(name, None, errors.UNKNOWN_TOPIC.code, [])
+        return api.MetadataTopic(name, None, errors.UNKNOWN_TOPIC.code, [])
     if isinstance(topic, LogError):
-        return MetadataTopic(
+        return api.MetadataTopic(
             name=name,
             topic_id=None,
             error_code=topic.entry.code,
@@ -122,7 +116,7 @@ def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic
             message=topic.message,
         )
     partitions = [
-        MetadataPartition(
+        api.MetadataPartition(
             partition=row.partition,
             leader=row.leader,
             leader_epoch=row.leader_epoch,
@@ -131,7 +125,7 @@ def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic
         )
         for row in topic.partitions
     ]
-    return MetadataTopic(name, topic.topic_id, None, partitions)
+    return api.MetadataTopic(name, topic.topic_id, None, partitions)
 
 
 _post = partial(Route, "POST", tag="v1")
@@ -148,14 +142,14 @@ ROUTES = (
                 "topics", str, ("Topic names, separated by commas. The default is all topics.")
             ),
         ),
-        response_type=MetadataResponse,
+        response_type=api.MetadataResponse,
     ),
     _post(
         "/v1/metadata",
         get_metadata_to_produce,
         "Metadata of topics to write to. Unknown topics are created if auto.create.topics is on",
-        request_type=TopicsToProduce,
-        response_type=MetadataResponse,
+        request_type=api.TopicsToProduce,
+        response_type=api.MetadataResponse,
         errors=(errors.INVALID_BODY,),
     ),
     _post(

@@ -13,13 +13,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.cluster import (
-    DecommissionProgress,
-    LeaderElection,
-    NewReassignments,
-    Reassignment,
-    ReassignmentList,
-)
+from raftlog.api import cluster as api
 from raftlog.broker.admin import DecommissionState
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, partition_parameter
@@ -34,8 +28,8 @@ REASSIGNMENTS_LISTED_MAX: Final = 1_000
 """Reassignments in one response. `total` is the number of all reassignments."""
 
 
-_LEADER = msgspec.json.Decoder(LeaderElection)
-_REASSIGNMENTS = msgspec.json.Decoder(NewReassignments)
+_LEADER = msgspec.json.Decoder(api.LeaderElection)
+_REASSIGNMENTS = msgspec.json.Decoder(api.NewReassignments)
 
 
 async def set_leader(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -69,13 +63,13 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
     moving = context.broker.admin.reassignments(
         request.principal, request.query_parameters.get("topic")
     )
-    views: list[Reassignment] = []
+    views: list[api.Reassignment] = []
     total = 0
     for topic, row in moving:
         total += 1
         if total <= REASSIGNMENTS_LISTED_MAX:
             views.append(
-                Reassignment(
+                api.Reassignment(
                     topic=topic.name,
                     partition=row.partition,
                     leader=row.leader,
@@ -85,7 +79,7 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
                     removing=row.removing,
                 )
             )
-    return json_response(ReassignmentList(total, tuple(views)))
+    return json_response(api.ReassignmentList(total, tuple(views)))
 
 
 async def cancel_reassignment(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -132,8 +126,8 @@ def _broker_id(request: Request) -> BrokerId:
     return BrokerId(node_number(request.path_parameters["node"]))
 
 
-def _view(broker_id: BrokerId, progress: DecommissionState) -> DecommissionProgress:
-    return DecommissionProgress(
+def _view(broker_id: BrokerId, progress: DecommissionState) -> api.DecommissionProgress:
+    return api.DecommissionProgress(
         node_id=broker_id,
         decommissioning=progress.is_decommissioning,
         partitions_left=progress.partitions_left,
@@ -155,7 +149,7 @@ ROUTES: Final = (
         "/v1/topics/{topic}/partitions/{partition}/leader",
         set_leader,
         "Elect another replica as a partition's leader",
-        request_type=LeaderElection,
+        request_type=api.LeaderElection,
         status=204,
         errors=(*_PARTITION_ERRORS, errors.NOT_FOUND, errors.NO_LEADER, *_CHANGE_ERRORS),
     ),
@@ -163,7 +157,7 @@ ROUTES: Final = (
         "/v1/reassignments",
         reassign,
         "Move partitions to other nodes",
-        request_type=NewReassignments,
+        request_type=api.NewReassignments,
         status=204,
         errors=(*_PARTITION_ERRORS, errors.INVALID_PARTITIONS, *_CHANGE_ERRORS),
     ),
@@ -172,7 +166,7 @@ ROUTES: Final = (
         list_reassignments,
         "Partitions being moved",
         query=(QueryParameter("topic", str, "Only those of this topic."),),
-        response_type=ReassignmentList,
+        response_type=api.ReassignmentList,
         errors=(errors.UNKNOWN_TOPIC,),
     ),
     _delete(
@@ -185,14 +179,14 @@ ROUTES: Final = (
         "/v1/nodes/{node}/decommission",
         decommission,
         "Empty a node for good",
-        response_type=DecommissionProgress,
+        response_type=api.DecommissionProgress,
         errors=(errors.NOT_FOUND, *_CHANGE_ERRORS),
     ),
     _get(
         "/v1/nodes/{node}/decommission",
         get_decommission,
         "Progress of a node's decommission",
-        response_type=DecommissionProgress,
+        response_type=api.DecommissionProgress,
         errors=(errors.NOT_FOUND,),
     ),
     _delete(

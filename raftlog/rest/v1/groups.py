@@ -9,27 +9,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.groups import (
-    AssignedPartitions,
-    CommitRequest,
-    CommitResponse,
-    CommittedOffset,
-    CommittedPartition,
-    CommittedRequest,
-    CommittedResponse,
-    DeleteOffsetsRequest,
-    GroupDescription,
-    GroupList,
-    GroupListing,
-    GroupMember,
-    GroupOffset,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    OffsetCommit,
-    ResetPartition,
-    ResetRequest,
-    ResetResponse,
-)
+from raftlog.api import groups as api
 from raftlog.broker.groups import (
     ByDuration,
     Committer,
@@ -62,11 +42,11 @@ from raftlog.record.types import TopicId
 NO_OFFSET: Final = -1
 NO_LEADER_ID: Final = -1
 
-_heartbeat_decoder = msgspec.json.Decoder(HeartbeatRequest)
-_commit_decoder = msgspec.json.Decoder(CommitRequest)
-_committed_decoder = msgspec.json.Decoder(CommittedRequest)
-_reset_decoder = msgspec.json.Decoder(ResetRequest)
-_delete_offsets_decoder = msgspec.json.Decoder(DeleteOffsetsRequest)
+_heartbeat_decoder = msgspec.json.Decoder(api.HeartbeatRequest)
+_commit_decoder = msgspec.json.Decoder(api.CommitRequest)
+_committed_decoder = msgspec.json.Decoder(api.CommittedRequest)
+_reset_decoder = msgspec.json.Decoder(api.ResetRequest)
+_delete_offsets_decoder = msgspec.json.Decoder(api.DeleteOffsetsRequest)
 
 
 def _group(request: Request) -> str:
@@ -110,7 +90,7 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
     )
     assignment = response.assignment
     return json_response(
-        HeartbeatResponse(
+        api.HeartbeatResponse(
             member_id=response.member_id,
             member_epoch=response.member_epoch,
             heartbeat_interval_ms=response.heartbeat_interval_ms,
@@ -118,7 +98,7 @@ async def heartbeat(request: Request, context: ServerContext) -> web.StreamRespo
             assignment=None
             if assignment is None
             else [
-                AssignedPartitions(
+                api.AssignedPartitions(
                     groups.topic_name(topic.topic_id), topic.topic_id, list(topic.partitions)
                 )
                 for topic in assignment
@@ -145,16 +125,16 @@ async def committed(request: Request, context: ServerContext) -> web.StreamRespo
     found = await context.broker.groups.committed(
         request.principal, _group(request), body.topics, require_stable=body.require_stable
     )
-    return json_response(CommittedResponse([_committed_offset(offset) for offset in found]))
+    return json_response(api.CommittedResponse([_committed_offset(offset) for offset in found]))
 
 
 async def list_groups(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET /v1/groups."""
     found, incomplete = await context.broker.groups.groups(request.principal)
     return json_response(
-        GroupList(
+        api.GroupList(
             [
-                GroupListing(
+                api.GroupListing(
                     group=group.group,
                     kind=group.kind,
                     state=state_words(group.state),
@@ -177,7 +157,7 @@ async def describe_group(request: Request, context: ServerContext) -> web.Stream
     for offset, end_offset, member_id in view.offsets:
         is_known = end_offset is not None and offset.offset != NO_OFFSET
         offsets.append(
-            GroupOffset(
+            api.GroupOffset(
                 topic=offset.topic,
                 partition=offset.partition,
                 offset=offset.offset,
@@ -188,7 +168,7 @@ async def describe_group(request: Request, context: ServerContext) -> web.Stream
             )
         )
     return json_response(
-        GroupDescription(
+        api.GroupDescription(
             group=description.group,
             kind=description.kind,
             state=state_words(description.state),
@@ -218,7 +198,7 @@ async def reset(request: Request, context: ServerContext) -> web.StreamResponse:
         validate_only=body.validate_only,
     )
     return json_response(
-        ResetResponse(not body.validate_only, [_reset_row(row, error) for row, error in rows])
+        api.ResetResponse(not body.validate_only, [_reset_row(row, error) for row, error in rows])
     )
 
 
@@ -229,7 +209,7 @@ async def delete_offsets(request: Request, context: ServerContext) -> web.Stream
     return empty_response()
 
 
-def offsets_to_commit(offsets: Iterable[OffsetCommit]) -> list[OffsetToCommit]:
+def offsets_to_commit(offsets: Iterable[api.OffsetCommit]) -> list[OffsetToCommit]:
     """Convert the offsets of a request for the broker."""
     return [
         OffsetToCommit(
@@ -245,17 +225,17 @@ def offsets_to_commit(offsets: Iterable[OffsetCommit]) -> list[OffsetToCommit]:
     ]
 
 
-def commit_response(outcomes: Iterable[PartitionOutcome]) -> CommitResponse:
+def commit_response(outcomes: Iterable[PartitionOutcome]) -> api.CommitResponse:
     """The response to a commit."""
-    return CommitResponse(
+    return api.CommitResponse(
         [
-            CommittedPartition(outcome.topic, outcome.partition, *_error(outcome.error_code))
+            api.CommittedPartition(outcome.topic, outcome.partition, *_error(outcome.error_code))
             for outcome in outcomes
         ]
     )
 
 
-def _target(body: ResetRequest) -> ResetTarget:
+def _target(body: api.ResetRequest) -> ResetTarget:
     """The one target of the request. Raises LogError(INVALID_BODY)."""
     targets: list[ResetTarget] = []
     if body.to is not None:
@@ -277,9 +257,9 @@ def _target(body: ResetRequest) -> ResetTarget:
     return targets[0]
 
 
-def _reset_row(row: ResetRow, error: LogError | None) -> ResetPartition:
+def _reset_row(row: ResetRow, error: LogError | None) -> api.ResetPartition:
     before = NO_OFFSET if row.old_offset is None else row.old_offset
-    return ResetPartition(
+    return api.ResetPartition(
         topic=row.topic,
         partition=row.partition,
         before=before,
@@ -289,9 +269,9 @@ def _reset_row(row: ResetRow, error: LogError | None) -> ResetPartition:
     )
 
 
-def _committed_offset(offset: FetchedOffset) -> CommittedOffset:
+def _committed_offset(offset: FetchedOffset) -> api.CommittedOffset:
     error_code, message = _error(offset.error_code)
-    return CommittedOffset(
+    return api.CommittedOffset(
         offset.topic,
         offset.partition,
         offset.offset,
@@ -303,8 +283,8 @@ def _committed_offset(offset: FetchedOffset) -> CommittedOffset:
     )
 
 
-def _member(groups: GroupService, member: MemberDescription) -> GroupMember:
-    return GroupMember(
+def _member(groups: GroupService, member: MemberDescription) -> api.GroupMember:
+    return api.GroupMember(
         member_id=member.member_id,
         member_epoch=member.member_epoch,
         instance_id=member.instance_id,
@@ -322,9 +302,9 @@ def _member(groups: GroupService, member: MemberDescription) -> GroupMember:
 
 def _assigned(
     groups: GroupService, assignment: Iterable[TopicPartitions]
-) -> list[AssignedPartitions]:
+) -> list[api.AssignedPartitions]:
     return [
-        AssignedPartitions(
+        api.AssignedPartitions(
             groups.topic_name_or_id(topic.topic_id), topic.topic_id, list(topic.partitions)
         )
         for topic in assignment
@@ -348,8 +328,8 @@ ROUTES: Final = (
         heartbeat,
         "Join a group, stay in it, or leave it (KIP-848). The node may delay the response for "
         "`max_wait_ms`, until the member has something to do.",
-        request_type=HeartbeatRequest,
-        response_type=HeartbeatResponse,
+        request_type=api.HeartbeatRequest,
+        response_type=api.HeartbeatResponse,
         errors=(
             errors.INVALID_BODY,
             errors.INVALID_PATTERN,
@@ -373,8 +353,8 @@ ROUTES: Final = (
         "Commit offsets, as a member, or without a member while the group is empty. Each "
         "partition succeeds or fails separately (40935 if the offset is not the `expected` "
         "offset).",
-        request_type=CommitRequest,
-        response_type=CommitResponse,
+        request_type=api.CommitRequest,
+        response_type=api.CommitResponse,
         errors=(
             errors.INVALID_BODY,
             errors.UNKNOWN_MEMBER,
@@ -387,21 +367,21 @@ ROUTES: Final = (
         f"{_GROUP}/committed",
         committed,
         "Committed offsets of some partitions, or of all with a committed offset",
-        request_type=CommittedRequest,
-        response_type=CommittedResponse,
+        request_type=api.CommittedRequest,
+        response_type=api.CommittedResponse,
         errors=(errors.INVALID_BODY, *_ERRORS),
     ),
     _get(
         "/v1/groups",
         list_groups,
         "All groups. `incomplete` has the reason if some are missing",
-        response_type=GroupList,
+        response_type=api.GroupList,
     ),
     _get(
         _GROUP,
         describe_group,
         "A group with its members, committed offsets and lags",
-        response_type=GroupDescription,
+        response_type=api.GroupDescription,
         errors=(errors.UNKNOWN_GROUP, *_ERRORS),
     ),
     _delete(
@@ -414,8 +394,8 @@ ROUTES: Final = (
         f"{_GROUP}/reset",
         reset,
         "Set the committed offsets of an empty group, or show what would be set",
-        request_type=ResetRequest,
-        response_type=ResetResponse,
+        request_type=api.ResetRequest,
+        response_type=api.ResetResponse,
         errors=(
             errors.INVALID_BODY,
             errors.UNKNOWN_GROUP,
@@ -428,7 +408,7 @@ ROUTES: Final = (
         f"{_GROUP}/offsets/delete",
         delete_offsets,
         "Forget committed offsets of topics that no member subscribes to",
-        request_type=DeleteOffsetsRequest,
+        request_type=api.DeleteOffsetsRequest,
         status=204,
         errors=(errors.INVALID_BODY, errors.UNKNOWN_GROUP, errors.GROUP_NOT_EMPTY, *_ERRORS),
     ),

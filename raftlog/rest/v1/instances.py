@@ -11,14 +11,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.instances import (
-    BeginReadRequest,
-    BeginReadResponse,
-    EndReadRequest,
-    EndReadResponse,
-    PlannedPosition,
-    ReadPartition,
-)
+from raftlog.api import instances as api
 from raftlog.broker.consumer_instances import PartitionMove
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext
@@ -27,8 +20,8 @@ from raftlog.http.routing import Handler, Route
 from raftlog.record import errors
 from raftlog.record.types import PartitionId, TopicId
 
-_begin_decoder = msgspec.json.Decoder(BeginReadRequest)
-_end_decoder = msgspec.json.Decoder(EndReadRequest)
+_begin_decoder = msgspec.json.Decoder(api.BeginReadRequest)
+_end_decoder = msgspec.json.Decoder(api.EndReadRequest)
 
 
 async def begin_read(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -44,13 +37,13 @@ async def begin_read(request: Request, context: ServerContext) -> web.StreamResp
     )
     plan = found.plan
     return json_response(
-        BeginReadResponse(
+        api.BeginReadResponse(
             format=plan.format,
             auto_offset_reset=plan.auto_offset_reset,
             fetch_min_bytes=plan.fetch_min_bytes,
             request_timeout_ms=plan.request_timeout_ms,
             partitions=[
-                PlannedPosition(
+                api.PlannedPosition(
                     partition.handle.topic,
                     partition.handle.topic_id,
                     partition.handle.partition,
@@ -85,7 +78,9 @@ async def end_read(request: Request, context: ServerContext) -> web.StreamRespon
         ],
     )
     return json_response(
-        EndReadResponse([ReadPartition(topic_id, number) for topic_id, number in sorted(lost)])
+        api.EndReadResponse(
+            [api.ReadPartition(topic_id, number) for topic_id, number in sorted(lost)]
+        )
     )
 
 
@@ -120,15 +115,15 @@ ROUTES: Final = (
         begin_read,
         "Begin a read of a consumer instance whose records another process fetches. Returns its "
         "options, and the position of each partition",
-        BeginReadRequest,
-        BeginReadResponse,
+        api.BeginReadRequest,
+        api.BeginReadResponse,
     ),
     _route(
         "end-read",
         end_read,
         "End such a read. Moves positions from the planned offsets to the offsets read. Records "
         "of a partition in `lost` must not be returned.",
-        EndReadRequest,
-        EndReadResponse,
+        api.EndReadRequest,
+        api.EndReadResponse,
     ),
 )

@@ -13,17 +13,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.records import (
-    NO_OFFSET,
-    NO_TIMESTAMP,
-    FoundOffset,
-    OffsetsRequest,
-    OffsetsResponse,
-    ReadableOffsets,
-    TimesRequest,
-    TimesResponse,
-    TopicOffsets,
-)
+from raftlog.api import records as api
 from raftlog.broker.offsets import FoundRecord, PartitionBounds
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, whole_number
@@ -40,8 +30,8 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import PartitionId
 
-_offsets_decoder = msgspec.json.Decoder(OffsetsRequest)
-_times_decoder = msgspec.json.Decoder(TimesRequest)
+_offsets_decoder = msgspec.json.Decoder(api.OffsetsRequest)
+_times_decoder = msgspec.json.Decoder(api.TimesRequest)
 
 
 async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -51,9 +41,9 @@ async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamRe
         request.principal, body.topics, any_node=body.any_node
     )
     return json_response(
-        OffsetsResponse(
+        api.OffsetsResponse(
             {
-                name: TopicOffsets(
+                name: api.TopicOffsets(
                     topic.topic_id, {str(number): _offsets(row) for number, row in rows.items()}
                 )
                 for name, (topic, rows) in found.items()
@@ -71,7 +61,7 @@ async def offsets_for_times(request: Request, context: ServerContext) -> web.Str
     }
     found = await context.broker.offsets.at_times(request.principal, wanted, any_node=body.any_node)
     return json_response(
-        TimesResponse(
+        api.TimesResponse(
             {
                 name: {str(number): _found(row) for number, row in rows.items()}
                 for name, (_, rows) in found.items()
@@ -81,10 +71,10 @@ async def offsets_for_times(request: Request, context: ServerContext) -> web.Str
     )
 
 
-def _offsets(row: PartitionBounds | LogError) -> ReadableOffsets:
+def _offsets(row: PartitionBounds | LogError) -> api.ReadableOffsets:
     if isinstance(row, LogError):
-        none = NO_OFFSET
-        return ReadableOffsets(
+        none = api.NO_OFFSET
+        return api.ReadableOffsets(
             beginning_offset=none,
             end_offset=none,
             high_watermark=none,
@@ -92,15 +82,15 @@ def _offsets(row: PartitionBounds | LogError) -> ReadableOffsets:
             error_code=row.entry.code,
             message=row.message,
         )
-    return ReadableOffsets(
+    return api.ReadableOffsets(
         row.log_start_offset, row.high_watermark, row.high_watermark, row.last_stable_offset
     )
 
 
-def _found(row: FoundRecord | LogError | None) -> FoundOffset | None:
+def _found(row: FoundRecord | LogError | None) -> api.FoundOffset | None:
     if isinstance(row, LogError):
-        return FoundOffset(NO_OFFSET, NO_TIMESTAMP, row.entry.code, row.message)
-    return None if row is None else FoundOffset(*row)
+        return api.FoundOffset(api.NO_OFFSET, api.NO_TIMESTAMP, row.entry.code, row.message)
+    return None if row is None else api.FoundOffset(*row)
 
 
 def partition_number(text: str) -> PartitionId:
@@ -137,8 +127,8 @@ ROUTES: Final = (
         "with the partitions of each. This node must lead them all, unless `any_node` is true. "
         "Then each partition has offsets or a separate error_code.",
         tag="offsets",
-        request_type=OffsetsRequest,
-        response_type=OffsetsResponse,
+        request_type=api.OffsetsRequest,
+        response_type=api.OffsetsResponse,
         errors=_ERRORS,
     ),
     Route(
@@ -149,8 +139,8 @@ ROUTES: Final = (
         "lead them all, unless `any_node` is true. Then each partition has an offset, null, or a "
         "separate error_code.",
         tag="offsets",
-        request_type=TimesRequest,
-        response_type=TimesResponse,
+        request_type=api.TimesRequest,
+        response_type=api.TimesResponse,
         errors=_ERRORS,
     ),
 )

@@ -17,17 +17,7 @@ import msgspec
 from aiohttp import web
 
 from raftlog import __version__
-from raftlog.api.cluster import (
-    ClusterInfo,
-    Greeting,
-    LeadershipTransfer,
-    NewDirectory,
-    NewVoter,
-    NodeInfo,
-    NodeList,
-    QuorumInfo,
-    QuorumMember,
-)
+from raftlog.api import cluster as api
 from raftlog.broker.admin import NODE_ID_MAX, ClusterMembership
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, whole_number
@@ -37,16 +27,16 @@ from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_FOUND, RETRIABLE, LogError
 from raftlog.record.types import BrokerId
 
-_NEW_VOTER = msgspec.json.Decoder(NewVoter)
-_NEW_DIRECTORY = msgspec.json.Decoder(NewDirectory)
-_TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
+_NEW_VOTER = msgspec.json.Decoder(api.NewVoter)
+_NEW_DIRECTORY = msgspec.json.Decoder(api.NewDirectory)
+_TRANSFER = msgspec.json.Decoder(api.LeadershipTransfer)
 
 
 async def greet(request: Request, context: ServerContext) -> web.StreamResponse:
     """The server's identity, for a first inspection."""
     membership = context.broker.admin.membership(request.principal)
     return json_response(
-        Greeting(
+        api.Greeting(
             version=__version__,
             cluster_id=membership.cluster_id,
             node_id=membership.node_id,
@@ -60,7 +50,7 @@ async def describe_cluster(request: Request, context: ServerContext) -> web.Stre
     membership = context.broker.admin.membership(request.principal)
     leader_id = membership.status.leader_id
     return json_response(
-        ClusterInfo(
+        api.ClusterInfo(
             cluster_id=membership.cluster_id,
             node_id=membership.node_id,
             version=__version__,
@@ -152,11 +142,11 @@ class _Members:
         self._warnings = membership.warnings
         self._membership = membership
 
-    def view(self) -> QuorumInfo:
+    def view(self) -> api.QuorumInfo:
         status = self._status
         voter_ids = self._voters.ids
         others = (self._peers.keys() | {self._node_id}) - voter_ids
-        return QuorumInfo(
+        return api.QuorumInfo(
             cluster_id=self._cluster_id,
             node_id=self._node_id,
             leader_id=status.leader_id,
@@ -170,18 +160,20 @@ class _Members:
             warnings=self._warnings,
         )
 
-    def nodes(self) -> NodeList:
+    def nodes(self) -> api.NodeList:
         known = self._brokers.keys() | self._voters.ids | self._peers.keys()
         led, held = _partition_counts(self._image)
-        return NodeList(tuple(self._node(each, led[each], held[each]) for each in sorted(known)))
+        return api.NodeList(
+            tuple(self._node(each, led[each], held[each]) for each in sorted(known))
+        )
 
-    def _member(self, node_id: int) -> QuorumMember:
+    def _member(self, node_id: int) -> api.QuorumMember:
         status, peer = self._status, self._peers.get(node_id)
         is_here = node_id == self._node_id
         match_index = status.last_index if is_here else peer.match_index if peer else None
         heard_ms = 0 if is_here else round(peer.last_heard_s * 1000) if peer else None
         host, port = self._address(node_id)
-        return QuorumMember(
+        return api.QuorumMember(
             node_id=node_id,
             host=host,
             port=port,
@@ -193,11 +185,11 @@ class _Members:
             last_heard_ms=heard_ms,
         )
 
-    def _node(self, node_id: int, led: int, held: int) -> NodeInfo:
+    def _node(self, node_id: int, led: int, held: int) -> api.NodeInfo:
         broker = self._broker(node_id)
         host, port = self._address(node_id)
         here = self._membership if node_id == self._node_id else None
-        return NodeInfo(
+        return api.NodeInfo(
             node_id=node_id,
             host=host,
             port=port,
@@ -279,20 +271,20 @@ _delete = partial(Route, "DELETE", tag="v1", status=204)
 _post = partial(Route, "POST", tag="v1", status=204)
 
 ROUTES: Final = (
-    _get("/", greet, "What serves here, and where to go on", response_type=Greeting),
+    _get("/", greet, "What serves here, and where to go on", response_type=api.Greeting),
     _get(
         "/v1/cluster",
         describe_cluster,
         "The cluster, its controller, and whether access to this node is open",
-        response_type=ClusterInfo,
+        response_type=api.ClusterInfo,
     ),
     _get(
         "/v1/quorum",
         get_quorum,
         "The metadata quorum in this node's view",
-        response_type=QuorumInfo,
+        response_type=api.QuorumInfo,
     ),
-    _get("/v1/nodes", list_nodes, "The nodes of the cluster", response_type=NodeList),
+    _get("/v1/nodes", list_nodes, "The nodes of the cluster", response_type=api.NodeList),
     _delete(
         "/v1/nodes/{node}",
         remove_node,
@@ -303,14 +295,14 @@ ROUTES: Final = (
         "/v1/nodes/{node}/replace",
         replace_node,
         "Give the place of a node with a lost disk to an empty data directory",
-        request_type=NewDirectory,
+        request_type=api.NewDirectory,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
     _post(
         "/v1/quorum/voters",
         add_voter,
         "Make a node a voter",
-        request_type=NewVoter,
+        request_type=api.NewVoter,
         errors=_CHANGE_ERRORS,
     ),
     _delete(
@@ -323,7 +315,7 @@ ROUTES: Final = (
         "/v1/quorum/transfer",
         transfer_leadership,
         "Hand the quorum's leadership to another voter",
-        request_type=LeadershipTransfer,
+        request_type=api.LeadershipTransfer,
         errors=_CHANGE_ERRORS,
     ),
 )

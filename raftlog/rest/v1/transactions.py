@@ -13,21 +13,9 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from raftlog.api import transactions as api
 from raftlog.api.common import Empty
 from raftlog.api.groups import CommitResponse
-from raftlog.api.transactions import (
-    EndRequest,
-    InitRequest,
-    SinkCommitRequest,
-    SinkEpoch,
-    SinkEpochRequest,
-    TransactionDescription,
-    TransactionList,
-    TransactionListing,
-    TransactionOffsets,
-    TransactionPartition,
-    TransactionProducer,
-)
 from raftlog.broker.groups import Committer, OpenTransaction
 from raftlog.broker.transactions import Producer
 from raftlog.http.body import read_json
@@ -39,11 +27,11 @@ from raftlog.record.errors import LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.rest.v1.groups import commit_response, offsets_to_commit
 
-_init_decoder = msgspec.json.Decoder(InitRequest)
-_end_decoder = msgspec.json.Decoder(EndRequest)
-_offsets_decoder = msgspec.json.Decoder(TransactionOffsets)
-_sink_decoder = msgspec.json.Decoder(SinkEpochRequest)
-_sink_commit_decoder = msgspec.json.Decoder(SinkCommitRequest)
+_init_decoder = msgspec.json.Decoder(api.InitRequest)
+_end_decoder = msgspec.json.Decoder(api.EndRequest)
+_offsets_decoder = msgspec.json.Decoder(api.TransactionOffsets)
+_sink_decoder = msgspec.json.Decoder(api.SinkEpochRequest)
+_sink_commit_decoder = msgspec.json.Decoder(api.SinkCommitRequest)
 
 
 async def init(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -56,7 +44,7 @@ async def init(request: Request, context: ServerContext) -> web.StreamResponse:
         known=Producer(ProducerId(body.producer_id), ProducerEpoch(body.producer_epoch)),
         keep_prepared=body.keep_prepared,
     )
-    return json_response(TransactionProducer(*found.producer, found.prepared is not None))
+    return json_response(api.TransactionProducer(*found.producer, found.prepared is not None))
 
 
 async def commit(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -74,7 +62,7 @@ async def _end(request: Request, context: ServerContext, *, is_commit: bool) -> 
     following = await context.broker.transactions.end(
         request.principal, _transactional_id(request), producer, is_commit=is_commit
     )
-    return json_response(TransactionProducer(*following))
+    return json_response(api.TransactionProducer(*following))
 
 
 async def prepare(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -83,7 +71,7 @@ async def prepare(request: Request, context: ServerContext) -> web.StreamRespons
     await context.broker.transactions.prepare(
         request.principal, _transactional_id(request), producer
     )
-    return json_response(TransactionProducer(*producer, is_prepared=True))
+    return json_response(api.TransactionProducer(*producer, is_prepared=True))
 
 
 async def fence(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -110,9 +98,9 @@ async def list_transactions(request: Request, context: ServerContext) -> web.Str
     """GET /v1/transactions."""
     found = await context.broker.transactions.list(request.principal)
     return json_response(
-        TransactionList(
+        api.TransactionList(
             [
-                TransactionListing(
+                api.TransactionListing(
                     transaction.transactional_id,
                     *transaction.producer,
                     transaction.state,
@@ -133,7 +121,7 @@ async def describe(request: Request, context: ServerContext) -> web.StreamRespon
     )
     summary = found.summary
     return json_response(
-        TransactionDescription(
+        api.TransactionDescription(
             summary.transactional_id,
             *summary.producer,
             state=summary.state,
@@ -142,7 +130,7 @@ async def describe(request: Request, context: ServerContext) -> web.StreamRespon
             started_ms=found.start_ms,
             last_update_ms=found.last_update_ms,
             open_ms=summary.open_ms,
-            partitions=[TransactionPartition(*place) for place in found.partitions],
+            partitions=[api.TransactionPartition(*place) for place in found.partitions],
         )
     )
 
@@ -160,7 +148,7 @@ async def commit_sink_epoch(request: Request, context: ServerContext) -> web.Str
         epoch=epoch,
         owner=body.owner,
     )
-    return json_response(SinkEpoch(*msgspec.structs.astuple(found)))
+    return json_response(api.SinkEpoch(*msgspec.structs.astuple(found)))
 
 
 async def commit_sink(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -177,7 +165,7 @@ async def describe_sink(request: Request, context: ServerContext) -> web.StreamR
     found = await context.broker.transactions.describe_sink(
         request.principal, request.path_parameters["sink"]
     )
-    return json_response(SinkEpoch(*msgspec.structs.astuple(found)))
+    return json_response(api.SinkEpoch(*msgspec.structs.astuple(found)))
 
 
 def _transactional_id(request: Request) -> str:
@@ -222,8 +210,8 @@ def _end_route(
         handler,
         summary,
         tag="transactions",
-        request_type=EndRequest,
-        response_type=TransactionProducer,
+        request_type=api.EndRequest,
+        response_type=api.TransactionProducer,
         errors=_END_ERRORS,
     )
 
@@ -237,8 +225,8 @@ ROUTES: Final = (
         init,
         "Become the one producer of a transactional id. Earlier producers are fenced, and their "
         "open transaction is aborted. Returns 40940 until the abort is done.",
-        request_type=InitRequest,
-        response_type=TransactionProducer,
+        request_type=api.InitRequest,
+        response_type=api.TransactionProducer,
         errors=(
             *_ERRORS,
             errors.PRODUCER_FENCED,
@@ -259,7 +247,7 @@ ROUTES: Final = (
         "Commit offsets of a group with the transaction, as a member, or without a member while "
         "the group is empty. They count once the transaction is committed, and not at all after "
         "an abort. Each partition succeeds or fails separately.",
-        request_type=TransactionOffsets,
+        request_type=api.TransactionOffsets,
         response_type=CommitResponse,
         errors=(
             *_END_ERRORS,
@@ -283,13 +271,13 @@ ROUTES: Final = (
         "/v1/transactions",
         list_transactions,
         "All transactional ids, with the state and age of their transactions.",
-        response_type=TransactionList,
+        response_type=api.TransactionList,
     ),
     _get(
         "/v1/transactions/{id}",
         describe,
         "A transactional id, with the partitions of its transaction.",
-        response_type=TransactionDescription,
+        response_type=api.TransactionDescription,
         errors=(*_ERRORS, errors.UNKNOWN_TRANSACTION),
     ),
     _post(
@@ -297,8 +285,8 @@ ROUTES: Final = (
         commit_sink_epoch,
         "Commit these prepared transactions of a sink as one epoch, and abort its others, all or "
         "nothing. An epoch that is already committed changes nothing.",
-        request_type=SinkEpochRequest,
-        response_type=SinkEpoch,
+        request_type=api.SinkEpochRequest,
+        response_type=api.SinkEpoch,
         errors=(
             errors.BAD_REQUEST,
             *_ERRORS,
@@ -314,7 +302,7 @@ ROUTES: Final = (
         "Commit these prepared transactions of a sink without an epoch, and abort its others, all"
         " or nothing. It is for a sink that commits once, or, without transactions, for a sink "
         "that gives up. Committed transactions stay committed.",
-        request_type=SinkCommitRequest,
+        request_type=api.SinkCommitRequest,
         response_type=Empty,
         errors=(
             *_ERRORS,
@@ -328,7 +316,7 @@ ROUTES: Final = (
         "/v1/sinks/{sink}",
         describe_sink,
         "The newest committed epoch of a sink, or -1 before the first.",
-        response_type=SinkEpoch,
+        response_type=api.SinkEpoch,
         errors=_ERRORS,
     ),
 )

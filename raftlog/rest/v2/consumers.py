@@ -30,49 +30,11 @@ from raftlog.http.responses import (
 )
 from raftlog.http.routing import Handler, QueryParameter, Route
 from raftlog.http.settings import ServerLimits
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    COORDINATOR_LOADING,
-    GROUP_FULL,
-    ILLEGAL_STATE,
-    INSTANCE_EXISTS,
-    INVALID_BODY,
-    INVALID_CONSUMER_CONFIG,
-    INVALID_GROUP,
-    INVALID_PATTERN,
-    NO_LEADER,
-    NOT_COORDINATOR,
-    OFFSET_METADATA_TOO_LARGE,
-    RETRIABLE,
-    STORAGE_FAILED,
-    TOO_MANY_GROUPS,
-    TOO_MANY_INSTANCES,
-    UNKNOWN_INSTANCE,
-    UNKNOWN_MEMBER,
-    UNKNOWN_PARTITION,
-    UNKNOWN_TOPIC,
-    UNREADABLE_RECORD,
-    UNSUPPORTED_FORMAT,
-    UNSUPPORTED_MEDIA_TYPE,
-    ErrorEntry,
-    LogError,
-    quoted,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry, LogError, quoted
 from raftlog.rest.json.records import RecordDocument, RecordFormat
+from raftlog.rest.v2 import consumer_shapes as shapes
 from raftlog.rest.v2.consumer_options import ConsumerInstanceRequest, instance_options
-from raftlog.rest.v2.consumer_shapes import (
-    CommittedOffset,
-    CommittedOffsets,
-    Created,
-    OffsetsToCommit,
-    PartitionName,
-    Partitions,
-    Positions,
-    PositionTime,
-    ReadOffset,
-    Subscribed,
-    Subscription,
-)
 from raftlog.rest.v2.instance_reads import InstanceRead, ReadBounds
 from raftlog.rest.v2.leader_reads import LeaderSource
 from raftlog.rest.v2.topics import (
@@ -101,16 +63,16 @@ RECORDS_OFFERED: Final = {
 NAME_CHARACTERS_MAX: Final = 255
 
 _create_decoder = msgspec.json.Decoder(ConsumerInstanceRequest)
-_subscription_decoder = msgspec.json.Decoder(Subscription)
-partitions_decoder = msgspec.json.Decoder(Partitions)
-positions_decoder = msgspec.json.Decoder(Positions)
-_commit_decoder = msgspec.json.Decoder(OffsetsToCommit)
+_subscription_decoder = msgspec.json.Decoder(shapes.Subscription)
+partitions_decoder = msgspec.json.Decoder(shapes.Partitions)
+positions_decoder = msgspec.json.Decoder(shapes.Positions)
+_commit_decoder = msgspec.json.Decoder(shapes.OffsetsToCommit)
 
 
 def _check_name(noun: str, name: str) -> str:
     """The name itself. Raises LogError BAD_REQUEST for control characters, which logs show."""
     if any(category(character) == "Cc" for character in name):
-        raise LogError(BAD_REQUEST, f"The {noun} {quoted(name)} has control characters.")
+        raise LogError(errors.BAD_REQUEST, f"The {noun} {quoted(name)} has control characters.")
     return name
 
 
@@ -131,7 +93,7 @@ async def _body(
         return None
     if "Content-Type" not in request.headers:
         raise LogError(
-            UNSUPPORTED_MEDIA_TYPE, f"The body has no Content-Type; send {V2_MEDIA_TYPE}."
+            errors.UNSUPPORTED_MEDIA_TYPE, f"The body has no Content-Type; send {V2_MEDIA_TYPE}."
         )
     return await read_json(request, context, decoder, BODY_MEDIA_TYPES)
 
@@ -142,7 +104,7 @@ async def required_body(
     """The body. Raises LogError INVALID_BODY if there is none, and the body reader's errors."""
     found = await _body(request, context, decoder)
     if found is None:
-        raise LogError(INVALID_BODY, "The request has no body.")
+        raise LogError(errors.INVALID_BODY, "The request has no body.")
     return found
 
 
@@ -160,7 +122,7 @@ async def create(request: Request, context: ServerContext) -> web.StreamResponse
     body = await _body(request, context, _create_decoder) or ConsumerInstanceRequest()
     if body.name is not None and not 1 <= len(body.name) <= NAME_CHARACTERS_MAX:
         raise LogError(
-            INVALID_CONSUMER_CONFIG,
+            errors.INVALID_CONSUMER_CONFIG,
             f"Invalid consumer configuration: a name has 1 to {NAME_CHARACTERS_MAX} characters.",
         )
     _check_name("instance", body.name or "")
@@ -168,7 +130,7 @@ async def create(request: Request, context: ServerContext) -> web.StreamResponse
         request.principal, group, body.name, instance_options(body)
     )
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
-    answer = Created(name, own_url(request, context) + path)
+    answer = shapes.Created(name, own_url(request, context) + path)
     return json_response(answer, content_type=content_type)
 
 
@@ -184,7 +146,7 @@ async def subscribe(request: Request, context: ServerContext) -> web.StreamRespo
     body = await required_body(request, context, _subscription_decoder)
     topics = [_check_name("topic", topic) for topic in body.topics or ()]
     if not topics and body.topic_pattern is None:
-        raise LogError(INVALID_BODY, "The body has neither topics nor a topic_pattern.")
+        raise LogError(errors.INVALID_BODY, "The body has neither topics nor a topic_pattern.")
     await context.broker.consumer_instances.subscribe(
         request.principal,
         group,
@@ -202,7 +164,7 @@ async def subscription(request: Request, context: ServerContext) -> web.StreamRe
     view = await context.broker.consumer_instances.describe(
         request.principal, *instance_of(request)
     )
-    return json_response(Subscribed(list(view.topics)), content_type=content_type)
+    return json_response(shapes.Subscribed(list(view.topics)), content_type=content_type)
 
 
 async def unsubscribe(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -227,11 +189,11 @@ async def assignments(request: Request, context: ServerContext) -> web.StreamRes
     view = await context.broker.consumer_instances.describe(
         request.principal, *instance_of(request)
     )
-    answer = Partitions([PartitionName(*place) for place in view.partitions])
+    answer = shapes.Partitions([shapes.PartitionName(*place) for place in view.partitions])
     return json_response(answer, content_type=content_type)
 
 
-def places_of(body: Partitions) -> list[tuple[str, int]]:
+def places_of(body: shapes.Partitions) -> list[tuple[str, int]]:
     """Topics and partition numbers of a body. LogError BAD_REQUEST for control characters."""
     return [(_check_name("topic", row.topic), row.partition) for row in body.partitions]
 
@@ -253,7 +215,7 @@ async def seek(request: Request, context: ServerContext) -> web.StreamResponse:
     return empty_response()
 
 
-def time_ms_of(row: PositionTime) -> int:
+def time_ms_of(row: shapes.PositionTime) -> int:
     """The time of a body's row, in milliseconds since the Unix epoch."""
     time = row.timestamp
     if time.tzinfo is None:
@@ -312,9 +274,9 @@ async def commit(request: Request, context: ServerContext) -> web.StreamResponse
     """POST …/offsets."""
     group, instance = instance_of(request)
     content_type = negotiate(request, BODY_MEDIA_TYPES)
-    body = await _body(request, context, _commit_decoder) or OffsetsToCommit()
+    body = await _body(request, context, _commit_decoder) or shapes.OffsetsToCommit()
     if body.offsets is not None and body.partitions is not None:
-        raise LogError(INVALID_BODY, "Give offsets or partitions, not both.")
+        raise LogError(errors.INVALID_BODY, "Give offsets or partitions, not both.")
     offsets: list[OffsetToCommit] | None = None
     if body.offsets is not None:
         offsets = [
@@ -330,11 +292,11 @@ async def commit(request: Request, context: ServerContext) -> web.StreamResponse
     return json_response(Empty(), content_type=content_type)
 
 
-def _next(row: ReadOffset) -> int:
+def _next(row: shapes.ReadOffset) -> int:
     """The next offset to read. Raises LogError INVALID_BODY unless exactly one field is given."""
     if (row.offset is None) == (row.next_offset is None):
         raise LogError(
-            INVALID_BODY,
+            errors.INVALID_BODY,
             f"The body is not valid: {row.topic}-{row.partition} needs either offset or "
             "next_offset.",
         )
@@ -349,16 +311,19 @@ async def committed(request: Request, context: ServerContext) -> web.StreamRespo
     found = await context.broker.consumer_instances.committed(
         request.principal, group, instance, None if body is None else places_of(body)
     )
-    answer = CommittedOffsets(
-        [CommittedOffset(row.topic, row.partition, row.offset, row.metadata) for row in found]
+    answer = shapes.CommittedOffsets(
+        [
+            shapes.CommittedOffset(row.topic, row.partition, row.offset, row.metadata)
+            for row in found
+        ]
     )
     return json_response(answer, content_type=content_type)
 
 
 _GROUP: Final = "/consumers/{group}"
 _INSTANCE: Final = f"{_GROUP}/instances/{{instance}}"
-_ERRORS: Final = (INVALID_GROUP, COORDINATOR_LOADING, NOT_COORDINATOR)
-_CHANGE_ERRORS: Final = (RETRIABLE,)
+_ERRORS: Final = (errors.INVALID_GROUP, errors.COORDINATOR_LOADING, errors.NOT_COORDINATOR)
+_CHANGE_ERRORS: Final = (errors.RETRIABLE,)
 
 
 def _route(
@@ -366,12 +331,12 @@ def _route(
     path: str,
     handler: Handler,
     summary: str,
-    *errors: ErrorEntry,
+    *failures: ErrorEntry,
     body: object = None,
     body_required: bool = True,
     answer: object = None,
 ) -> Route:
-    found = [UNKNOWN_INSTANCE] if "{instance}" in path else []
+    found = [errors.UNKNOWN_INSTANCE] if "{instance}" in path else []
     if method != "GET":
         found += _CHANGE_ERRORS
     return Route(
@@ -387,7 +352,7 @@ def _route(
         response_type=answer,
         response_media_types=BODY_MEDIA_TYPES,
         status=HTTPStatus.NO_CONTENT if answer is None else HTTPStatus.OK,
-        errors=(*found, *errors, *_ERRORS),
+        errors=(*found, *failures, *_ERRORS),
         ignores_empty=True,
     )
 
@@ -398,13 +363,13 @@ ROUTES: Final = (
         _GROUP,
         create,
         "Create a consumer instance. It lives in the cluster, and every node serves it.",
-        INSTANCE_EXISTS,
-        TOO_MANY_INSTANCES,
-        INVALID_CONSUMER_CONFIG,
-        UNSUPPORTED_FORMAT,
+        errors.INSTANCE_EXISTS,
+        errors.TOO_MANY_INSTANCES,
+        errors.INVALID_CONSUMER_CONFIG,
+        errors.UNSUPPORTED_FORMAT,
         body=ConsumerInstanceRequest,
         body_required=False,
-        answer=Created,
+        answer=shapes.Created,
     ),
     _route("DELETE", _INSTANCE, delete, "End a consumer instance"),
     _route(
@@ -412,19 +377,19 @@ ROUTES: Final = (
         f"{_INSTANCE}/subscription",
         subscribe,
         "Subscribe to topics by name, or by a pattern. The group shares their partitions",
-        ILLEGAL_STATE,
-        INVALID_PATTERN,
-        GROUP_FULL,
-        TOO_MANY_GROUPS,
-        body=Subscription,
+        errors.ILLEGAL_STATE,
+        errors.INVALID_PATTERN,
+        errors.GROUP_FULL,
+        errors.TOO_MANY_GROUPS,
+        body=shapes.Subscription,
     ),
     _route(
         "GET",
         f"{_INSTANCE}/subscription",
         subscription,
         "The subscribed topics",
-        UNSUPPORTED_FORMAT,
-        answer=Subscribed,
+        errors.UNSUPPORTED_FORMAT,
+        answer=shapes.Subscribed,
     ),
     _route("DELETE", f"{_INSTANCE}/subscription", unsubscribe, "End subscription or assignment"),
     _route(
@@ -432,48 +397,48 @@ ROUTES: Final = (
         f"{_INSTANCE}/assignments",
         assign,
         "Read these partitions, whatever other instances of the group read",
-        ILLEGAL_STATE,
-        UNKNOWN_TOPIC,
-        UNKNOWN_PARTITION,
-        body=Partitions,
+        errors.ILLEGAL_STATE,
+        errors.UNKNOWN_TOPIC,
+        errors.UNKNOWN_PARTITION,
+        body=shapes.Partitions,
     ),
     _route(
         "GET",
         f"{_INSTANCE}/assignments",
         assignments,
         "The partitions that the instance reads",
-        UNSUPPORTED_FORMAT,
-        answer=Partitions,
+        errors.UNSUPPORTED_FORMAT,
+        answer=shapes.Partitions,
     ),
     _route(
         "POST",
         f"{_INSTANCE}/positions",
         seek,
         "Go on at these offsets, or at the first records of these times",
-        ILLEGAL_STATE,
-        NO_LEADER,
-        STORAGE_FAILED,
-        body=Positions,
+        errors.ILLEGAL_STATE,
+        errors.NO_LEADER,
+        errors.STORAGE_FAILED,
+        body=shapes.Positions,
     ),
     _route(
         "POST",
         f"{_INSTANCE}/positions/beginning",
         _seek_to(NamedOffset.EARLIEST),
         "Go on at the first records",
-        ILLEGAL_STATE,
-        NO_LEADER,
-        STORAGE_FAILED,
-        body=Partitions,
+        errors.ILLEGAL_STATE,
+        errors.NO_LEADER,
+        errors.STORAGE_FAILED,
+        body=shapes.Partitions,
     ),
     _route(
         "POST",
         f"{_INSTANCE}/positions/end",
         _seek_to(NamedOffset.LATEST),
         "Go on at the end",
-        ILLEGAL_STATE,
-        NO_LEADER,
-        STORAGE_FAILED,
-        body=Partitions,
+        errors.ILLEGAL_STATE,
+        errors.NO_LEADER,
+        errors.STORAGE_FAILED,
+        body=shapes.Partitions,
     ),
     Route(
         "GET",
@@ -505,13 +470,13 @@ ROUTES: Final = (
             )
         ),
         errors=(
-            UNKNOWN_INSTANCE,
-            UNKNOWN_TOPIC,
-            UNSUPPORTED_FORMAT,
-            ILLEGAL_STATE,
-            UNREADABLE_RECORD,
-            NO_LEADER,
-            STORAGE_FAILED,
+            errors.UNKNOWN_INSTANCE,
+            errors.UNKNOWN_TOPIC,
+            errors.UNSUPPORTED_FORMAT,
+            errors.ILLEGAL_STATE,
+            errors.UNREADABLE_RECORD,
+            errors.NO_LEADER,
+            errors.STORAGE_FAILED,
             *_ERRORS,
         ),
         cancel_on_disconnect=True,
@@ -523,13 +488,13 @@ ROUTES: Final = (
         commit,
         "Commit these offsets, or those of all records read. `offsets` name consumed records, "
         "`partitions` the next records to read.",
-        UNKNOWN_TOPIC,
-        UNKNOWN_PARTITION,
-        UNKNOWN_MEMBER,
-        TOO_MANY_GROUPS,
-        OFFSET_METADATA_TOO_LARGE,
-        UNSUPPORTED_FORMAT,
-        body=OffsetsToCommit,
+        errors.UNKNOWN_TOPIC,
+        errors.UNKNOWN_PARTITION,
+        errors.UNKNOWN_MEMBER,
+        errors.TOO_MANY_GROUPS,
+        errors.OFFSET_METADATA_TOO_LARGE,
+        errors.UNSUPPORTED_FORMAT,
+        body=shapes.OffsetsToCommit,
         body_required=False,
         answer=Empty,
     ),
@@ -538,9 +503,9 @@ ROUTES: Final = (
         f"{_INSTANCE}/offsets",
         committed,
         "Committed offsets of the group, of the partitions in the body, or of the instance's",
-        UNSUPPORTED_FORMAT,
-        body=Partitions,
+        errors.UNSUPPORTED_FORMAT,
+        body=shapes.Partitions,
         body_required=False,
-        answer=CommittedOffsets,
+        answer=shapes.CommittedOffsets,
     ),
 )

@@ -14,15 +14,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.v3 import (
-    BrokerConfig,
-    ClusterConfig,
-    ConfigChange,
-    ConfigChanges,
-    Listing,
-    NewConfigValue,
-    TopicConfig,
-)
+from raftlog.api import v3 as api
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import empty_response, json_response
@@ -40,8 +32,8 @@ from raftlog.rest.v3.shapes import Shaper
 ALL: Final = "-"
 """Name that stands for all topics or brokers."""
 
-_NEW_VALUE = msgspec.json.Decoder(NewConfigValue)
-_CHANGES = msgspec.json.Decoder(ConfigChanges)
+_NEW_VALUE = msgspec.json.Decoder(api.NewConfigValue)
+_CHANGES = msgspec.json.Decoder(api.ConfigChanges)
 
 # Configs of topics
 
@@ -68,7 +60,7 @@ async def list_topic_configs(request: Request, context: ServerContext) -> web.St
 
 def _configs_of(
     request: Request, context: ServerContext, shaper: Shaper, names: Iterable[str]
-) -> Iterator[TopicConfig]:
+) -> Iterator[api.TopicConfig]:
     for name in names:
         try:
             topic, described = context.broker.admin.describe_configs(request.principal, name)
@@ -129,7 +121,7 @@ def _topic_config_name(request: Request) -> str:
     return find_entry(request.path_parameters["config"]).name
 
 
-def _values_and_removals(changes: Iterable[ConfigChange]) -> tuple[dict[str, str], list[str]]:
+def _values_and_removals(changes: Iterable[api.ConfigChange]) -> tuple[dict[str, str], list[str]]:
     values: dict[str, str] = {}
     removals: dict[str, None] = {}
     for change in changes:
@@ -269,7 +261,7 @@ ROUTES: Final = (
         _TOPIC_CONFIGS,
         list_topic_configs,
         "List a topic's configs. The topic '-' stands for all topics",
-        Listing[TopicConfig],
+        api.Listing[api.TopicConfig],
         errors.UNKNOWN_TOPIC,
     ),
     _change(
@@ -277,14 +269,14 @@ ROUTES: Final = (
         f"{_TOPIC_CONFIGS}:alter",
         alter_topic_configs,
         "Change several configs of a topic, all or none",
-        ConfigChanges,
+        api.ConfigChanges,
         errors.UNKNOWN_TOPIC,
     ),
     _read(
         f"{_TOPIC_CONFIGS}/{{config}}",
         get_topic_config,
         "Describe a topic's config",
-        TopicConfig,
+        api.TopicConfig,
         errors.UNKNOWN_TOPIC,
         errors.INVALID_CONFIG,
     ),
@@ -293,7 +285,7 @@ ROUTES: Final = (
         f"{_TOPIC_CONFIGS}/{{config}}",
         put_topic_config,
         "Set a topic's config",
-        NewConfigValue,
+        api.NewConfigValue,
         errors.UNKNOWN_TOPIC,
     ),
     _change(
@@ -308,20 +300,20 @@ ROUTES: Final = (
         _CLUSTER_CONFIGS,
         list_cluster_configs,
         "List the configs of all brokers",
-        Listing[ClusterConfig],
+        api.Listing[api.ClusterConfig],
     ),
     _change(
         "POST",
         f"{_CLUSTER_CONFIGS}:alter",
         alter_cluster_configs,
         "Change several configs of all brokers",
-        ConfigChanges,
+        api.ConfigChanges,
     ),
     _read(
         f"{_CLUSTER_CONFIGS}/{{config}}",
         get_cluster_config,
         "Describe a config of all brokers",
-        ClusterConfig,
+        api.ClusterConfig,
         errors.INVALID_CONFIG,
     ),
     _change(
@@ -329,7 +321,7 @@ ROUTES: Final = (
         f"{_CLUSTER_CONFIGS}/{{config}}",
         put_cluster_config,
         "Set a config of all brokers",
-        NewConfigValue,
+        api.NewConfigValue,
     ),
     _change(
         "DELETE",
@@ -342,14 +334,14 @@ ROUTES: Final = (
         _BROKER_CONFIGS,
         list_broker_configs,
         "List the configs in force on a broker. The broker '-' stands for all brokers",
-        Listing[BrokerConfig],
+        api.Listing[api.BrokerConfig],
         errors.NOT_FOUND,
     ),
     _read(
         f"{_BROKER_CONFIGS}/{{config}}",
         get_broker_config,
         "Describe a config in force on a broker",
-        BrokerConfig,
+        api.BrokerConfig,
         errors.NOT_FOUND,
         errors.INVALID_CONFIG,
     ),

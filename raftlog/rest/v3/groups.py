@@ -6,14 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from raftlog.api.v3 import (
-    Consumer,
-    ConsumerAssignment,
-    ConsumerGroup,
-    ConsumerGroupLagSummary,
-    ConsumerLag,
-    Listing,
-)
+from raftlog.api import v3 as api
 from raftlog.broker.groups import GroupView, MemberDescription
 from raftlog.http.request import Request, ServerContext, partition_parameter
 from raftlog.http.responses import json_response
@@ -181,36 +174,38 @@ def _read(
 
 
 ROUTES: Final = (
-    _read(_GROUPS, list_groups, "List consumer groups", Listing[ConsumerGroup]),
-    _read(_GROUP, get_group, "Describe a consumer group", ConsumerGroup),
-    _read(f"{_GROUP}/consumers", list_consumers, "List a group's members", Listing[Consumer]),
-    _read(_CONSUMER, get_consumer, "Describe a member", Consumer),
+    _read(_GROUPS, list_groups, "List consumer groups", api.Listing[api.ConsumerGroup]),
+    _read(_GROUP, get_group, "Describe a consumer group", api.ConsumerGroup),
+    _read(
+        f"{_GROUP}/consumers", list_consumers, "List a group's members", api.Listing[api.Consumer]
+    ),
+    _read(_CONSUMER, get_consumer, "Describe a member", api.Consumer),
     _read(
         f"{_CONSUMER}/assignments",
         list_assignments,
         "List a member's partitions",
-        Listing[ConsumerAssignment],
+        api.Listing[api.ConsumerAssignment],
     ),
     _read(
         f"{_CONSUMER}/assignments/{_PARTITION}",
         get_assignment,
         "Describe a partition of a member",
-        ConsumerAssignment,
+        api.ConsumerAssignment,
         errors.UNKNOWN_PARTITION,
     ),
     _read(
         f"{_GROUP}/lag-summary",
         get_lag_summary,
         "The largest lag of a group, and the sum of all",
-        ConsumerGroupLagSummary,
+        api.ConsumerGroupLagSummary,
         errors.NOT_FOUND,
     ),
-    _read(f"{_GROUP}/lags", list_lags, "List the lags of a group", Listing[ConsumerLag]),
+    _read(f"{_GROUP}/lags", list_lags, "List the lags of a group", api.Listing[api.ConsumerLag]),
     _read(
         f"{_GROUP}/lags/{_PARTITION}",
         get_lag,
         "The lag of a group in one partition",
-        ConsumerLag,
+        api.ConsumerLag,
         errors.UNKNOWN_PARTITION,
         errors.NOT_FOUND,
     ),

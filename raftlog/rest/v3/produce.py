@@ -36,22 +36,9 @@ from raftlog.record.errors import (
     UNKNOWN_PARTITION,
     LogError,
 )
+from raftlog.rest.json import records as json_records
 from raftlog.rest.json.pieces import ArrayBody, check_long_record
 from raftlog.rest.json.produce_options import PRODUCE_ERRORS, QUERY, produce_options
-from raftlog.rest.json.records import (
-    STORED_RECORD_BYTES,
-    BatchDocument,
-    DataSummary,
-    EntryId,
-    EntryV3,
-    MalformedJsonError,
-    RecordDocumentV3,
-    RecordV3,
-    data_summary,
-    parse_record_v3,
-    stored_record_v3,
-    timestamp_text,
-)
 
 SUCCESS = 200
 """`error_code` of a written record."""
@@ -76,8 +63,8 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
     partition_id: int | None = None
     offset: int | None = None
     timestamp: str | None = None
-    key: DataSummary | None = None
-    value: DataSummary | None = None
+    key: json_records.DataSummary | None = None
+    value: json_records.DataSummary | None = None
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,13 +76,13 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _EntryId(msgspec.Struct, gc=False):
     """The id of an entry whose record is not valid."""
 
-    id: EntryId
+    id: json_records.EntryId
 
 
 _BATCH: Final = ArrayBody(
     "entries", msgspec.json.Decoder(BatchRequest), msgspec.json.Decoder(list[msgspec.Raw])
 )
-_entry_decoder = msgspec.json.Decoder(EntryV3)
+_entry_decoder = msgspec.json.Decoder(json_records.EntryV3)
 _id_decoder = msgspec.json.Decoder(_EntryId)
 
 
@@ -108,8 +95,8 @@ class BatchSuccess(msgspec.Struct, frozen=True, omit_defaults=True):
     partition_id: int
     offset: int
     timestamp: str | None = None
-    key: DataSummary | None = None
-    value: DataSummary | None = None
+    key: json_records.DataSummary | None = None
+    value: json_records.DataSummary | None = None
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
@@ -134,8 +121,8 @@ class _Written:
     partition: int
     offset: int
     timestamp_ms: int
-    key: DataSummary | None
-    value: DataSummary | None
+    key: json_records.DataSummary | None
+    value: json_records.DataSummary | None
 
 
 _Outcome = _Written | LogError
@@ -148,13 +135,17 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
     response: web.StreamResponse | None = None
     count = 0
-    async with BodyStream(request, context, object_bytes=STORED_RECORD_BYTES) as stream:
+    async with BodyStream(
+        request, context, object_bytes=json_records.STORED_RECORD_BYTES
+    ) as stream:
         async for objects, error in stream:
             outcomes = await _produce_objects(objects, error, topic, options, context)
             if not outcomes:
                 continue
             count += len(outcomes)
-            stream.is_over = stream.is_over or isinstance(outcomes[-1], MalformedJsonError)
+            stream.is_over = stream.is_over or isinstance(
+                outcomes[-1], json_records.MalformedJsonError
+            )
             if response is None and stream.is_over:
                 if count == 1 and isinstance(outcomes[0], LogError):
                     # A lone record is a plain request, so its outcome is the status.
@@ -177,14 +168,14 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     parsed = await _read_batch(request, context)
     now_ms = context.broker.clock.time_ms()
     outcomes: list[_Outcome | None] = []
-    good: list[RecordV3] = []
+    good: list[json_records.RecordV3] = []
     records: list[StoredRecord] = []
     for number, (_, entry) in enumerate(parsed):
         await _take_turn(number, context)
         try:
             if isinstance(entry, LogError):
                 raise entry
-            records.append(stored_record_v3(entry, now_ms))
+            records.append(json_records.stored_record_v3(entry, now_ms))
         except LogError as error:
             outcomes.append(error.as_outcome())
         else:
@@ -207,7 +198,7 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
                     topic_name=topic.name,
                     partition_id=outcome.partition,
                     offset=outcome.offset,
-                    timestamp=timestamp_text(outcome.timestamp_ms),
+                    timestamp=json_records.timestamp_text(outcome.timestamp_ms),
                     key=outcome.key,
                     value=outcome.value,
                 )
@@ -223,19 +214,19 @@ async def _take_turn(number: int, context: ServerContext) -> None:
 
 async def _read_batch(
     request: Request, context: ServerContext
-) -> list[tuple[str, EntryV3 | LogError]]:
+) -> list[tuple[str, json_records.EntryV3 | LogError]]:
     """The id of each entry, with its record or its error.
 
     Raises LogError for a body without valid ids, because its entries cannot have separate outcomes.
     Raises INVALID_BODY and BODY_TOO_LARGE as `read_body` does.
     """
     entries_max = min(BATCH_ENTRIES_MAX, context.limits.records_per_request_max)
-    entries: list[tuple[str, EntryV3 | LogError]] = []
+    entries: list[tuple[str, json_records.EntryV3 | LogError]] = []
 
     def take(some: Sequence[msgspec.Raw]) -> None:
         if len(entries) + len(some) > entries_max:
             raise LogError(BODY_TOO_LARGE, f"The request has more than {entries_max} records.")
-        context.hold(request, len(some) * STORED_RECORD_BYTES)
+        context.hold(request, len(some) * json_records.STORED_RECORD_BYTES)
         first = len(entries)
         entries.extend(_parse_entry(first + index, text) for index, text in enumerate(some))
 
@@ -249,7 +240,7 @@ async def _read_batch(
     return entries
 
 
-def _parse_entry(index: int, text: msgspec.Raw) -> tuple[str, EntryV3 | LogError]:
+def _parse_entry(index: int, text: msgspec.Raw) -> tuple[str, json_records.EntryV3 | LogError]:
     try:
         entry = _entry_decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -276,18 +267,18 @@ async def _produce_objects(
     """
     now_ms = context.broker.clock.time_ms()
     outcomes: list[_Outcome | None] = []
-    good: list[RecordV3] = []
+    good: list[json_records.RecordV3] = []
     records: list[StoredRecord] = []
     for number, text in enumerate(objects):
         await _take_turn(number, context)
         try:
             await check_body(text, context.limits.json_depth_max, context.broker.turns)
             await check_long_record(text, context.broker.turns)
-            record = parse_record_v3(text)
-            stored = stored_record_v3(record, now_ms)
+            record = json_records.parse_record_v3(text)
+            stored = json_records.stored_record_v3(record, now_ms)
         except LogError as error:
             outcomes.append(error.as_outcome())
-            if isinstance(error, MalformedJsonError):
+            if isinstance(error, json_records.MalformedJsonError):
                 stream_error = None
                 break
         else:
@@ -297,12 +288,12 @@ async def _produce_objects(
     written = iter(await _write_all(good, records, topic, options, context))
     answered = [next(written) if outcome is None else outcome for outcome in outcomes]
     if stream_error is not None:
-        answered.append(MalformedJsonError(stream_error.entry, stream_error.message))
+        answered.append(json_records.MalformedJsonError(stream_error.entry, stream_error.message))
     return answered
 
 
 async def _write_all(
-    good: Sequence[RecordV3],
+    good: Sequence[json_records.RecordV3],
     records: Sequence[StoredRecord],
     topic: TopicImage,
     options: ProduceOptions,
@@ -340,7 +331,7 @@ async def _write_all(
 
 
 async def _write(
-    good: Sequence[RecordV3],
+    good: Sequence[json_records.RecordV3],
     records: Sequence[StoredRecord],
     topic: TopicImage,
     options: ProduceOptions,
@@ -365,7 +356,9 @@ def _size(records: Sequence[StoredRecord]) -> int:
 
 
 def _outcomes(
-    good: Sequence[RecordV3], records: Sequence[StoredRecord], writes: Sequence[PartitionWrite]
+    good: Sequence[json_records.RecordV3],
+    records: Sequence[StoredRecord],
+    writes: Sequence[PartitionWrite],
 ) -> list[_Outcome]:
     """One outcome for each record, in the request's order."""
     outcomes: dict[int, _Outcome] = {}
@@ -382,8 +375,8 @@ def _outcomes(
                 partition=write.number,
                 offset=offset,
                 timestamp_ms=timestamp_ms or 0,
-                key=data_summary(record.key, key),
-                value=data_summary(record.value, value),
+                key=json_records.data_summary(record.key, key),
+                value=json_records.data_summary(record.value, value),
             )
     return [outcomes[index] for index in range(len(good))]
 
@@ -414,7 +407,7 @@ def _receipt_lines(outcomes: Sequence[_Outcome], topic: str, cluster_id: str) ->
                     topic_name=topic,
                     partition_id=outcome.partition,
                     offset=outcome.offset,
-                    timestamp=timestamp_text(outcome.timestamp_ms),
+                    timestamp=json_records.timestamp_text(outcome.timestamp_ms),
                     key=outcome.key,
                     value=outcome.value,
                 )
@@ -434,7 +427,7 @@ ROUTES: Final = (
         "its own error_code (200 if written).",
         tag="records",
         query=QUERY,
-        request_type=RecordDocumentV3,
+        request_type=json_records.RecordDocumentV3,
         response_type=Receipt,
         errors=PRODUCE_ERRORS,
     ),
@@ -446,7 +439,7 @@ ROUTES: Final = (
         " even if others fail. The status is 207 even if all fail.",
         tag="records",
         query=QUERY,
-        request_type=BatchDocument,
+        request_type=json_records.BatchDocument,
         response_type=BatchResponse,
         status=MULTI_STATUS,
         errors=PRODUCE_ERRORS,

@@ -14,28 +14,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from raftlog.api.v3 import (
-    Broker,
-    BrokerConfig,
-    Cluster,
-    ClusterConfig,
-    Consumer,
-    ConsumerAssignment,
-    ConsumerGroup,
-    ConsumerGroupLagSummary,
-    ConsumerLag,
-    Link,
-    Listing,
-    ListMetadata,
-    Metadata,
-    Partition,
-    PartitionReassignment,
-    PartitionWithOffsets,
-    Replica,
-    Synonym,
-    Topic,
-    TopicConfig,
-)
+from raftlog.api import v3 as api
 from raftlog.broker.groups import MemberDescription
 from raftlog.http.request import Request, ServerContext, own_url
 from raftlog.metadata.configs.topic import ConfigDescription, ConfigSource
@@ -115,18 +94,18 @@ class Shaper:
         self._base = f"{self._root}/{self.cluster_id}"
         self._crn = f"crn:///kafka={self.cluster_id}"
 
-    def listing(self, kind: str, path: str, data: Sequence[T]) -> Listing[T]:
+    def listing(self, kind: str, path: str, data: Sequence[T]) -> api.Listing[T]:
         """A list of objects found at `path` of the cluster."""
-        return Listing(f"Kafka{kind}List", ListMetadata(self._base + path), list(data))
+        return api.Listing(f"Kafka{kind}List", api.ListMetadata(self._base + path), list(data))
 
-    def cluster_listing(self, controller: int | None) -> Listing[Cluster]:
+    def cluster_listing(self, controller: int | None) -> api.Listing[api.Cluster]:
         """The list of clusters, which has only this cluster."""
         data = [self.cluster(controller)]
-        return Listing("KafkaClusterList", ListMetadata(self._root), data)
+        return api.Listing("KafkaClusterList", api.ListMetadata(self._root), data)
 
-    def cluster(self, controller: int | None) -> Cluster:
+    def cluster(self, controller: int | None) -> api.Cluster:
         """This cluster."""
-        return Cluster(
+        return api.Cluster(
             *self._common("Cluster", ""),
             controller=None if controller is None else self._link(f"/brokers/{controller}"),
             brokers=self._link("/brokers"),
@@ -136,10 +115,10 @@ class Shaper:
             partition_reassignments=self._link("/topics/-/partitions/-/reassignment"),
         )
 
-    def broker(self, broker: BrokerImage) -> Broker:
+    def broker(self, broker: BrokerImage) -> api.Broker:
         """A broker."""
         path = f"/brokers/{broker.broker_id}"
-        return Broker(
+        return api.Broker(
             *self._common("Broker", path),
             broker_id=broker.broker_id,
             host=broker.host,
@@ -149,10 +128,10 @@ class Shaper:
             partition_replicas=self._link(f"{path}/partition-replicas"),
         )
 
-    def topic(self, topic: TopicImage) -> Topic:
+    def topic(self, topic: TopicImage) -> api.Topic:
         """A topic."""
         path = f"/topics/{topic.name}"
-        return Topic(
+        return api.Topic(
             *self._common("Topic", path),
             topic_name=topic.name,
             topic_id=topic.topic_id,
@@ -164,10 +143,10 @@ class Shaper:
             partition_reassignments=self._link(f"{path}/partitions/-/reassignment"),
         )
 
-    def config(self, topic: TopicImage, config: ConfigDescription) -> TopicConfig:
+    def config(self, topic: TopicImage, config: ConfigDescription) -> api.TopicConfig:
         """One config of a topic."""
         path = f"/topics/{topic.name}/configs/{config.entry.name}"
-        return TopicConfig(
+        return api.TopicConfig(
             *self._common("TopicConfig", path),
             topic_name=topic.name,
             name=config.entry.name,
@@ -180,9 +159,9 @@ class Shaper:
             note=config.entry.note or msgspec.UNSET,
         )
 
-    def cluster_config(self, config: ConfigDescription) -> ClusterConfig:
+    def cluster_config(self, config: ConfigDescription) -> api.ClusterConfig:
         """One config of all brokers."""
-        return ClusterConfig(
+        return api.ClusterConfig(
             *self._common("ClusterConfig", f"/broker-configs/{config.entry.name}"),
             config_type="BROKER",
             name=config.entry.name,
@@ -194,12 +173,12 @@ class Shaper:
             synonyms=_synonyms(config),
         )
 
-    def broker_config(self, broker_id: int, config: ConfigDescription) -> BrokerConfig:
+    def broker_config(self, broker_id: int, config: ConfigDescription) -> api.BrokerConfig:
         """A config of all brokers as in force on one broker.
 
         It is set for all brokers, so it is read-only here.
         """
-        return BrokerConfig(
+        return api.BrokerConfig(
             *self._common("BrokerConfig", f"/brokers/{broker_id}/configs/{config.entry.name}"),
             broker_id=broker_id,
             name=config.entry.name,
@@ -211,10 +190,10 @@ class Shaper:
             synonyms=_synonyms(config),
         )
 
-    def partition(self, topic: TopicImage, row: PartitionImage) -> Partition:
+    def partition(self, topic: TopicImage, row: PartitionImage) -> api.Partition:
         """A partition of a topic."""
         path = f"/topics/{topic.name}/partitions/{row.partition}"
-        return Partition(
+        return api.Partition(
             *self._common("Partition", path),
             topic_name=topic.name,
             partition_id=row.partition,
@@ -225,10 +204,10 @@ class Shaper:
 
     def partition_with_offsets(
         self, topic: TopicImage, row: PartitionImage, earliest: int, latest: int
-    ) -> PartitionWithOffsets:
+    ) -> api.PartitionWithOffsets:
         """The readable offsets of a partition."""
         path = f"/topics/{topic.name}/partitions/{row.partition}/offset"
-        return PartitionWithOffsets(
+        return api.PartitionWithOffsets(
             *self._common("PartitionWithOffsets", path),
             topic_name=topic.name,
             partition_id=row.partition,
@@ -236,10 +215,10 @@ class Shaper:
             latest_offset=latest,
         )
 
-    def reassignment(self, topic: TopicImage, row: PartitionImage) -> PartitionReassignment:
+    def reassignment(self, topic: TopicImage, row: PartitionImage) -> api.PartitionReassignment:
         """A partition that moves."""
         path = f"/topics/{topic.name}/partitions/{row.partition}"
-        return PartitionReassignment(
+        return api.PartitionReassignment(
             *self._common("Reassignment", f"{path}/reassignment"),
             topic_name=topic.name,
             partition_id=row.partition,
@@ -248,9 +227,9 @@ class Shaper:
             replicas=self._link(f"{path}/replicas"),
         )
 
-    def replica(self, topic: TopicImage, row: PartitionImage, broker_id: int) -> Replica:
+    def replica(self, topic: TopicImage, row: PartitionImage, broker_id: int) -> api.Replica:
         """One replica of a partition."""
-        return Replica(
+        return api.Replica(
             *self._common(
                 "Replica", f"/topics/{topic.name}/partitions/{row.partition}/replicas/{broker_id}"
             ),
@@ -264,10 +243,10 @@ class Shaper:
 
     def group(
         self, group_id: str, kind: str, state: str, assignor: str, coordinator: int | None
-    ) -> ConsumerGroup:
+    ) -> api.ConsumerGroup:
         """A consumer group."""
         path = group_path(group_id)
-        return ConsumerGroup(
+        return api.ConsumerGroup(
             *self._common("ConsumerGroup", path),
             consumer_group_id=group_id,
             is_simple=kind == "offsets",
@@ -280,11 +259,11 @@ class Shaper:
             lag_summary=self._link(f"{path}/lag-summary"),
         )
 
-    def consumer(self, group_id: str, member: MemberDescription) -> Consumer:
+    def consumer(self, group_id: str, member: MemberDescription) -> api.Consumer:
         """A member of a group."""
         member_id = member.member_id
         path = consumer_path(group_id, member_id)
-        return Consumer(
+        return api.Consumer(
             *self._common("Consumer", path),
             consumer_group_id=group_id,
             consumer_id=member_id,
@@ -295,10 +274,10 @@ class Shaper:
 
     def assignment(
         self, group_id: str, member_id: str, topic: str, number: int
-    ) -> ConsumerAssignment:
+    ) -> api.ConsumerAssignment:
         """A partition of a member."""
         partition = f"/{topic}/partitions/{number}"
-        return ConsumerAssignment(
+        return api.ConsumerAssignment(
             *self._common(
                 "ConsumerAssignment", f"{consumer_path(group_id, member_id)}/assignments{partition}"
             ),
@@ -310,10 +289,10 @@ class Shaper:
             lag=self._link(f"{group_path(group_id)}/lags{partition}"),
         )
 
-    def lag(self, group_id: str, lag: GroupLag) -> ConsumerLag:
+    def lag(self, group_id: str, lag: GroupLag) -> api.ConsumerLag:
         """The lag of a group in one partition."""
         path = f"{group_path(group_id)}/lags/{lag.topic}/partitions/{lag.partition}"
-        return ConsumerLag(
+        return api.ConsumerLag(
             *self._common("ConsumerLag", path),
             consumer_group_id=group_id,
             topic_name=lag.topic,
@@ -326,12 +305,12 @@ class Shaper:
             client_id="" if lag.member is None else lag.member.client_id,
         )
 
-    def lag_summary(self, group_id: str, lags: Sequence[GroupLag]) -> ConsumerGroupLagSummary:
+    def lag_summary(self, group_id: str, lags: Sequence[GroupLag]) -> api.ConsumerGroupLagSummary:
         """The largest lag of a group with lags, and the sum of all."""
         path = group_path(group_id)
         largest = max(lags, key=lambda lag: lag.lag)
         member = largest.member
-        return ConsumerGroupLagSummary(
+        return api.ConsumerGroupLagSummary(
             *self._common("ConsumerGroupLagSummary", f"{path}/lag-summary"),
             consumer_group_id=group_id,
             max_lag_consumer_id="" if member is None else member.member_id,
@@ -347,7 +326,7 @@ class Shaper:
             max_lag_partition=self._link(f"/topics/{largest.topic}/partitions/{largest.partition}"),
         )
 
-    def _common(self, kind: str, path: str) -> tuple[str, Metadata, str]:
+    def _common(self, kind: str, path: str) -> tuple[str, api.Metadata, str]:
         """The fields of every object, for the object at `path` of the cluster.
 
         Its name has the path's parts: `/topics/a/partitions/0/offset` is
@@ -358,17 +337,17 @@ class Shaper:
             f"/{kinds}" if name is None else f"/{kinds.removesuffix('s')}={unquote(name)}"
             for kinds, name in zip_longest(parts[::2], parts[1::2])
         )
-        metadata = Metadata(self._base + path, self._crn + resource)
+        metadata = api.Metadata(self._base + path, self._crn + resource)
         return f"Kafka{kind}", metadata, self.cluster_id
 
-    def _link(self, path: str) -> Link:
-        return Link(self._base + path)
+    def _link(self, path: str) -> api.Link:
+        return api.Link(self._base + path)
 
 
-def _synonyms(config: ConfigDescription) -> list[Synonym]:
+def _synonyms(config: ConfigDescription) -> list[api.Synonym]:
     name = config.entry.name
     return [
-        Synonym(
+        api.Synonym(
             name if source is ConfigSource.TOPIC else _BROKER_NAMES.get(name, name),
             value,
             _SOURCES[source],
