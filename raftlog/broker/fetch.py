@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from raftlog.broker.authorize import Authorize, Operation, Principal, topic_resource
@@ -385,13 +385,7 @@ class MultiFetch:
         """The partition's next batches. Empty if `max_bytes` is 0 or there are none."""
         partition = fetch.partition
         if partition is None:
-            return Fetched(
-                data=b"",
-                next_offset=fetch.offset,
-                high_watermark=NO_OFFSET,
-                log_start_offset=NO_OFFSET,
-                last_stable_offset=NO_OFFSET,
-            )
+            return replace(NOTHING, next_offset=fetch.offset)
         if fetch.error is None and max_bytes > 0:
             try:
                 fetched = await partition.read(

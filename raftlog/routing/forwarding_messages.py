@@ -359,7 +359,7 @@ def encode(message: Message, body: Sequence[Buffer] = ()) -> Iterator[bytes]:
         while position < view.nbytes:
             if not room:
                 yield b"".join(parts)
-                parts, room = _head(Piece(_id(message))), PIECE_BYTES
+                parts, room = _head(Piece(message.id)), PIECE_BYTES
             part = view[position : position + room]
             parts.append(part)
             position += part.nbytes
@@ -387,10 +387,6 @@ def _head(message: Message) -> list[Buffer]:
     head = _encoder.encode(message)
     assert len(head) <= HEAD_BYTES_MAX
     return [_LENGTH.pack(len(head)), head]
-
-
-def _id(message: Message) -> int:
-    return message.id
 
 
 def with_aborted(aborted: Sequence[AbortedTransaction], data: Buffer) -> tuple[Buffer, ...]:

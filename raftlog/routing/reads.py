@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from raftlog.metadata.image import NO_LEADER_ID
@@ -119,7 +120,7 @@ async def local_reads(
             rows.append(fetched)
         elif used:
             # The next read begins with it.
-            rows.append(_marks(fetched, offset))
+            rows.append(replace(fetched, data=b"", next_offset=offset, aborted=()))
         else:
             rows.append(
                 LogError(
@@ -128,16 +129,6 @@ async def local_reads(
                 )
             )
     return rows
-
-
-def _marks(fetched: Fetched, offset: Offset) -> Fetched:
-    return Fetched(
-        data=b"",
-        next_offset=offset,
-        high_watermark=fetched.high_watermark,
-        log_start_offset=fetched.log_start_offset,
-        last_stable_offset=fetched.last_stable_offset,
-    )
 
 
 def reads_answer(found: Sequence[Fetched | LogError]) -> tuple[ReadsOfMany, list[Buffer]]:

@@ -1,1 +1,1 @@
-"""REST consumer instances with their table, messages and decisions."""
+"""REST consumer instances with their messages and decisions."""
