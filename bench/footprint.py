@@ -13,7 +13,7 @@ import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
 from bench.node import LoneNode, data_directory
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.workloads.load import PARTITIONS, payload
 
 MIB = 1 << 20
@@ -83,30 +83,30 @@ async def read_all(node: LoneNode, topic: str, count: int) -> None:
                 seen += len(records)
 
 
-def run(*, flush: str, runs: int, scale: float) -> list[Result]:
+def run(options: Options) -> list[Result]:
     """Idle memory and processor, start to ready, recovery by log size, memory under load."""
     idle_rss = Result("idle RSS", "MiB", goal=60)
     idle_cpu = Result("idle CPU", "% of a core")
     start = Result("start to ready, empty log", "s", goal=1.0)
-    for _ in range(runs):
+    for _ in range(options.runs):
         with data_directory() as directory:
-            node = LoneNode(directory, flush)
+            node = LoneNode(directory, options.flush)
             start.runs.append(node.start())
             cpu = node.cpu_seconds()
             time.sleep(IDLE_S)
             idle_cpu.runs.append((node.cpu_seconds() - cpu) / IDLE_S * 100)
             idle_rss.runs.append(node.rss_bytes() / MIB)
             node.stop()
-    return [idle_rss, idle_cpu, start, *_recovery_and_backlog(flush=flush, runs=runs, scale=scale)]
+    return [idle_rss, idle_cpu, start, *_recovery_and_backlog(options)]
 
 
-def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result]:
-    results = []
+def _recovery_and_backlog(options: Options) -> list[Result]:
+    results, scale = [], options.scale
     backlog = Result(
         f"RSS, {5 * scale:g} GB backlog read, {SLOW_CLIENTS} slow clients", "MiB", goal=200
     )
     with data_directory() as directory:
-        node = LoneNode(directory, flush)
+        node = LoneNode(directory, options.flush)
         node.start()
         node.create_topic("backlog", PARTITIONS)
         written = 0
@@ -116,7 +116,7 @@ def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result
             written = target
             goal = 2.0 if gigabytes == 10 else None
             recovery = Result(f"unclean start, {gigabytes * scale:g} GB", "s", goal=goal)
-            for _ in range(runs):
+            for _ in range(options.runs):
                 # An unclean start must scan the records after the last checkpoint.
                 fill(node, "backlog", 50_000_000)
                 node.kill()

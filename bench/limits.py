@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from bench.node import data_directory
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.workloads.latencies import Latencies
 
 SYNCS = 300
@@ -58,14 +58,14 @@ def fresh_memory(total_bytes: int) -> float:
     return total_bytes / (time.perf_counter() - started)
 
 
-def run(*, runs: int, scale: float) -> list[Result]:
+def run(options: Options) -> list[Result]:
     """Disk and memory, to read the other figures against."""
-    total_bytes = max(CHUNK_BYTES, int(SEQUENTIAL_BYTES * scale))
+    total_bytes = max(CHUNK_BYTES, int(SEQUENTIAL_BYTES * options.scale))
     p50 = Result("limit: append 200 B + fdatasync p50", "ms")
     p99 = Result("limit: append 200 B + fdatasync p99", "ms")
     write = Result("limit: sequential write + fdatasync", "MB/s")
     memory = Result("limit: first touch of memory", "MB/s")
-    for _ in range(runs):
+    for _ in range(options.runs):
         with data_directory() as directory:
             latencies = sync_latency(directory.parent)
             p50.runs.append(latencies.percentiles["50pct"])

@@ -1,4 +1,4 @@
-"""Throughput of one process that awaits each send, or reads all records."""
+"""Throughput and latency of one Python process against one node."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from itertools import islice, repeat
 from typing import Any, Final
 
+import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
-from raftlog.workloads.load import KEY_BYTES, PARTITIONS, keys, payload
+from bench.node import LoneNode
+from bench.report import Options, Result
+from raftlog.workloads.latencies import Latencies
+from raftlog.workloads.load import KEY_BYTES, PARTITIONS, keys, payload, send_many
+from raftlog.workloads.open_loop import open_loop
 
 SEND_WINDOW: Final = 20_000
 """Outstanding futures of the awaited-send workload."""
@@ -85,3 +90,82 @@ def _consumer(servers: str, topic: str, partitions: int) -> Consumer:
     consumer = Consumer(bootstrap_servers=servers, auto_offset_reset="earliest")
     consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
     return consumer
+
+
+def throughput(node: LoneNode, options: Options) -> list[Result]:
+    """All throughput figures, the workloads in turn within each run."""
+    small_count, large_count = int(3_000_000 * options.scale), int(1_000_000 * options.scale)
+    send_count = int(600_000 * options.scale)
+    workloads = {"partitions": PARTITIONS, "acks": "all"}
+    small = {**workloads, "record_bytes": 100}
+    large = {**workloads, "record_bytes": 1000}
+    results = [
+        Result("produce send_many 100 B", "records/s", goal=1_000_000, parameters=small),
+        Result("produce awaited send 100 B", "records/s", goal=250_000, parameters=small),
+        Result("produce send_many 1 KB", "MB/s", goal=300, parameters=large),
+        Result("consume getmany 100 B", "records/s", goal=2_000_000, parameters=small),
+        Result("consume async for 100 B", "records/s", goal=700_000, parameters=small),
+        Result("produce send_many keyed 100 B", "records/s", goal=1_200_000, parameters=small),
+        Result("produce awaited send keyed 100 B", "records/s", goal=450_000, parameters=small),
+    ]
+    for run_number in range(options.runs):
+        topic, large_topic = f"small-{run_number}", f"large-{run_number}"
+        node.create_topic(topic, PARTITIONS)
+        node.create_topic(large_topic, PARTITIONS)
+        seconds = uvloop.run(send_many(node.address, topic, 100, small_count))
+        results[0].runs.append(small_count / seconds)
+        seconds = uvloop.run(awaited_sends(node.address, topic, 100, send_count))
+        results[1].runs.append(send_count / seconds)
+        seconds = uvloop.run(send_many(node.address, large_topic, 1000, large_count))
+        results[2].runs.append(large_count * 1000 / seconds / 1e6)
+        seconds = uvloop.run(consume_many(node.address, topic, small_count))
+        results[3].runs.append(small_count / seconds)
+        each = int(small_count / 2)
+        seconds = uvloop.run(consume_each(node.address, topic, each))
+        results[4].runs.append(each / seconds)
+        keyed_count = int(small_count / 3)
+        seconds = uvloop.run(send_many(node.address, topic, 100, keyed_count, keyed=True))
+        results[5].runs.append(keyed_count / seconds)
+        seconds = uvloop.run(awaited_sends(node.address, topic, 100, send_count, keyed=True))
+        results[6].runs.append(send_count / seconds)
+        node.delete_topic(topic)
+        node.delete_topic(large_topic)
+    return results
+
+
+def latency(node: LoneNode, options: Options) -> list[Result]:
+    """Publish and end-to-end latency at 1,000 records a second."""
+    rate, seconds = 1_000, max(3.0, 10.0 * options.scale)
+    parameters = {"rate": rate, "record_bytes": 100, "seconds": seconds, "acks": "all"}
+    parameters["partitions"] = PARTITIONS
+    results = [
+        Result("publish latency p50, 1,000/s", "ms", goal=1.0, parameters=parameters),
+        Result("publish latency p99, 1,000/s", "ms", goal=5.0, parameters=parameters),
+        Result("end-to-end latency p50, 1,000/s", "ms", parameters=parameters),
+        Result("end-to-end latency p99, 1,000/s", "ms", parameters=parameters),
+    ]
+    for run_number in range(options.runs):
+        topic = f"latency-{run_number}"
+        node.create_topic(topic, PARTITIONS)
+        samples = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=False))
+        publish = Latencies.from_seconds(samples.publish)
+        delay = Latencies.from_seconds(samples.publish_delay)
+        node.delete_topic(topic)
+        node.create_topic(topic, PARTITIONS)
+        both = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=True))
+        end_to_end = Latencies.from_seconds(both.end_to_end)
+        for result, latencies, name in (
+            (results[0], publish, "50pct"),
+            (results[1], publish, "99pct"),
+            (results[2], end_to_end, "50pct"),
+            (results[3], end_to_end, "99pct"),
+        ):
+            result.runs.append(latencies.percentiles[name])
+        results[0].details[f"run {run_number}"] = {
+            **publish.as_fields("publishLatency"),
+            **delay.as_fields("publishDelayLatency"),
+            **end_to_end.as_fields("endToEndLatency"),
+            "publishErrors": samples.errors + both.errors,
+        }
+        node.delete_topic(topic)
+    return results

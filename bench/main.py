@@ -2,21 +2,110 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Final
 
 import click
 
-from bench import footprint, latency, limits, quorum, rest, throughput
+from bench import footprint, limits, loads, quorum, rest
+from bench.coordination import groups, takeover, transactions
+from bench.kafka import beside, faults
+from bench.kafka import lone as kafka_lone
+from bench.kafka import suite as kafka_clients
 from bench.node import running_node
-from bench.parts import PARTS, choose_parts
-from bench.parts import run as run_parts
+from bench.replication import catch_up, gaps, many, produce
 from bench.report import Options, Result, machine, plot, print_table, write_json
+from bench.sources import claims, linger, promises
 from bench.sources.curves import plot_curves
+from bench.spark import latency, peer, reading, running, starting, writing
+from bench.state import key_values, primaries, replicas
 from raftlog.cluster.manifest import Flush
 
+Part = Callable[[Options], list[Result]]
+
+PARTS: Final[dict[str, dict[str, Part]]] = {
+    "cluster": {
+        "produce": produce.produce,
+        "latency": produce.latency,
+        "consume": produce.consume,
+        "gap-kill": gaps.gap_kill,
+        "gap-pause": gaps.gap_pause,
+        "gap-cut": gaps.gap_cut,
+        "gap-move": gaps.gap_move,
+        "catch-up": catch_up.catch_up,
+        "partitions": many.partitions,
+        "idle": many.idle,
+    },
+    "groups": {
+        "rebalance": groups.rebalance,
+        "member-kill": groups.member_kill,
+        "members-idle": groups.members_idle,
+        "million-offsets": takeover.million_offsets,
+        "commits": groups.commits,
+        "in-group": groups.consume_in_group,
+        "coordinator-kill": takeover.groups_killed,
+    },
+    "transactions": {
+        "small": transactions.small,
+        "throughput": transactions.throughput,
+        "idempotence": transactions.idempotence,
+        "exactly-once": transactions.exactly_once,
+        "txn-coordinator-kill": takeover.transactions_killed,
+    },
+    "state": {
+        "in-process": key_values.in_process,
+        "over-http": key_values.over_http,
+        "primary-killed": primaries.killed,
+        "primary-paused": primaries.paused,
+        "handed-over": primaries.handed_over,
+        "lag": replicas.lag,
+        "stopped": replicas.stopped,
+        "replicas": replicas.many_replicas,
+        "new-replica": replicas.new_replica,
+    },
+    "sources": {
+        "claim-replicas": claims.claim_replicas,
+        "claim-payloads": claims.claim_payloads,
+        "claim-batches": claims.claim_batches,
+        "claim-pauses": claims.claim_pauses,
+        "claim-promises": promises.claim_promises,
+        "claim-linger": linger.claim_linger,
+    },
+    "kafka": {
+        "clients-produce": kafka_clients.produce,
+        "clients-consume": kafka_clients.consume,
+        "kafka-lone": kafka_lone.lone_requests,
+        "kafka-leader-kill": faults.leader_kill,
+        "kafka-idle": kafka_lone.idle,
+        "beside-lone": beside.one_at_a_time,
+        "beside-memory": beside.memory,
+    },
+    "spark": {
+        "start": starting.start,
+        "batch": reading.batch,
+        "stream": reading.stream,
+        "write": writing.write,
+        "micro-batch": latency.micro_batch,
+        "peer": peer.peer,
+    },
+}
+"""By suite and name."""
+WHOLE: Final[dict[str, Part]] = {
+    "limits": limits.run,
+    "footprint": footprint.run,
+    "quorum": quorum.run,
+}
+ONE_NODE: Final = {"throughput": loads.throughput, "latency": loads.latency, "rest": rest.run}
+"""Suites that load a node, which is started for each."""
 SUITES = (
     *("limits", "throughput", "latency", "rest", "footprint", "quorum"),
     *("cluster", "groups", "transactions", "state", "sources", "kafka", "spark"),
@@ -25,6 +114,56 @@ NOT_QUICK = {"groups", "transactions", "state", "sources", "kafka", "spark"}
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 1
 """Enough to compare two trees."""
+
+
+def choose_parts(names: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """The chosen ones of `parts`: by full name or prefix; all if no name is given.
+
+    Raises ValueError: a name matches no part.
+    """
+    for name in names:
+        if not any(part.startswith(name) for part in parts):
+            raise ValueError(f"{name!r} is none of {', '.join(parts)}")
+    return [part for part in parts if not names or any(part.startswith(name) for name in names)]
+
+
+def run_parts(suite: str, names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
+    """Run these parts of a suite; return the results, and the parts that failed."""
+    results: list[Result] = []
+    failed: list[str] = []
+    with _terminable():
+        try:
+            for name in names:
+                load = os.getloadavg()[0]
+                now = time.strftime("%H:%M:%S")
+                print(f"-- {suite}: {name} ({now}, load average {load:.1f})", flush=True)
+                try:
+                    found = PARTS[suite][name](options)
+                except Exception:  # reported in full, and by the exit code
+                    traceback.print_exc()
+                    failed.append(name)
+                    continue
+                for result in found:
+                    result.details["load average before"] = load
+                results += found
+        finally:
+            if suite == "spark":
+                running.stop()
+    return results, failed
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Turn SIGTERM into KeyboardInterrupt, so that all nodes end with the program."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()
@@ -102,22 +241,17 @@ def main(  # noqa: PLR0917 - click passes them by name
     failed: list[str] = []
     for suite in suites:
         print(f"-- {suite} ({time.strftime('%H:%M:%S')})", flush=True)
-        if suite == "limits":
-            results += limits.run(runs=runs, scale=scale)
-            continue
         if suite in PARTS:
             wanted = [part for part in PARTS[suite] if part in parts]
             found, failures = run_parts(suite, wanted, options)
             results += found
             failed += failures
             continue
-        if suite in {"footprint", "quorum"}:
-            module = {"footprint": footprint, "quorum": quorum}[suite]
-            results += module.run(flush=flush, runs=runs, scale=scale)
+        if suite in WHOLE:
+            results += WHOLE[suite](options)
             continue
         with running_node(flush) as node:
-            loaded = {"throughput": throughput, "latency": latency, "rest": rest}[suite]
-            results += loaded.run(node, runs=runs, scale=scale)
+            results += ONE_NODE[suite](node, options)
     command = shlex.join(["scripts/bench", *sys.argv[1:]])
     if results:
         print_table(results)

@@ -23,8 +23,7 @@ from typing import Any, Final
 from bench.cluster import MIB, NODES, Cluster, running_cluster
 from bench.kept_connection import NoAnswerError, request_once
 from bench.node import MeasuredNode
-from bench.report import Result, distribution
-from raftlog.cluster.manifest import Flush
+from bench.report import Options, Result, distribution
 from raftlog.workloads.latencies import Latencies
 
 CLIENTS: Final = 32
@@ -80,20 +79,20 @@ def execute(node: MeasuredNode, command: str) -> dict[str, Any]:
     return ConsoleCall(node, command).result()
 
 
-def run(*, flush: Flush, runs: int, scale: float) -> list[Result]:
+def run(options: Options) -> list[Result]:
     """The figures of the quorum."""
     return [
-        *commits(flush, runs, scale),
-        *failovers(flush, scale),
-        *idle(flush, runs, scale),
-        *much_metadata(flush, scale),
+        *commits(options),
+        *failovers(options),
+        *idle(options),
+        *much_metadata(options),
     ]
 
 
-def commits(flush: Flush, runs: int, scale: float) -> list[Result]:
+def commits(options: Options) -> list[Result]:
     """Commit latency one at a time, and commands a second of many proposers."""
-    count = max(200, int(COMMITS * scale))
-    seconds = max(1.0, THROUGHPUT_S * scale)
+    count = max(200, int(COMMITS * options.scale))
+    seconds = max(1.0, THROUGHPUT_S * options.scale)
     p50 = Result("quorum: commit p50, 3 nodes", "ms", goal=1.5, parameters={"commands": count})
     p99 = Result("quorum: commit p99, 3 nodes", "ms", parameters={"commands": count})
     rate = Result(
@@ -102,8 +101,8 @@ def commits(flush: Flush, runs: int, scale: float) -> list[Result]:
         goal=10_000,
         parameters={"seconds": seconds},
     )
-    with running_cluster(flush, program=WITH_CONSOLE) as cluster:
-        for number in range(runs):
+    with running_cluster(options.flush, program=WITH_CONSOLE) as cluster:
+        for number in range(options.runs):
             leader = cluster.nodes[cluster.wait_quiet()]
             latencies = Latencies.from_seconds(execute(leader, f"latency {count}")["seconds"])
             p50.runs.append(latencies.percentiles["50pct"])
@@ -114,10 +113,10 @@ def commits(flush: Flush, runs: int, scale: float) -> list[Result]:
     return [p50, p99, rate]
 
 
-def failovers(flush: Flush, scale: float) -> list[Result]:
+def failovers(options: Options) -> list[Result]:
     """Leader killed → a change acknowledged by a new one."""
-    trial_count = max(3, int(FAILOVERS * scale))
-    with running_cluster(flush) as cluster:
+    trial_count = max(3, int(FAILOVERS * options.scale))
+    with running_cluster(options.flush) as cluster:
         seconds = failover_trials(cluster, trial_count, seed=trial_count)
     return failover_results(seconds)
 
@@ -128,16 +127,16 @@ def failover_results(seconds: list[float]) -> list[Result]:
     return distribution("quorum: failover", seconds, goals, {"nodes": NODES})
 
 
-def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
+def idle(options: Options) -> list[Result]:
     """Processor time of idle nodes: the most expensive node of each run."""
-    seconds = max(2.0, IDLE_S * scale)
+    seconds = max(2.0, IDLE_S * options.scale)
     cpu = Result(
         "quorum: idle CPU a node", "% of a core", goal=2.0, parameters={"seconds": seconds}
     )
     rss = Result("quorum: idle RSS a node", "MiB")
-    with running_cluster(flush) as cluster:
+    with running_cluster(options.flush) as cluster:
         time.sleep(SETTLE_S)
-        for number in range(runs):
+        for number in range(options.runs):
             before = {node_id: node.cpu_seconds() for node_id, node in cluster.nodes.items()}
             time.sleep(seconds)
             used = {
@@ -150,16 +149,16 @@ def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
     return [cpu, rss]
 
 
-def much_metadata(flush: Flush, scale: float) -> list[Result]:
+def much_metadata(options: Options) -> list[Result]:
     """Memory, stalls while snapshots are taken, and the restart of a node, with many partitions."""
-    count = max(1_000, int(PARTITIONS * scale))
+    count = max(1_000, int(PARTITIONS * options.scale))
     memory = Result(f"quorum: {count:,} partitions, RSS grown a node", "MiB", goal=200)
     stall = Result(f"quorum: {count:,} partitions, longest stall", "ms", goal=20.0)
     follower_stall = Result(
         f"quorum: {count:,} partitions, longest stall of followers", "ms", goal=20.0
     )
     restart = Result(f"quorum: {count:,} partitions, restart to ready", "s", goal=3.0)
-    with running_cluster(flush, program=WITH_CONSOLE) as cluster:
+    with running_cluster(options.flush, program=WITH_CONSOLE) as cluster:
         empty = _rss(cluster)
         leader = cluster.nodes[cluster.wait_quiet()]
         created = execute(leader, f"partitions {count}")
@@ -172,7 +171,7 @@ def much_metadata(flush: Flush, scale: float) -> list[Result]:
         followers = [node_id for node_id in cluster.nodes if node_id != leader_id]
         watches = {
             node_id: ConsoleCall(
-                cluster.nodes[node_id], f"stalls {max(STALLS_S[0], STALLS_S[1] * scale)}"
+                cluster.nodes[node_id], f"stalls {max(STALLS_S[0], STALLS_S[1] * options.scale)}"
             )
             for node_id in followers
         }

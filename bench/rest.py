@@ -13,15 +13,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import uvloop
 
 from bench.node import LoneNode, cpu_times, data_directory, free_port
-from bench.report import Result
+from bench.report import Options, Result
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.frames import BATCHES_MEDIA_TYPE
 from raftlog.workloads.latencies import Latencies
@@ -39,16 +39,16 @@ GOOD: Final = b'"error_code":null'
 """In the answer to a produce request that has succeeded."""
 
 
-class _Connection(asyncio.Protocol):
-    """One kept connection: sends the request again as soon as the answer is whole."""
+ConnectionT = TypeVar("ConnectionT", bound="BusyConnection")
 
-    def __init__(
-        self, request: bytes, good: bytes, deadline: float, done: asyncio.Future[None]
-    ) -> None:
+
+class BusyConnection(asyncio.Protocol):
+    """A kept connection that sends its request again as soon as the answer is whole."""
+
+    def __init__(self, request: bytes, deadline: float) -> None:
         self._request = request
-        self._good = good
         self._deadline = deadline
-        self._done = done
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._buffer = b""
         self._sent_at = 0.0
         self._transport: asyncio.WriteTransport | None = None
@@ -56,8 +56,35 @@ class _Connection(asyncio.Protocol):
         self.errors = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the first request."""
         self._transport = cast(asyncio.WriteTransport, transport)
         self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail, unless the deadline has passed."""
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionResetError("the node closed the connection"))
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        self._sent_at = time.perf_counter()
+        self._transport.write(self._request)
+
+    def _answered(self, now: float) -> None:
+        self.latencies.append(now - self._sent_at)
+        self._buffer = b""
+        if now < self._deadline:
+            self._send()
+        else:
+            self.done.set_result(None)
+            assert self._transport is not None
+            self._transport.close()
+
+
+class _HttpConnection(BusyConnection):
+    def __init__(self, request: bytes, deadline: float, good: bytes) -> None:
+        super().__init__(request, deadline)
+        self._good = good
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -72,28 +99,9 @@ class _Connection(asyncio.Protocol):
         if len(body) < length:
             return
         now = time.perf_counter()
-        self.latencies.append(now - self._sent_at)
         if not head.startswith(b"http/1.1 200") or self._good not in body:
             self.errors += 1
-        self._buffer = b""
-        if now < self._deadline:
-            self._send()
-        else:
-            self._finish()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_exception(exc or ConnectionResetError("the node closed the connection"))
-
-    def _send(self) -> None:
-        assert self._transport is not None
-        self._sent_at = time.perf_counter()
-        self._transport.write(self._request)
-
-    def _finish(self) -> None:
-        self._done.set_result(None)
-        assert self._transport is not None
-        self._transport.close()
+        self._answered(now)
 
 
 def json_request(port: int, topic: str, records: int) -> bytes:
@@ -123,24 +131,23 @@ def _request(port: int, path: str, media_type: str, body: bytes) -> bytes:
 
 async def drive(
     port: int, requests: Sequence[bytes], seconds: float, good: bytes = GOOD
-) -> list[_Connection]:
+) -> list[_HttpConnection]:
     """Keep a connection for each request busy with it, again and again for `seconds`.
 
     `good` is part of the body of an answer that counts as a success.
     """
-    loop = asyncio.get_running_loop()
     deadline = time.perf_counter() + seconds
-    finished = []
-    connections = []
-    for request in requests:
-        done: asyncio.Future[None] = loop.create_future()
-        _, connection = await loop.create_connection(
-            partial(_Connection, request, good, deadline, done), "127.0.0.1", port
-        )
-        connections.append(connection)
-        finished.append(done)
-    await asyncio.gather(*finished)
-    return connections
+    return await drive_all(
+        port, [partial(_HttpConnection, one, deadline, good) for one in requests]
+    )
+
+
+async def drive_all(port: int, makers: Sequence[Callable[[], ConnectionT]]) -> list[ConnectionT]:
+    """Open all connections, and wait until each has passed its deadline."""
+    loop = asyncio.get_running_loop()
+    opened = [await loop.create_connection(make, "127.0.0.1", port) for make in makers]
+    await asyncio.gather(*(connection.done for _, connection in opened))
+    return [connection for _, connection in opened]
 
 
 @contextmanager
@@ -164,14 +171,14 @@ def bare_server(*arguments: str) -> Iterator[tuple[int, int]]:
         process.wait()
 
 
-def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
+def run(node: LoneNode, options: Options) -> list[Result]:
     """Single-record requests a second, and records a second in requests of 500."""
-    seconds = max(2.0, 5.0 * scale)
+    seconds = max(2.0, 5.0 * options.scale)
     parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": PARTITIONS}
     single = Result("REST json, 1 record", "requests/s", goal=15_000, parameters=parameters)
     bare = Result("limit: bare aiohttp POST", "requests/s", parameters=parameters)
     bulk = Result("REST json, 500 records", "records/s", goal=400_000, parameters=parameters)
-    for run_number in range(runs):
+    for run_number in range(options.runs):
         topic = f"rest-{run_number}"
         node.create_topic(topic, PARTITIONS)
         with bare_server() as (port, _):
@@ -189,10 +196,10 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
                 "errors": sum(connection.errors for connection in connections),
             }
         node.delete_topic(topic)
-    return [bare, single, bulk, *raw_cost(node, runs=runs)]
+    return [bare, single, bulk, *raw_cost(node, options)]
 
 
-def raw_cost(node: LoneNode, *, runs: int) -> list[Result]:
+def raw_cost(node: LoneNode, options: Options) -> list[Result]:
     """Processor time of a raw produce request of 1 MB, beside that of a bare listener.
 
     Both append to a file: on a virtual machine most of the time can be the first touch of memory
@@ -201,7 +208,7 @@ def raw_cost(node: LoneNode, *, runs: int) -> list[Result]:
     parameters = {"connections": 1, "seconds": RAW_SECONDS, "bytes": RAW_BYTES}
     bare = Result("limit: bare listener, 1 MB: CPU", "ms", parameters=parameters)
     raw = Result("raw produce 1 MB: CPU of the node", "ms", goal=1.6, parameters=parameters)
-    for run_number in range(runs):
+    for run_number in range(options.runs):
         topic = f"raw-{run_number}"
         node.create_topic(topic, 1)
         with (

@@ -1,8 +1,7 @@
 """Network namespaces: each node has a wire of its own to a bridge, and wires can be cut.
 
-`Wires` builds the network and cuts a node off completely. `Cuts` drops packets in one direction
-between chosen nodes. Needs root and `ip`; neither nft nor tc. Names carry the id of this process,
-and closing removes all of them.
+`Wires` builds the network and cuts a node off completely. It needs root and `ip`, neither nft nor
+tc. Names carry the id of this process, and closing removes all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
@@ -20,8 +18,6 @@ from bench.cluster import Place
 COMMAND_TIMEOUT_S: Final = 10.0
 NETWORK: Final = "198.18"
 """Reserved for benchmarks (RFC 2544): never the address of a real host."""
-UNUSED_MAC: Final = "02:00:00:00:00:01"
-"""A hardware address without an interface."""
 DEVICE: Final = "eth0"
 
 
@@ -95,48 +91,6 @@ class Wires:
 
     def _wire(self, number: int) -> str:
         return f"{self._name}w{number}"
-
-
-class Cuts:
-    """The directed links between nodes in these places on which all packets are lost.
-
-    The source gets a wrong hardware address for the target: packets to the target are lost
-    silently, as on a broken network, while packets from the target still arrive.
-    """
-
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._places = dict(enumerate(places, start=1))
-        self._lost: set[tuple[int, int]] = set()
-
-    def lose(self, sources: Iterable[int], targets: Iterable[int]) -> None:
-        """Start to lose all packets from any source to any target."""
-        wanted = list(targets)
-        for source in sources:
-            for target in wanted:
-                if source != target:
-                    self._lost.add((source, target))
-                    address = ("lladdr", UNUSED_MAC, "nud", "permanent")
-                    self._neighbour(source, "replace", target, *address)
-
-    def mend(self) -> None:
-        """Stop losing packets on all links."""
-        for source, target in sorted(self._lost):
-            self._neighbour(source, "del", target)
-        self._lost.clear()
-
-    def others(self, node_id: int) -> list[int]:
-        """All other nodes."""
-        return [other for other in sorted(self._places) if other != node_id]
-
-    def _neighbour(self, source: int, action: str, target: int, *arguments: str) -> None:
-        host = self._places[target].host
-        command = ("ip", "neigh", action, host, *arguments, "dev", DEVICE)
-        subprocess.run(
-            [*self._places[source].prefix, *command],
-            check=True,
-            capture_output=True,
-            timeout=COMMAND_TIMEOUT_S,
-        )
 
 
 def _ip(*arguments: str) -> None:

@@ -1,4 +1,10 @@
-"""`scripts/bench groups`: rebalances, a killed member, idle members, commits, reading."""
+"""`scripts/bench groups`: rebalances, a killed member, idle members, commits, reading.
+
+    python -m bench.coordination.groups SERVERS TOPIC GROUP SESSION_MS
+
+is a member of a group in a separate process, to be killed. It writes the numbers of its partitions
+at each change, in one line.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +15,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from raftlog_client import Consumer, TopicPartition
+import uvloop
+from raftlog_client import Consumer, RebalanceListener, TopicPartition
 
 from bench.cluster import (
     PARTITIONS,
@@ -107,7 +114,7 @@ async def _kill_member(cluster: Cluster, name: str) -> float:
         for _ in range(MEMBERS - 1):
             await (await group.add()).join()
         await group.settled()
-        command = (sys.executable, "-m", "bench.coordination.member")
+        command = (sys.executable, "-m", "bench.coordination.groups")
         victim = await asyncio.create_subprocess_exec(
             *command, cluster.servers, TOPIC, name, str(SESSION_MS), stdout=subprocess.PIPE
         )
@@ -302,3 +309,34 @@ def consume_in_group(options: Options) -> list[Result]:
                 result.runs.append(found.records / found.seconds)
         ratio.runs.append(in_group.median / by_hand.median)
     return [ratio, in_group, by_hand]
+
+
+class _Printer(RebalanceListener):
+    def __init__(self) -> None:
+        self._owned: set[int] = set()
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._owned |= {place.partition for place in assigned}
+        print(*sorted(self._owned), flush=True)
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self._owned -= {place.partition for place in revoked}
+        print(*sorted(self._owned), flush=True)
+
+
+async def _consume(servers: str, topic: str, group: str, session_ms: int) -> None:
+    async with Consumer(
+        bootstrap_servers=servers, group_id=group, session_timeout_ms=session_ms
+    ) as consumer:
+        await consumer.subscribe([topic], listener=_Printer())
+        while True:
+            await consumer.getmany(timeout_ms=500)
+
+
+def main() -> None:
+    servers, topic, group, session_ms = sys.argv[1:]
+    uvloop.run(_consume(servers, topic, group, int(session_ms)))
+
+
+if __name__ == "__main__":
+    main()

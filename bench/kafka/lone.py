@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 import time
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from bench.cluster import MIB, run_workload
 from bench.node import LoneNode, data_directory, free_port
 from bench.report import Options, Result
+from bench.rest import BusyConnection, drive_all
 from raftlog.kafka.apis import APIS
 from raftlog.kafka.messages.produce import (
     PartitionProduceData,
@@ -35,63 +35,28 @@ SETTLE_S: Final = 3.0
 KIB: Final = 1 << 10
 
 
-class _Connection(asyncio.Protocol):
-    """Sends one request again as soon as it is answered, until the end."""
-
-    def __init__(self, request: bytes, end_s: float) -> None:
-        self._request = request
-        self._end_s = end_s
-        self._received = bytearray()
-        self._sent_s = 0.0
-        self.seconds: list[float] = []
-        self.answer = b""
-        """The last one."""
-        self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._send()
+class _Connection(BusyConnection):
+    answer = b""
+    """The last answer."""
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
-        if len(self._received) < 4:
+        self._buffer += data
+        if len(self._buffer) < 4 or len(self._buffer) < 4 + _size(self._buffer):
             return
-        (size,) = struct.unpack_from(">i", self._received)
-        if len(self._received) < 4 + size:
-            return
-        self.seconds.append(time.perf_counter() - self._sent_s)
-        self.answer = bytes(self._received[4:])
-        self._received.clear()
-        if time.perf_counter() < self._end_s:
-            self._send()
-        else:
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None and self.answer:
-            self.is_over.set_result(None)
-        else:
-            self.is_over.set_exception(exc or ConnectionError("closed without an answer"))
-
-    def _send(self) -> None:
-        self._sent_s = time.perf_counter()
-        self._transport.write(self._request)
+        self.answer = self._buffer[4:]
+        self._answered(time.perf_counter())
 
 
 async def load(port: int, connections: int, seconds: float) -> tuple[float, Latencies]:
     """Requests a second, and how long each took. Raises RuntimeError for an error answer."""
-    loop = asyncio.get_running_loop()
     started = time.perf_counter()
-    opened = [
-        await loop.create_connection(
-            partial(_Connection, _request(number % PARTITIONS), started + seconds),
-            "127.0.0.1",
-            port,
-        )
-        for number in range(connections)
-    ]
-    clients = [protocol for _, protocol in opened]
-    await asyncio.gather(*(one.is_over for one in clients))
+    clients = await drive_all(
+        port,
+        [
+            partial(_Connection, _request(number % PARTITIONS), started + seconds)
+            for number in range(connections)
+        ],
+    )
     elapsed = time.perf_counter() - started
     for one in clients:
         answer = APIS[PRODUCE_KEY].response_codec(VERSION).decode(one.answer, 5, ELEMENTS_MAX)
@@ -99,8 +64,13 @@ async def load(port: int, connections: int, seconds: float) -> tuple[float, Late
         code = answer.responses[0].partition_responses[0].error_code
         if code:
             raise RuntimeError(f"a record was refused with Kafka's code {code}")
-    samples = [value for one in clients for value in one.seconds]
+    samples = [value for one in clients for value in one.latencies]
     return len(samples) / elapsed, Latencies.from_seconds(samples)
+
+
+def _size(answer: bytes) -> int:
+    """The bytes after the length of an answer."""
+    return int(struct.unpack_from(">i", answer)[0])
 
 
 def _request(partition: int) -> bytes:
@@ -191,7 +161,7 @@ def _idle_bytes(options: Options, port: int | None) -> tuple[int, int]:
 def _receive(client: socket.socket) -> bytes:
     """One whole answer."""
     received = b""
-    while len(received) < 4 or len(received) < 4 + struct.unpack_from(">i", received)[0]:
+    while len(received) < 4 or len(received) < 4 + _size(received):
         data = client.recv(64 * KIB)
         if not data:
             raise ConnectionError("the listener closed the connection")

@@ -1,4 +1,11 @@
-"""Reads of wide and narrow records, beside Spark's own connector for Kafka on Apache Kafka."""
+"""Reads of wide and narrow records, beside Spark's own connector for Kafka on Apache Kafka.
+
+    python -m bench.spark.peer '{"jars": "…", "runs": 3, "rows": 9, "reads": [["raftlog", …]]}'
+
+reads topics by both connectors, in turn, in one session. Each of `reads` has a connector, servers
+and a topic. A JVM loads its jars at the start, so this is a separate process. It prints the seconds
+of each read and run as JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +13,16 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from raftlog_spark.session import session
 
 from bench.kafka.suite import create, fill, systems
 from bench.report import Options, Result, ratio
-from bench.spark.running import LARGE_BYTES, SMALL_BYTES
+from bench.spark.running import CONFIG, LARGE_BYTES, SMALL_BYTES, source, sum_of_lengths
 
 COUNTS: Final = {SMALL_BYTES: 10_000_000, LARGE_BYTES: 2_000_000}
 RECORDS_MIN: Final = 10_000
@@ -58,7 +69,7 @@ def jars_directory() -> Path:
 def _compared(
     title: str, reads: dict[str, tuple[str, str, str]], asked: dict[str, object], rows: int
 ) -> list[Result]:
-    command = [sys.executable, "-m", "bench.spark.beside", json.dumps(asked)]
+    command = [sys.executable, "-m", "bench.spark.peer", json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-4000:])
@@ -79,3 +90,32 @@ def _compared(
     for result in results:
         print(f"   {result.name}: {result.median:,.2f} {result.unit}", flush=True)
     return results
+
+
+def main(given: str) -> None:
+    """Run each read once more than counted: Java compiles hot code in the first."""
+    asked: dict[str, Any] = json.loads(given)
+    reads: Sequence[Sequence[str]] = asked["reads"]
+    spark = session("beside", config={**CONFIG, "spark.jars": asked["jars"]})
+    spark.sparkContext.setLogLevel("ERROR")
+    seconds: list[list[float]] = [[] for _ in reads]
+    for _ in range(asked["runs"] + 1):
+        for taken, (connector, servers, topic) in zip(seconds, reads, strict=True):
+            options = source(servers, topic, startingOffsets="earliest")
+            if connector == "kafka":
+                options["kafka.bootstrap.servers"] = options.pop("bootstrap.servers")
+            reader = spark.read.format(connector).options(**options)
+            if connector == "raftlog":
+                # Its projection; the Kafka connector has none, Spark drops what is not used.
+                reader = reader.schema("value binary")
+            started = time.perf_counter()
+            rows, _ = sum_of_lengths(reader.load())
+            taken.append(time.perf_counter() - started)
+            if rows != asked["rows"]:
+                raise RuntimeError(f"{connector} on {topic}: {rows} rows of {asked['rows']}")
+    spark.stop()
+    print(json.dumps([taken[1:] for taken in seconds]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

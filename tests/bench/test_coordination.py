@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from bench.coordination.takeover import PROBES, Completions
-from bench.parts import PARTS, choose_parts
+from bench.main import PARTS, choose_parts
 
 
 def test_gap_is_the_longest_time_without_a_completed_operation() -> None:

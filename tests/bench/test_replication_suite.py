@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import main as program
-from bench import parts as suites
-from bench.parts import choose_parts
+from bench.main import choose_parts
 from bench.replication.catch_up import Paced
 from bench.replication.produce import Workload
 from bench.report import Options, Result
@@ -27,11 +26,11 @@ def bad(_options: Options) -> list[Result]:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suites.PARTS, "cluster", {"bad": bad, "good": good})
+    monkeypatch.setitem(program.PARTS, "cluster", {"bad": bad, "good": good})
 
 
 def test_parts_are_chosen_by_how_their_names_begin() -> None:
-    parts = list(suites.PARTS["cluster"])
+    parts = list(program.PARTS["cluster"])
     assert choose_parts([], parts) == parts
     assert choose_parts(["gap-m", "produce"], parts) == ["produce", "gap-move"]
     assert len(choose_parts(["gap"], parts)) == 4
@@ -43,7 +42,7 @@ def test_parts_are_chosen_by_how_their_names_begin() -> None:
 def test_a_failed_part_is_reported_and_the_others_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    results, failed = suites.run("cluster", ["bad", "good"], Options())
+    results, failed = program.run_parts("cluster", ["bad", "good"], Options())
     assert [result.name for result in results] == ["good"]
     assert failed == ["bad"]
     assert "broken" in capsys.readouterr().err
@@ -67,9 +66,9 @@ def test_sigterm_ends_the_suite_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) 
         return []
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setitem(suites.PARTS, "cluster", {"terminated": terminated})
+    monkeypatch.setitem(program.PARTS, "cluster", {"terminated": terminated})
     with pytest.raises(KeyboardInterrupt):
-        suites.run("cluster", ["terminated"], Options())
+        program.run_parts("cluster", ["terminated"], Options())
     assert signal.getsignal(signal.SIGTERM) == before
 
 

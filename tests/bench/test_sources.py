@@ -9,8 +9,7 @@ from typing import Final
 
 import pytest
 
-from bench.main import SUITES
-from bench.parts import PARTS
+from bench.main import PARTS, SUITES
 from bench.report import plot
 from bench.sources.claims import at_rate
 from bench.sources.curves import CURVE, Curves, Panel, plot_curves

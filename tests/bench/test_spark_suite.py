@@ -6,7 +6,6 @@ import pytest
 from click.testing import CliRunner
 
 from bench import main as program
-from bench import parts as suites
 from bench.report import Options, Result
 from bench.spark.running import Meter, Used
 
@@ -21,7 +20,7 @@ def bad(_options: Options) -> list[Result]:
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suites.PARTS, "spark", {"good": good, "bad": bad})
+    monkeypatch.setitem(program.PARTS, "spark", {"good": good, "bad": bad})
 
 
 def command(tmp_path: Path, *arguments: str) -> tuple[int, str]:

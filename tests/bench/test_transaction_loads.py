@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from raftlog_client import Admin, TopicPartition
 
-from bench.coordination.transaction_loads import exactly_once, throughput
+from bench.coordination.transactions import copy_exactly_once, write_at_full_speed
 from raftlog.workloads.load import send_many
 from tests.cli.node import RunningNode, running_node
 
@@ -24,7 +24,7 @@ async def test_exactly_once_copies_everything_and_commits_the_end(node: RunningN
         for name in ("source", "target"):
             await admin.create_topic(name, partitions=3)
         await send_many(node.address, "source", 100, 2_000)
-        found = await exactly_once(
+        found = await copy_exactly_once(
             node.address, "source", "target", "copy", "copy", partitions=3, transaction_s=0.01
         )
         # `send_many` sends one more, before its clock starts.
@@ -46,7 +46,7 @@ async def test_exactly_once_copies_everything_and_commits_the_end(node: RunningN
 async def test_transactions_of_a_length_are_counted(node: RunningNode) -> None:
     async with Admin(bootstrap_servers=node.address) as admin:
         await admin.create_topic("lengths", partitions=2)
-    found = await throughput(
+    found = await write_at_full_speed(
         node.address,
         "lengths",
         record_bytes=100,
@@ -56,5 +56,5 @@ async def test_transactions_of_a_length_are_counted(node: RunningNode) -> None:
     )
     assert found.transactions >= 2
     assert found.records > 0
-    plain = await throughput(node.address, "lengths", record_bytes=100, seconds=0.1)
+    plain = await write_at_full_speed(node.address, "lengths", record_bytes=100, seconds=0.1)
     assert (plain.transactions, plain.records > 0) == (0, True)

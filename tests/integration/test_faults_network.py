@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.cluster import Cluster
-from bench.wires import Cuts, NoWiresError, Wires
+from bench.wires import NoWiresError, Wires
 from tests.integration.faulted import NODES, Load, hurt
+from tests.soak.cuts import Cuts
 from tests.soak.nemesis import Nemesis
 
 

@@ -23,12 +23,13 @@ from msgspec.structs import replace
 from raftlog_client import Admin, RaftlogClientError, ServerError
 
 from bench.cluster import Cluster, NotWholeError
-from bench.wires import Cuts, Wires
+from bench.wires import Wires
 from tests.soak import kafka_verdict
 from tests.soak import verdict as verdicts
 from tests.soak.chain import is_undecided
 from tests.soak.chain_clients import read_topic
 from tests.soak.client_processes import ClientProcesses
+from tests.soak.cuts import Cuts
 from tests.soak.kafka_history import EVENTS, all_operations, events, latest
 from tests.soak.kafka_readers import (
     ISOLATIONS,

@@ -18,8 +18,9 @@ from typing import Final
 import msgspec
 
 from bench.cluster import Cluster, NoLeaderError, NotWholeError
-from bench.wires import Cuts, Wires
+from bench.wires import Wires
 from tests.soak.client_processes import ClientProcesses
+from tests.soak.cuts import Cuts
 
 WHOLE_TIMEOUT_S: Final = 90.0
 ACTIVE_TIMEOUT_S: Final = 10.0

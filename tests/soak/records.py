@@ -17,8 +17,9 @@ from typing import Final
 import msgspec
 
 from bench.cluster import Cluster, ClusterNode, NotWholeError
-from bench.wires import Cuts, Wires
+from bench.wires import Wires
 from tests.soak import verdict as verdicts
+from tests.soak.cuts import Cuts
 from tests.soak.nemesis import WHOLE_TIMEOUT_S, Fault, Nemesis, Pace
 from tests.soak.verdict import UnreadError, Verdict
 from tests.soak.worker import Account, Worker, WorkerOrder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bench.parts import PARTS
+from bench.main import PARTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
 
