@@ -35,13 +35,7 @@ from raftlog.api.groups import (
     ResetResponse,
 )
 from raftlog.api.transactions import TransactionDescription, TransactionList
-from raftlog.api.v3 import (
-    ConfigChange,
-    ConfigChanges,
-    Listing,
-    TopicChange,
-    TopicConfig,
-)
+from raftlog.api.v3 import ConfigChange, ConfigChanges, Listing, TopicChange, TopicConfig
 from raftlog.api.v3 import ConfigValue as NewConfig
 from raftlog.api.v3 import NewTopic as TopicCreation
 from raftlog.record.errors import NO_LEADER, NOT_FOUND

@@ -260,10 +260,7 @@ class Consumer(ClusterClient, Generic[K, V]):
                 return record
 
     async def getmany(
-        self,
-        *partitions: TopicPartition,
-        timeout_ms: float = 0,
-        max_records: int | None = None,
+        self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record[K, V]]]:
         """Return buffered records by partition. Waits up to `timeout_ms` if there are none.
 

@@ -26,12 +26,7 @@ from raftlog.api.records import (
     TopicOffsets,
 )
 from raftlog.record.errors import STORAGE_FAILED
-from raftlog_client.errors import (
-    RaftlogClientError,
-    ServerError,
-    TopicNotFoundError,
-    server_error,
-)
+from raftlog_client.errors import RaftlogClientError, ServerError, TopicNotFoundError, server_error
 from raftlog_client.metadata import METADATA_PATIENCE_S, UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata
 from raftlog_client.routing import LeaderCalls, LeaderQuery, all_answers
 from raftlog_client.transport import NodeAddress

@@ -265,11 +265,7 @@ class LeaderCalls:
     # Back-off
 
     def park(
-        self,
-        owner: Hashable,
-        partition: TopicPartition,
-        attempts: int,
-        resume: Callable[[], None],
+        self, owner: Hashable, partition: TopicPartition, attempts: int, resume: Callable[[], None]
     ) -> None:
         """Call `resume` after the back-off of that many failed attempts, or once the leader moved.
 

@@ -92,9 +92,7 @@ class PartsPayload(aiohttp.Payload):
                 await writer.write(view[start : start + WRITE_PIECE_BYTES])
 
     async def write_with_length(
-        self,
-        writer: AbstractStreamWriter,
-        content_length: int | None,
+        self, writer: AbstractStreamWriter, content_length: int | None
     ) -> None:
         """Write all parts. The length in the header is this body's."""
         await self.write(writer)

@@ -24,12 +24,7 @@ from typing import Final, Generic, NamedTuple
 import msgspec
 
 from raftlog_replicated.codec import DIGEST_EVERY, Commands, Digest, Entry, Fence
-from raftlog_replicated.errors import (
-    ApplyError,
-    DivergedError,
-    SnapshotError,
-    TooManyRequestsError,
-)
+from raftlog_replicated.errors import ApplyError, DivergedError, SnapshotError, TooManyRequestsError
 from raftlog_replicated.types import At, Codec, Command, Digesting, Position, Result, StateMachine
 
 KEPT_MS: Final = 600_000

@@ -24,14 +24,7 @@ from raftlog_client import RaftlogClientError
 from raftlog_client.metadata import Backoff
 
 from raftlog_replicated.applier import REQUEST_ID_CHARACTERS_MAX, Applier
-from raftlog_replicated.codec import (
-    Commands,
-    Digest,
-    Entry,
-    Fence,
-    decode_entry,
-    encode_entry,
-)
+from raftlog_replicated.codec import Commands, Digest, Entry, Fence, decode_entry, encode_entry
 from raftlog_replicated.errors import (
     BehindError,
     DivergedError,

@@ -51,11 +51,7 @@ class Replicated(Replica[Machine, Command, Result]):
         topics = StateTopics(name, layout, bootstrap_servers)
         make = SharedLog if layout == "shared" else PerReplicaLog
         log = make(
-            topics,
-            bootstrap_servers,
-            replica_id=replica_id,
-            endpoint=endpoint,
-            lease_ms=lease_ms,
+            topics, bootstrap_servers, replica_id=replica_id, endpoint=endpoint, lease_ms=lease_ms
         )
         super().__init__(
             machine,

@@ -47,21 +47,14 @@ SINK_ID_CHARACTERS_MAX = 150
 EXACTLY_ONCE: Final = "exactly-once"
 DELIVERY_GUARANTEES: Final = (EXACTLY_ONCE, "at-least-once")
 VALUE_SHOWN_MAX = 80
-_UNITS_MS = {
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-}
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 Mode = Literal["batch", "stream"]
 Isolation = Literal["read_committed", "read_uncommitted"]
 
 _COMMON: Final = {
     "bootstrap.servers": "Addresses of nodes, `host:port` with commas; one is enough. Required. "
-    "Also `kafka.bootstrap.servers`.",
+    "Also `kafka.bootstrap.servers`."
 }
 SOURCE_OPTIONS: Final[Mapping[str, str]] = {
     **_COMMON,

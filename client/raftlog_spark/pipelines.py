@@ -45,7 +45,7 @@ _LOCAL_SERVER_CONFIG: Mapping[str, str] = {
     # Two flows that started together were both seen to fail for good, in serializing a collection
     # that Spark had changed in between (docs/decisions/spark-pipelines.md). One flow has all cores
     # of this machine.
-    "spark.sql.pipelines.execution.maxConcurrentFlows": "1",
+    "spark.sql.pipelines.execution.maxConcurrentFlows": "1"
 }
 # Settings of the place where Spark runs, which is fixed before the server starts.
 _PLACES = frozenset({"spark.master", "spark.remote", "spark.api.mode"})

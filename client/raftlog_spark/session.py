@@ -55,10 +55,7 @@ LOCAL_CONFIG: Mapping[str, str] = {
 
 
 def session(
-    app_name: str = "raftlog",
-    *,
-    master: str | None = None,
-    config: Mapping[str, str] | None = None,
+    app_name: str = "raftlog", *, master: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Return the running session, or start a session set up for raftlog.
 

@@ -15,12 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from raftlog.api.records import FetchPartition, FetchRequest, Isolation
-from raftlog.record.errors import (
-    OFFSET_OUT_OF_RANGE,
-    STORAGE_FAILED,
-    UNKNOWN_TOPIC,
-    LogError,
-)
+from raftlog.record.errors import OFFSET_OUT_OF_RANGE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
 from raftlog.record.frames import FetchFrame
 from raftlog.record.header import parse_header
 from raftlog.record.types import AbortedTransaction, Offset

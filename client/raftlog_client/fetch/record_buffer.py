@@ -196,10 +196,7 @@ class RecordBuffer:
     """Fetched data of all partitions."""
 
     def __init__(
-        self,
-        unpacker: RecordDecoder,
-        *,
-        on_taken: Callable[[PartitionState], None],
+        self, unpacker: RecordDecoder, *, on_taken: Callable[[PartitionState], None]
     ) -> None:
         self.buffered_bytes = 0
         self._unpacker = unpacker

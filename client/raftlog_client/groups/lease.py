@@ -461,9 +461,7 @@ class GroupLease:
                 )
         except (RaftlogClientError, TimeoutError) as error:
             logger.info(
-                "group %s: the leave failed, a session ends by itself: %r",
-                self._group,
-                error,
+                "group %s: the leave failed, a session ends by itself: %r", self._group, error
             )
 
     async def _pause(self, timeout_s: float) -> None:

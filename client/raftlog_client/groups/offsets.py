@@ -31,12 +31,7 @@ from raftlog.record.errors import (
     UNKNOWN_MEMBER,
 )
 from raftlog.record.types import Offset
-from raftlog_client.errors import (
-    CommitFailedError,
-    RaftlogClientError,
-    ServerError,
-    server_error,
-)
+from raftlog_client.errors import CommitFailedError, RaftlogClientError, ServerError, server_error
 from raftlog_client.fetch.assignment import Assignment
 from raftlog_client.fetch.fetcher import Fetcher
 from raftlog_client.fetch.subscription import OffsetReset, PartitionState

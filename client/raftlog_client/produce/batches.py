@@ -23,12 +23,7 @@ from raftlog.record.errors import LogError
 from raftlog.record.header import BATCH_LENGTH_MAX, TRANSACTIONAL_BIT, parse_header
 from raftlog.record.types import NO_SEQUENCE, Buffer, ProducerEpoch, ProducerId
 from raftlog_client.errors import RaftlogClientError, SerializationError
-from raftlog_client.types import (
-    CREATE_TIME,
-    LOG_APPEND_TIME,
-    RecordMetadata,
-    TopicPartition,
-)
+from raftlog_client.types import CREATE_TIME, LOG_APPEND_TIME, RecordMetadata, TopicPartition
 
 NO_OFFSET = -1
 """The offset of a record acknowledged without one (acks=0)."""
@@ -329,9 +324,7 @@ class RawBatchBuilder(BatchBuilder):
         self.header = sealed(
             self._data,
             self.header._replace(
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                base_sequence=base_sequence,
+                producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
             ),
         )
 

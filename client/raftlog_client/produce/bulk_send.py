@@ -21,12 +21,7 @@ from raftlog_client.produce.accumulator import RECORD_OVERHEAD_BYTES, Accumulato
 from raftlog_client.produce.batches import NO_OFFSET, PendingBatch
 from raftlog_client.produce.delivery import PartitionQueue
 from raftlog_client.produce.record_encoder import RecordEncoder, whole_timestamp_ms
-from raftlog_client.types import (
-    PartitionRange,
-    ProducerRecord,
-    SendSummary,
-    TopicPartition,
-)
+from raftlog_client.types import PartitionRange, ProducerRecord, SendSummary, TopicPartition
 
 RECORDS_PER_TURN_MAX: Final = 10_000
 """Records taken from the caller before the loop gets a turn, however small."""

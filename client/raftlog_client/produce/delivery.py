@@ -41,12 +41,7 @@ from raftlog_client.errors import (
     RaftlogClientError,
     ServerError,
 )
-from raftlog_client.produce.batches import (
-    NO_OFFSET,
-    Acknowledged,
-    PendingBatch,
-    ProducerIdentity,
-)
+from raftlog_client.produce.batches import NO_OFFSET, Acknowledged, PendingBatch, ProducerIdentity
 from raftlog_client.types import TopicPartition
 
 BATCHES_REMEMBERED: Final = 5

@@ -69,10 +69,7 @@ class Partitioner(Protocol):
 
 
 def murmur2_partitioner(
-    topic: str,
-    key: bytes | None,
-    value: bytes | None,
-    partition_count: int,
+    topic: str, key: bytes | None, value: bytes | None, partition_count: int
 ) -> int | None:
     """Return Kafka's default, murmur2 of the key, or the sticky choice without a key."""
     if key is None:

@@ -66,10 +66,7 @@ class Sender:
     """Sends the accumulator's batches. `start` before use, `close` after."""
 
     def __init__(
-        self,
-        transport: Transport,
-        metadata: ClusterMetadata,
-        settings: ProducerSettings,
+        self, transport: Transport, metadata: ClusterMetadata, settings: ProducerSettings
     ) -> None:
         """Nothing is sent before `use_identity` with a transactional or fencing id."""
         self.topics: dict[str, TopicQueues] = {}

@@ -321,12 +321,7 @@ class Transactions:
             patience_s = min(COORDINATOR_PATIENCE_S, max(deadline - loop.time(), 0.01))
             try:
                 return await self._metadata.call_next(
-                    "POST",
-                    path,
-                    kind,
-                    body(),
-                    timeout_s=patience_s,
-                    coordinator=self._coordinator,
+                    "POST", path, kind, body(), timeout_s=patience_s, coordinator=self._coordinator
                 )
             except asyncio.CancelledError:
                 maybe_done()

@@ -22,12 +22,7 @@ from raftlog_client.groups.lease import elapsed_s
 
 from raftlog_replicated.errors import ReplicaEndedError, UnknownEntryError
 from raftlog_replicated.logs.topics import Clients, StateTopics, TopicSnapshots
-from raftlog_replicated.ports import (
-    LeaseMember,
-    LogRecord,
-    LogTrimmedError,
-    Writer,
-)
+from raftlog_replicated.ports import LeaseMember, LogRecord, LogTrimmedError, Writer
 
 T = TypeVar("T")
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]

@@ -32,11 +32,7 @@ class Snapshotter(Generic[Command, Result]):
     """The snapshots of one replica's state."""
 
     def __init__(
-        self,
-        applier: Applier[Command, Result],
-        log: StateLog,
-        replica_id: str,
-        bytes_min: int,
+        self, applier: Applier[Command, Result], log: StateLog, replica_id: str, bytes_min: int
     ) -> None:
         self._applier = applier
         self._log = log

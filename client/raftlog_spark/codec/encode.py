@@ -15,20 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raftlog.record.batch import sealed
-from raftlog.record.header import (
-    BATCH_LENGTH_MAX,
-    HEADER_SIZE,
-    LENGTH_END,
-    MAGIC,
-    BatchHeader,
-)
-from raftlog.record.types import (
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    LeaderEpoch,
-    Offset,
-)
+from raftlog.record.header import BATCH_LENGTH_MAX, HEADER_SIZE, LENGTH_END, MAGIC, BatchHeader
+from raftlog.record.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, LeaderEpoch, Offset
 from raftlog_spark.codec.varints import (
     Pieces,
     Positions,

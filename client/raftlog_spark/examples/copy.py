@@ -35,14 +35,7 @@ def start(
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run from the command line."""
-    run(
-        start,
-        "copy",
-        __doc__,
-        given,
-        source="topic to copy",
-        target="topic for the copy",
-    )
+    run(start, "copy", __doc__, given, source="topic to copy", target="topic for the copy")
 
 
 if __name__ == "__main__":

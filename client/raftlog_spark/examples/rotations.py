@@ -83,14 +83,7 @@ def start(
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run from the command line."""
-    run(
-        start,
-        "rotations",
-        __doc__,
-        given,
-        source="topic of flights",
-        target="topic for rotations",
-    )
+    run(start, "rotations", __doc__, given, source="topic of flights", target="topic for rotations")
 
 
 if __name__ == "__main__":

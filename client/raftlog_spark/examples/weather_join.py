@@ -31,13 +31,7 @@ def with_weather(flights: DataFrame, reports: DataFrame) -> DataFrame:
 
 
 def start(
-    spark: SparkSession,
-    servers: str,
-    *,
-    source: str,
-    weather: str,
-    target: str,
-    checkpoint: str,
+    spark: SparkSession, servers: str, *, source: str, weather: str, target: str, checkpoint: str
 ) -> StreamingQuery:
     """Start joining the flights of `source` with the reports of `weather`."""
     flights = flights_in(stream_of(spark, servers, source))

@@ -28,12 +28,7 @@ from pyspark.sql.datasource import (
 from raftlog_spark.errors import RaftlogSparkError, SinkRefused
 from raftlog_spark.options import OptionsError, SinkOptions
 from raftlog_spark.schema import SinkColumns
-from raftlog_spark.sink.commit_message import (
-    CommitError,
-    TaskCommit,
-    check_complete,
-    once_sink_id,
-)
+from raftlog_spark.sink.commit_message import CommitError, TaskCommit, check_complete, once_sink_id
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -122,9 +122,7 @@ def timestamps_to_query(point: StartPoint, partitions: Iterable[Partition]) -> d
 
 
 def resolve(
-    point: StartPoint,
-    bounds: Mapping[Partition, Bounds],
-    times: Mapping[Partition, int | None],
+    point: StartPoint, bounds: Mapping[Partition, Bounds], times: Mapping[Partition, int | None]
 ) -> dict[Partition, int]:
     """The offset of a point in every partition of `bounds`.
 

@@ -180,9 +180,7 @@ def _lost(task: Range, options: SourceOptions, what: str) -> None:
 
 def _tasks(options: SourceOptions, ranges: Sequence[Range]) -> list[InputPartition]:
     pieces = planning.split(
-        ranges,
-        min_partitions=options.min_partitions,
-        max_records=options.max_records_per_partition,
+        ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
     )
     return [InputPartition(piece) for piece in pieces]
 
