@@ -7,14 +7,8 @@ error response is a `ServerError`, made from the error table in `raftlog.record.
 
 from __future__ import annotations
 
-from raftlog.record.errors import (
-    ERROR_TABLE,
-    OFFSET_OUT_OF_RANGE,
-    UNKNOWN_PARTITION,
-    UNKNOWN_TOPIC,
-    UNKNOWN_TOPIC_ID,
-    ErrorEntry,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry
 from raftlog_client.types import SendSummary
 
 
@@ -187,10 +181,10 @@ class SendManyError(RaftlogClientError):
 
 
 _SPECIAL: dict[int, type[ServerError]] = {
-    UNKNOWN_TOPIC.code: TopicNotFoundError,
-    UNKNOWN_TOPIC_ID.code: TopicNotFoundError,
-    UNKNOWN_PARTITION.code: TopicNotFoundError,
-    OFFSET_OUT_OF_RANGE.code: OffsetOutOfRangeError,
+    errors.UNKNOWN_TOPIC.code: TopicNotFoundError,
+    errors.UNKNOWN_TOPIC_ID.code: TopicNotFoundError,
+    errors.UNKNOWN_PARTITION.code: TopicNotFoundError,
+    errors.OFFSET_OUT_OF_RANGE.code: OffsetOutOfRangeError,
 }
 
 
@@ -200,7 +194,7 @@ def server_error(code: int, message: str | None = None) -> ServerError:
     An unknown code (a newer node's) is judged by its HTTP status. A 5xx may have happened and may
     pass. Anything else is final.
     """
-    entry = ERROR_TABLE.get(code)
+    entry = errors.ERROR_TABLE.get(code)
     if entry is None:
         is_server_side = 500 <= code // 100 <= 599
         entry = ErrorEntry(

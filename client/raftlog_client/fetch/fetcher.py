@@ -17,13 +17,7 @@ from typing import Final
 import msgspec
 
 from raftlog.api.records import FetchPartition, FetchRequest
-from raftlog.record.errors import (
-    NOT_READY,
-    OFFSET_OUT_OF_RANGE,
-    STORAGE_FAILED,
-    UNKNOWN_TOPIC,
-    UNKNOWN_TOPIC_ID,
-)
+from raftlog.record import errors
 from raftlog.record.frames import FetchFrame
 from raftlog.record.types import Offset
 from raftlog_client.errors import (
@@ -144,7 +138,8 @@ class Fetcher:
             is_unknown = self._unknown[topic] >= UNKNOWN_ATTEMPTS_MAX
             if is_unknown and topic not in self._metadata.view.topics:
                 self._tell(
-                    state, TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} does not exist.")
+                    state,
+                    TopicNotFoundError(errors.UNKNOWN_TOPIC, f"Topic {topic!r} does not exist."),
                 )
             self._leaders.refresh_soon(topic)
             self._park(state)
@@ -377,18 +372,18 @@ class Fetcher:
             return
         state.attempts += 1
         if isinstance(error, ServerError):
-            if error.entry is OFFSET_OUT_OF_RANGE:
+            if error.entry is errors.OFFSET_OUT_OF_RANGE:
                 self._out_of_range(state, error)
                 return
-            if error.entry is UNKNOWN_TOPIC_ID:
+            if error.entry is errors.UNKNOWN_TOPIC_ID:
                 self._topic_changed(state, error)
                 return
             is_lagging = (
                 isinstance(error, TopicNotFoundError) and state.attempts < UNKNOWN_ATTEMPTS_MAX
             )
             # A node that starts, stops, or has failed storage does not lead for long.
-            is_leaving = error.entry is NOT_READY or (
-                error.entry is STORAGE_FAILED
+            is_leaving = error.entry is errors.NOT_READY or (
+                error.entry is errors.STORAGE_FAILED
                 and self._metadata.is_replicated(*state.source)
                 and state.attempts < BROKEN_ATTEMPTS_MAX
             )

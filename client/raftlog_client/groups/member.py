@@ -38,12 +38,8 @@ from raftlog.api.groups import (
     HeartbeatResponse,
     MemberPartitions,
 )
-from raftlog.record.errors import (
-    FENCED_MEMBER_EPOCH,
-    UNKNOWN_MEMBER,
-    UNRELEASED_INSTANCE_ID,
-    ErrorEntry,
-)
+from raftlog.record import errors
+from raftlog.record.errors import ErrorEntry
 from raftlog_client.types import TopicPartition
 
 HOLD_SHARE: Final = 3
@@ -243,14 +239,14 @@ class GroupMember:
 
     def refused(self, entry: ErrorEntry) -> Refusal:
         """Classify the coordinator's refusal of a heartbeat. After LOST call `lose`."""
-        if entry is FENCED_MEMBER_EPOCH and self._is_idle:
+        if entry is errors.FENCED_MEMBER_EPOCH and self._is_idle:
             # A late copy of an earlier heartbeat may have moved the epoch on without a response.
             # The coordinator needs the whole state to decide, which the next heartbeat has.
             self.unanswered()
             return Refusal.RETRY
-        if entry in (UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH):
+        if entry in (errors.UNKNOWN_MEMBER, errors.FENCED_MEMBER_EPOCH):
             return Refusal.LOST
-        if entry is UNRELEASED_INSTANCE_ID and self.state is MemberState.JOINING:
+        if entry is errors.UNRELEASED_INSTANCE_ID and self.state is MemberState.JOINING:
             return Refusal.WAIT_FOR_INSTANCE
         self.unanswered()
         may_pass = entry.retriable or entry.refresh_metadata

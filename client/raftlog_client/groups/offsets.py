@@ -23,13 +23,8 @@ from raftlog.api.groups import (
     CommittedResponse,
     OffsetCommit,
 )
+from raftlog.record import errors
 from raftlog.record.coordinators import OFFSETS_TOPIC
-from raftlog.record.errors import (
-    FENCED_MEMBER_EPOCH,
-    OFFSET_SUPERSEDED,
-    STALE_MEMBER_EPOCH,
-    UNKNOWN_MEMBER,
-)
 from raftlog.record.types import Offset
 from raftlog_client.errors import CommitFailedError, RaftlogClientError, ServerError, server_error
 from raftlog_client.fetch.assignment import Assignment
@@ -146,7 +141,7 @@ class GroupOffsets:
             else:
                 for row in answer.results:
                     source = TopicPartition(row.topic, row.partition)
-                    if row.error_code == OFFSET_SUPERSEDED.code and source not in superseded:
+                    if row.error_code == errors.OFFSET_SUPERSEDED.code and source not in superseded:
                         superseded.add(source)
                     elif row.error_code:
                         error = self._judged(server_error(row.error_code, row.message))
@@ -162,7 +157,7 @@ class GroupOffsets:
             attempt += 1
             if loop.time() + delay_s >= deadline:
                 raise error
-            if error.entry is STALE_MEMBER_EPOCH:
+            if error.entry is errors.STALE_MEMBER_EPOCH:
                 self._on_stale_epoch()
             await asyncio.sleep(delay_s)
 
@@ -186,13 +181,13 @@ class GroupOffsets:
 
     def _judged(self, error: ServerError) -> ServerError:
         """Return the error if a repeat of the commit may help. Raises otherwise."""
-        if error.entry in (UNKNOWN_MEMBER, FENCED_MEMBER_EPOCH):
+        if error.entry in (errors.UNKNOWN_MEMBER, errors.FENCED_MEMBER_EPOCH):
             # The next heartbeat also detects it and rejoins.
             self._on_stale_epoch()
             raise CommitFailedError(
                 f"Not committed: {error} The consumer joins again by itself."
             ) from error
-        if error.retriable or error.entry is STALE_MEMBER_EPOCH:
+        if error.retriable or error.entry is errors.STALE_MEMBER_EPOCH:
             return error
         raise error
 

@@ -25,15 +25,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from raftlog.record.errors import (
-    DUPLICATE_SEQUENCE,
-    INVALID_PRODUCER_ID,
-    NOT_READY,
-    OUT_OF_ORDER_SEQUENCE,
-    PRODUCER_FENCED,
-    RECORD_TOO_LARGE,
-    UNKNOWN_PRODUCER_ID,
-)
+from raftlog.record import errors
 from raftlog.record.header import BATCH_LENGTH_MAX
 from raftlog_client.errors import (
     ConnectionLostError,
@@ -161,7 +153,7 @@ class PartitionQueue:
         """Apply the outcome of the frame in flight."""
         batches, self.in_flight = self.in_flight, ()
         assert batches
-        if isinstance(outcome, ServerError) and outcome.entry is DUPLICATE_SEQUENCE:
+        if isinstance(outcome, ServerError) and outcome.entry is errors.DUPLICATE_SEQUENCE:
             # Written so long ago that the node has forgotten the offsets.
             outcome = Acknowledged(NO_OFFSET, NO_OFFSET)
         if isinstance(outcome, Acknowledged):
@@ -178,7 +170,7 @@ class PartitionQueue:
         elif (
             not may_be_written
             and isinstance(outcome, ServerError)
-            and outcome.entry is RECORD_TOO_LARGE
+            and outcome.entry is errors.RECORD_TOO_LARGE
             and (len(batches) > 1 or batches[0].record_count > 1)
         ):
             self._part(batches)
@@ -269,7 +261,11 @@ class PartitionQueue:
             # No node would recognise the repeat.
             return False
         if isinstance(error, ServerError):
-            if error.entry in {OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID}:
+            if error.entry in {
+                errors.OUT_OF_ORDER_SEQUENCE,
+                errors.UNKNOWN_PRODUCER_ID,
+                errors.INVALID_PRODUCER_ID,
+            }:
                 return self.is_idempotent and not may_be_written
             return error.retriable or error.entry.refresh_metadata
         return error.retriable
@@ -293,10 +289,10 @@ def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list
 def _must_begin_anew(error: RaftlogClientError) -> bool:
     """Return whether the node accepts nothing more under the present identity."""
     return isinstance(error, ServerError) and error.entry in {
-        INVALID_PRODUCER_ID,
-        OUT_OF_ORDER_SEQUENCE,
-        PRODUCER_FENCED,
-        UNKNOWN_PRODUCER_ID,
+        errors.INVALID_PRODUCER_ID,
+        errors.OUT_OF_ORDER_SEQUENCE,
+        errors.PRODUCER_FENCED,
+        errors.UNKNOWN_PRODUCER_ID,
     }
 
 
@@ -304,7 +300,7 @@ def is_stale(error: RaftlogClientError) -> bool:
     """Return whether the error suggests another leader."""
     if isinstance(error, ServerError):
         # A starting or stopping node does not lead for long.
-        return error.entry.refresh_metadata or error.entry is NOT_READY
+        return error.entry.refresh_metadata or error.entry is errors.NOT_READY
     return isinstance(error, ConnectionLostError)
 
 

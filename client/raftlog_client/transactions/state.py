@@ -23,12 +23,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Final
 
-from raftlog.record.errors import (
-    INVALID_PRODUCER_EPOCH,
-    INVALID_PRODUCER_ID_MAPPING,
-    INVALID_TXN_STATE,
-    PRODUCER_FENCED,
-)
+from raftlog.record import errors
 from raftlog_client.errors import (
     ConnectionLostError,
     FencedError,
@@ -40,7 +35,7 @@ from raftlog_client.errors import (
 from raftlog_client.produce.batches import ProducerIdentity
 
 FENCING_ENTRIES: Final = frozenset(
-    {PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING}
+    {errors.PRODUCER_FENCED, errors.INVALID_PRODUCER_EPOCH, errors.INVALID_PRODUCER_ID_MAPPING}
 )
 """Refusals of a producer that another producer of the same id has replaced."""
 
@@ -222,4 +217,4 @@ def judge_end(error: RaftlogClientError) -> EndError:
 
 def is_not_open(error: RaftlogClientError) -> bool:
     """Return whether the coordinator has no such open transaction."""
-    return isinstance(error, ServerError) and error.entry is INVALID_TXN_STATE
+    return isinstance(error, ServerError) and error.entry is errors.INVALID_TXN_STATE

@@ -38,13 +38,8 @@ from raftlog.api.transactions import (
     TransactionOffsets,
     TransactionProducer,
 )
+from raftlog.record import errors
 from raftlog.record.coordinators import TRANSACTIONS_TOPIC
-from raftlog.record.errors import (
-    INVALID_PRODUCER_ID,
-    OUT_OF_ORDER_SEQUENCE,
-    STALE_MEMBER_EPOCH,
-    UNKNOWN_PRODUCER_ID,
-)
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog_client.consumer import Consumer
 from raftlog_client.errors import (
@@ -327,7 +322,9 @@ class Transactions:
                 maybe_done()
                 raise
             except RaftlogClientError as error:
-                is_stale = isinstance(error, ServerError) and error.entry is STALE_MEMBER_EPOCH
+                is_stale = (
+                    isinstance(error, ServerError) and error.entry is errors.STALE_MEMBER_EPOCH
+                )
                 if is_stale and on_stale_epoch is not None:
                     on_stale_epoch()
                 elif judge_end(error) is not EndError.RETRY:
@@ -504,7 +501,9 @@ RENEWAL_S: Final = 12 * 3_600.0
 RENEWAL_RETRY_S: Final = 60.0
 """Seconds before a failed renewal is repeated."""
 
-_ENDING: Final = frozenset({INVALID_PRODUCER_ID, OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID})
+_ENDING: Final = frozenset(
+    {errors.INVALID_PRODUCER_ID, errors.OUT_OF_ORDER_SEQUENCE, errors.UNKNOWN_PRODUCER_ID}
+)
 """Refusals after which an ordinary producer continues under another identity."""
 
 
