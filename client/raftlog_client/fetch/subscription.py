@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -59,75 +60,49 @@ class Chunk:
         self.size_bytes = len(data)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class PartitionState:
     """Positions and buffered data of one partition. Bounded by the fetcher's limits."""
 
-    __slots__ = (
-        "attempts",
-        "awaits_commit",
-        "buffered_bytes",
-        "chunks",
-        "committed",
-        "decoded",
-        "error",
-        "fetch_offset",
-        "generation",
-        "given_from",
-        "high_watermark",
-        "in_flight",
-        "is_paused",
-        "is_ready",
-        "is_replaced",
-        "is_revoked",
-        "is_waiting",
-        "is_wanted",
-        "log_start_offset",
-        "position",
-        "reset",
-        "source",
-        "topic_id",
-    )
-
-    def __init__(self, source: TopicPartition, reset: OffsetReset) -> None:
-        self.source = source
-        self.reset: OffsetReset | None = reset
-        """Method to find the position, or None once there is a position."""
-        self.topic_id: str | None = None
-        """Id of the topic with the position's records, or None before the first fetch. A topic
-        created again under the name has another id."""
-        self.is_replaced = False
-        """Whether a TopicChangedError was raised since the last jump."""
-        self.position = -1
-        self.fetch_offset = -1
-        self.generation = 0
-        """Count of jumps. Data requested before a jump is dropped after."""
-        self.chunks: deque[Chunk] = deque()
-        self.buffered_bytes = 0
-        self.decoded: list[Record[Any, Any]] = []
-        """Decoded records, not handed out yet."""
-        self.error: RaftlogClientError | None = None
-        """Error that is raised when it is next in order."""
-        self.high_watermark: int | None = None
-        self.log_start_offset: int | None = None
-        self.is_paused = False
-        self.is_revoked = False
-        """Whether the group takes the partition away, so it must be committed and dropped."""
-        self.awaits_commit = False
-        """Whether the position is the group's committed offset, which is not known yet."""
-        self.committed = -1
-        """The group's committed offset as this consumer knows it."""
-        self.given_from = -1
-        """First offset of the records that the application has and may not have processed."""
-        self.is_ready = False
-        """Whether the partition is in the buffer's list to serve."""
-        self.is_wanted = False
-        """Whether the partition is in the fetcher's list to request."""
-        self.is_waiting = False
-        """Whether the partition pauses after a failure."""
-        self.in_flight: object | None = None
-        """The partition's fetch request under way."""
-        self.attempts = 0
-        """Consecutive failures."""
+    source: TopicPartition
+    reset: OffsetReset | None
+    """Method to find the position, or None once there is a position."""
+    topic_id: str | None = None
+    """Id of the topic with the position's records, or None before the first fetch. A topic
+    created again under the name has another id."""
+    is_replaced: bool = False
+    """Whether a TopicChangedError was raised since the last jump."""
+    position: int = -1
+    fetch_offset: int = -1
+    generation: int = 0
+    """Count of jumps. Data requested before a jump is dropped after."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    decoded: list[Record[Any, Any]] = field(default_factory=list)
+    """Decoded records, not handed out yet."""
+    error: RaftlogClientError | None = None
+    """Error that is raised when it is next in order."""
+    high_watermark: int | None = None
+    log_start_offset: int | None = None
+    is_paused: bool = False
+    is_revoked: bool = False
+    """Whether the group takes the partition away, so it must be committed and dropped."""
+    awaits_commit: bool = False
+    """Whether the position is the group's committed offset, which is not known yet."""
+    committed: int = -1
+    """The group's committed offset as this consumer knows it."""
+    given_from: int = -1
+    """First offset of the records that the application has and may not have processed."""
+    is_ready: bool = False
+    """Whether the partition is in the buffer's list to serve."""
+    is_wanted: bool = False
+    """Whether the partition is in the fetcher's list to request."""
+    is_waiting: bool = False
+    """Whether the partition pauses after a failure."""
+    in_flight: object | None = None
+    """The partition's fetch request under way."""
+    attempts: int = 0
+    """Consecutive failures."""
 
     @property
     def has_data(self) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -51,47 +52,31 @@ class Settlement(NamedTuple):
     must_refresh: bool = False
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class PartitionQueue:
     """Batches of one partition without an outcome, in order."""
 
-    __slots__ = (
-        "_alone_count",
-        "_next_sequence",
-        "_repeat_count",
-        "attempts",
-        "batch_bytes_max",
-        "identity",
-        "in_flight",
-        "is_idempotent",
-        "is_queued",
-        "is_waiting",
-        "open",
-        "sealed",
-        "target",
-    )
-
-    def __init__(self, target: TopicPartition, *, is_idempotent: bool) -> None:
-        self.target = target
-        self.is_idempotent = is_idempotent
-        self.open: PendingBatch | None = None
-        """Batch for new records."""
-        self.sealed: deque[PendingBatch] = deque()
-        """Batches before their first or next attempt. Bounded by the send buffer."""
-        self.in_flight: Sequence[PendingBatch] = ()
-        self.is_queued = False
-        """Whether the sender has the partition in its list to send."""
-        self.is_waiting = False
-        """Whether the partition pauses before its next attempt."""
-        self.attempts = 0
-        """Consecutive failed attempts."""
-        self.identity: ProducerIdentity | None = None
-        self._next_sequence = 0
-        self._repeat_count = 0
-        """Sealed batches that form a frame with unknown outcome and are repeated unchanged."""
-        self._alone_count = 0
-        """Number of sealed batches that travel in separate frames."""
-        self.batch_bytes_max = BATCH_LENGTH_MAX
-        """Largest batch that the topic is known to accept, lowered by refusals."""
+    target: TopicPartition
+    is_idempotent: bool = field(kw_only=True)
+    open: PendingBatch | None = None
+    """Batch for new records."""
+    sealed: deque[PendingBatch] = field(default_factory=deque)
+    """Batches before their first or next attempt. Bounded by the send buffer."""
+    in_flight: Sequence[PendingBatch] = ()
+    is_queued: bool = False
+    """Whether the sender has the partition in its list to send."""
+    is_waiting: bool = False
+    """Whether the partition pauses before its next attempt."""
+    attempts: int = 0
+    """Consecutive failed attempts."""
+    identity: ProducerIdentity | None = None
+    _next_sequence: int = 0
+    _repeat_count: int = 0
+    """Sealed batches that form a frame with unknown outcome and are repeated unchanged."""
+    _alone_count: int = 0
+    """Number of sealed batches that travel in separate frames."""
+    batch_bytes_max: int = BATCH_LENGTH_MAX
+    """Largest batch that the topic is known to accept, lowered by refusals."""
 
     @property
     def has_due(self) -> bool:
