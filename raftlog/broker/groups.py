@@ -218,10 +218,10 @@ class GroupService:
         *,
         retention_ms: int = -1,
     ) -> list[PartitionOutcome]:
-        """Commit offsets, at once or with a transaction; an outcome for each, in their order.
+        """Commit offsets, at once or with a transaction. Returns the outcomes in their order.
 
-        `retention_ms`: of these offsets, for old clients only; -1: the group's. Raises LogError;
-        for a transaction also as its coordinator decides, with nothing committed.
+        `retention_ms` is of these offsets, for old clients only. -1 stands for the group's. Raises
+        LogError, for a transaction also as its coordinator decides, with nothing committed.
         """
         if transaction is not None:
             resource = transactional_id_resource(transaction.transactional_id)
@@ -260,9 +260,9 @@ class GroupService:
         require_stable: bool,
         reader: Committer | None = None,
     ) -> tuple[FetchedOffset, ...]:
-        """Committed offsets of some partitions, or of all that have one.
+        """Committed offsets of some partitions, or of all with a committed offset.
 
-        `reader`: a member of a consumer group, whose epoch is checked.
+        `reader` is a member of a consumer group. Its epoch is checked.
         """
         self._authorize(principal, Operation.DESCRIBE, group_resource(group_id))
         wanted: tuple[TopicPartition, ...] | None = None

@@ -163,7 +163,7 @@ class ReadPlan(_Body, frozen=True, tag=66):
 
 
 class ReadOutcome(_Body, frozen=True, tag=67):
-    """The partitions that did not move, whose records must not be returned."""
+    """The partitions that did not move. Their records must not be returned."""
 
     lost: tuple[TopicPartitions, ...]
 

@@ -44,7 +44,7 @@ class Messages(Generic[Q, A]):
 
     @classmethod
     def of(cls, kind: str, request: Any, response: Any) -> Self:
-        """The messages of a kind, whose `request` and `response` are unions of tagged structs."""
+        """The messages of a kind, with `request` and `response` as unions of tagged structs."""
         requests, responses = msgspec.msgpack.Decoder(request), msgspec.msgpack.Decoder(response)
         return cls(kind, requests, responses, sound_messages(request))
 

@@ -637,7 +637,7 @@ class Shard(Generic[S, K]):
         guard: Callable[[], None],
         verification: VerificationGuard | None,
     ) -> None:
-        """Write to the log, whose only caller is the shard. Returns once committed."""
+        """Write to the log, as the only writer. Returns once committed."""
         await self.partition.append(
             batches,
             acks=Acks.ALL,
