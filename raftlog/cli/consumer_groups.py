@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 import msgspec
-from raftlog_client import Admin, TopicPartition
+from raftlog_client import TopicPartition
 
 from raftlog.cli.cluster.moves import place_of
 from raftlog.cli.common import output
@@ -14,7 +14,7 @@ from raftlog.cli.common.errors import ExitCode
 from raftlog.cli.common.names import group_argument
 from raftlog.cli.common.offsets import EARLIEST, LATEST, Anchor, Position, position_option
 from raftlog.cli.common.options import format_option, servers_option
-from raftlog.cli.common.session import run
+from raftlog.cli.common.session import ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from raftlog.api.groups import (
         AssignedPartitions,
         GroupDescription,
-        GroupList,
         GroupMember,
-        ResetResponse,
     )
 
 _PLACES = "TOPIC[/PARTITION]"
@@ -49,11 +47,7 @@ class _Target(TypedDict, total=False):
 def list_groups(servers: str, output_format: str) -> None:
     """List the consumer groups with kind, state and coordinator."""
 
-    async def find() -> GroupList:
-        async with Admin(bootstrap_servers=servers) as admin:
-            return await admin.list_groups()
-
-    found = run(servers, find())
+    found = ask(servers, lambda admin: admin.list_groups())
     if output_format == "json":
         output.write_json(msgspec.to_builtins(found))
     elif found.groups:
@@ -81,11 +75,7 @@ def describe(group: str, servers: str, output_format: str) -> None:
     known, or never committed.
     """
 
-    async def find() -> GroupDescription:
-        async with Admin(bootstrap_servers=servers) as admin:
-            return await admin.describe_group(group)
-
-    found = run(servers, find())
+    found = ask(servers, lambda admin: admin.describe_group(group))
     if output_format == "json":
         output.write_json({**msgspec.to_builtins(found), "lag": _total_lag(found)})
         return
@@ -154,11 +144,9 @@ def seek(
     target = _target(position, shift, like_group)
     topics = None if not places else [_topic_or_place(word) for word in places]
 
-    async def reset() -> ResetResponse:
-        async with Admin(bootstrap_servers=servers) as admin:
-            return await admin.reset_offsets(group, topics, validate_only=dry_run, **target)
-
-    found = run(servers, reset())
+    found = ask(
+        servers, lambda admin: admin.reset_offsets(group, topics, validate_only=dry_run, **target)
+    )
     failed = [row for row in found.partitions if row.error_code]
     if output_format == "json":
         output.write_json(msgspec.to_builtins(found))
@@ -189,11 +177,7 @@ def offset_delete(group: str, places: tuple[str, ...], servers: str, output_form
     """
     topics = [_topic_or_place(word) for word in places]
 
-    async def forget() -> None:
-        async with Admin(bootstrap_servers=servers) as admin:
-            await admin.delete_offsets(group, topics)
-
-    run(servers, forget())
+    ask(servers, lambda admin: admin.delete_offsets(group, topics))
     if output_format == "json":
         output.write_json({"group": group, "deleted": list(places)})
     else:
@@ -207,11 +191,7 @@ def offset_delete(group: str, places: tuple[str, ...], servers: str, output_form
 def delete(group: str, servers: str, output_format: str) -> None:
     """Delete a group without members, with its committed offsets, without a prompt."""
 
-    async def remove() -> None:
-        async with Admin(bootstrap_servers=servers) as admin:
-            await admin.delete_group(group)
-
-    run(servers, remove())
+    ask(servers, lambda admin: admin.delete_group(group))
     if output_format == "json":
         output.write_json({"deleted": [group]})
     else:

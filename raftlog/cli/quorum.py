@@ -12,7 +12,7 @@ from raftlog_client import QuorumInfo
 from raftlog.cli.common import output
 from raftlog.cli.common.errors import CommandError
 from raftlog.cli.common.options import format_option, servers_option
-from raftlog.cli.common.session import run, unready_too
+from raftlog.cli.common.session import ask, run, unready_too
 from raftlog.cli.groups import Lazy, LazyGroup
 from raftlog.record.errors import LogError
 
@@ -32,11 +32,7 @@ def describe(servers: str, output_format: str) -> None:
     leader any node shows its connections.
     """
 
-    async def ask() -> QuorumInfo:
-        async with unready_too(servers) as admin:
-            return await admin.describe_quorum()
-
-    found = run(servers, ask())
+    found = ask(servers, lambda admin: admin.describe_quorum(), unready=True)
     if output_format == "json":
         output.write_json(msgspec.to_builtins(found))
         return
@@ -72,11 +68,7 @@ def add_voter(node: int, servers: str, output_format: str) -> None:
     The node must have joined (`raftlog serve --join`) and be connected. Votes change one at a time.
     """
 
-    async def change() -> None:
-        async with unready_too(servers) as admin:
-            await admin.add_voter(node)
-
-    run(servers, change())
+    ask(servers, lambda admin: admin.add_voter(node), unready=True)
     _write_voter(node, output_format, is_voter=True)
 
 
@@ -90,11 +82,7 @@ def remove_voter(node: int, servers: str, output_format: str) -> None:
     A running node stays as an observer, with all its partitions.
     """
 
-    async def change() -> None:
-        async with unready_too(servers) as admin:
-            await admin.remove_voter(node)
-
-    run(servers, change())
+    ask(servers, lambda admin: admin.remove_voter(node), unready=True)
     _write_voter(node, output_format, is_voter=False)
 
 

@@ -13,13 +13,13 @@ from raftlog_client import Admin, ServerError, TopicNotFoundError, TopicPartitio
 from raftlog.cli.common import output
 from raftlog.cli.common.names import transactional_id_argument
 from raftlog.cli.common.options import format_option, iso_time, servers_option
-from raftlog.cli.common.session import run
+from raftlog.cli.common.session import ask, run
 from raftlog.record.errors import UNKNOWN_TRANSACTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from raftlog_client import PartitionOffsets, TransactionDescription, TransactionList
+    from raftlog_client import PartitionOffsets, TransactionDescription
 
 DESCRIBED_AT_ONCE: Final = 16
 OFFSETS_PATIENCE_MS: Final = 2_000
@@ -73,11 +73,7 @@ def list_transactions(
         _show_held_back(servers, topics, output_format)
         return
 
-    async def find() -> TransactionList:
-        async with Admin(bootstrap_servers=servers) as admin:
-            return await admin.list_transactions()
-
-    found = run(servers, find())
+    found = ask(servers, lambda admin: admin.list_transactions())
     rows = sorted(
         (row for row in found.transactions if is_open(row.state) or not only_open),
         key=lambda row: (not is_open(row.state), -row.open_ms, row.transactional_id),
@@ -186,11 +182,7 @@ def abort(transactional_id: str, no_confirm: bool, servers: str, output_format: 
         danger="this drops the records of a transaction for good",
     )
 
-    async def end() -> None:
-        async with Admin(bootstrap_servers=servers) as admin:
-            await admin.abort_transaction(transactional_id)
-
-    run(servers, end())
+    ask(servers, lambda admin: admin.abort_transaction(transactional_id))
     if output_format == "json":
         output.write_json({"aborted": transactional_id})
     else:

@@ -214,14 +214,12 @@ class LocalCluster:
             self._supervisors[entry.node_id].start()
         self._rotating = asyncio.create_task(self._rotate())
 
-    async def wait_ready(
-        self, *node_ids: int, timeout_s: float = READY_TIMEOUT_S, patient: bool = False
-    ) -> list[int]:
+    async def wait_ready(self, *node_ids: int, timeout_s: float = READY_TIMEOUT_S) -> list[int]:
         """Wait until a controller is active and these nodes are ready.
 
         The default is all nodes that are not stopped. Without `node_ids`, returns the nodes not
         ready in time if the cluster serves without these, and reports each. Raises ClusterError
-        otherwise. With `patient`, wait even if a node keeps dying.
+        otherwise.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -232,9 +230,7 @@ class LocalCluster:
             if not reasons and controller is not None:
                 return []
             # Nodes that keep dying do not become ready by waiting.
-            hopeless = not patient and all(
-                self._supervisor(node_id).is_failing for node_id in reasons
-            )
+            hopeless = all(self._supervisor(node_id).is_failing for node_id in reasons)
             if loop.time() >= deadline_s or (reasons and hopeless):
                 break
             await asyncio.sleep(POLL_S)

@@ -137,9 +137,9 @@ def choice_parameter(request: Request, name: str, default: str, choices: Collect
     return value
 
 
-def partition_parameter(request: Request, name: str = "partition") -> PartitionId:
+def partition_parameter(request: Request) -> PartitionId:
     """The partition number in the path. Raises LogError UNKNOWN_PARTITION for anything else."""
-    text = request.path_parameters[name]
+    text = request.path_parameters["partition"]
     value = whole_number(text)
     if value is None or not 0 <= value < 2**31:
         raise LogError(UNKNOWN_PARTITION, f"{text[:40]!r} is not a partition number.")

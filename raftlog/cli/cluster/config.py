@@ -8,7 +8,7 @@ from raftlog_client import Admin
 from raftlog.cli.common import output
 from raftlog.cli.common.errors import CommandError, ExitCode
 from raftlog.cli.common.options import config_pairs, format_option, servers_option
-from raftlog.cli.common.session import run
+from raftlog.cli.common.session import ask, run
 from raftlog.metadata.configs.broker import BROKER_CONFIG_TABLE, find_cluster_setting
 from raftlog.metadata.configs.topic import CONFIG_TABLE
 from raftlog.metadata.configs.values import ConfigEntry
@@ -74,11 +74,7 @@ def set_configs(
     if not values and not unset:
         raise click.UsageError("say what to change: NAME=VALUE or --delete NAME")
 
-    async def alter() -> None:
-        async with Admin(bootstrap_servers=servers) as admin:
-            await admin.alter_cluster_settings(values, unset=unset)
-
-    run(servers, alter())
+    ask(servers, lambda admin: admin.alter_cluster_settings(values, unset=unset))
     if output_format == "json":
         output.write_json({"set": values, "deleted": list(unset)})
     else:

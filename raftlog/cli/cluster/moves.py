@@ -13,7 +13,7 @@ from raftlog_client import Admin, RaftlogClientError, ServerError, TopicPartitio
 from raftlog.cli.common import output
 from raftlog.cli.common.errors import CommandError, ExitCode
 from raftlog.cli.common.options import format_option, partition_numbers, servers_option
-from raftlog.cli.common.session import explained, run
+from raftlog.cli.common.session import ask, explained, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -230,11 +230,7 @@ def maintenance(node: int, state: str, servers: str, output_format: str) -> None
     """
     is_enabled = state == "enable"
 
-    async def change() -> None:
-        async with Admin(bootstrap_servers=servers) as admin:
-            await admin.set_maintenance(node, enabled=is_enabled)
-
-    run(servers, change())
+    ask(servers, lambda admin: admin.set_maintenance(node, enabled=is_enabled))
     if output_format == "json":
         output.write_json({"node_id": node, "maintenance": is_enabled})
     elif is_enabled:

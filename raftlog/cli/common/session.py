@@ -16,7 +16,7 @@ from raftlog.cli.common.errors import CommandError, ExitCode, from_log_error, un
 from raftlog.record.errors import LogError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 _Result = TypeVar("_Result")
 
@@ -39,6 +39,18 @@ def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run(_connected(servers, main))
     except RaftlogClientError as error:
         raise explained(servers, error) from error
+
+
+def ask(
+    servers: str, request: Callable[[Admin], Awaitable[_Result]], *, unready: bool = False
+) -> _Result:
+    """Run one request of an admin client. With `unready`, see `unready_too`."""
+
+    async def main() -> _Result:
+        async with unready_too(servers) if unready else Admin(bootstrap_servers=servers) as admin:
+            return await request(admin)
+
+    return run(servers, main())
 
 
 @asynccontextmanager

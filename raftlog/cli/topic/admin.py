@@ -27,7 +27,7 @@ from raftlog.cli.common.options import (
     partition_numbers,
     servers_option,
 )
-from raftlog.cli.common.session import explained, run
+from raftlog.cli.common.session import ask, explained, run
 from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
 
 _Result = TypeVar("_Result")
@@ -160,11 +160,7 @@ def alter_config(
     if not pairs and not unset:
         raise click.UsageError("say what to change: --set NAME=VALUE or --delete NAME")
 
-    async def alter() -> None:
-        async with Admin(bootstrap_servers=servers) as admin:
-            await admin.alter_configs(name, pairs, unset=unset)
-
-    run(servers, alter())
+    ask(servers, lambda admin: admin.alter_configs(name, pairs, unset=unset))
     if output_format == "json":
         output.write_json({"name": name, "set": pairs, "deleted": list(unset)})
     else:
