@@ -13,6 +13,7 @@ from bench.cluster import Cluster
 from bench.node import LoneNode
 
 from . import fault_parts, sink_parts
+from .programs import CONFIG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,8 +27,7 @@ os.environ.setdefault(
 )
 
 SMALL_QUERIES: Final = {
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
+    **CONFIG,
     # Spark would compile Java for every query, at more cost than the few rows of a test.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

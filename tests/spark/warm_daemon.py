@@ -15,7 +15,6 @@ for _name in (
     sys.argv[1],
     "raftlog_spark.sink.writers",
     "raftlog_spark.source.readers",
-    "raftlog_spark.source.readers",
 ):
     importlib.import_module(_name)
 # `raftlog_spark.data_source` is imported later: it looks at the program of the worker, which is
