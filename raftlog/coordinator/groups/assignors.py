@@ -1,11 +1,11 @@
-"""Assignors: which member gets which partitions of the subscribed topics. Pure and deterministic.
+"""Assignors divide the partitions of subscribed topics among members. Pure and deterministic.
 
-`uniform` balances the number of partitions of each member, and moves as few as that takes. Members
+`uniform` balances the number of partitions of each member, and moves as few as possible. Members
 with equal subscriptions differ by one partition at most. With different subscriptions no chain of
-moves can make a fuller member give way to one that has two fewer: the result is an optimal
+moves can relieve a fuller member in favor of a member with two fewer. The result is an optimal
 semi-matching (Harvey et al., "Semi-matchings for bipartite graphs and load balancing", 2003).
 
-`range` gives each member one range of each topic, in the order of instance id or member id, so that
+`range` gives each member a range of each topic, in the order of instance id or member id, so that
 equal numbers of topics with equally many partitions and the same subscribers meet in one member.
 
 `primary` gives all partitions to one member, the primary of a replicated service, which keeps them
@@ -24,32 +24,32 @@ from raftlog.record.errors import UNSUPPORTED_ASSIGNOR, LogError, quoted
 from raftlog.record.types import TopicId
 
 Assignment: TypeAlias = tuple[TopicPartitions, ...]
-"""In order of topic ids and partitions; no topic without partitions, none twice."""
+"""Partitions in order of topic ids and numbers. No topic is empty or there twice."""
 Pair: TypeAlias = tuple[TopicId, int]
-"""One partition."""
+"""Topic id and number of a partition."""
 
 
 class Subscriber(NamedTuple):
-    """A member, to an assignor."""
+    """A member as an assignor sees it."""
 
     topics: frozenset[TopicId]
     instance_id: str | None = None
     position: int = -1
-    """Entries of its log that the member has applied; -1: not reported."""
+    """Entries of its log that the member has applied, or -1 if not reported."""
     primaries: int = 0
-    """Of how many other groups its process is the primary."""
+    """Number of other groups whose primary is the member's process."""
 
 
 Subscribers: TypeAlias = Mapping[str, Subscriber]
-"""By member id."""
+"""Subscribers by member id."""
 Assignor: TypeAlias = Callable[
     [Subscribers, Mapping[TopicId, int], Mapping[str, Assignment]], dict[str, Assignment]
 ]
-"""From subscribers, partition counts of all their topics, and the previous target assignment."""
+"""An assignor takes subscribers, partition counts of their topics, and the previous target."""
 
 
 def pairs(assignment: Iterable[TopicPartitions]) -> list[Pair]:
-    """The single partitions."""
+    """Each partition of an assignment."""
     return [(topic.topic_id, partition) for topic in assignment for partition in topic.partitions]
 
 
@@ -69,7 +69,7 @@ def uniform(
     partition_counts: Mapping[TopicId, int],
     previous: Mapping[str, Assignment],
 ) -> dict[str, Assignment]:
-    """Balanced, with the fewest moves. See the module."""
+    """Balance with the fewest moves, as the module describes."""
     kept, unowned = _keep(subscribers, partition_counts, previous)
     first = next(iter(subscribers.values()), None)
     if first is None:
@@ -84,7 +84,7 @@ def uniform(
     assigned: dict[str, Assignment] = {}
     for member_id, owned in kept.items():
         before = previous.get(member_id, ())
-        # Most members of a large group keep all: to sort and build these again takes longest.
+        # Most members of a large group keep all. Sorting and building these again takes longest.
         assigned[member_id] = before if pairs(before) == owned else assignment_of(owned)
     return assigned
 
@@ -94,7 +94,7 @@ def by_range(
     partition_counts: Mapping[TopicId, int],
     previous: Mapping[str, Assignment],
 ) -> dict[str, Assignment]:
-    """One range of each topic for each subscriber; `previous` has no influence."""
+    """A range of each topic for each subscriber. `previous` has no influence."""
     order = sorted(subscribers, key=lambda member_id: (_rank(subscribers, member_id), member_id))
     assigned: dict[str, list[TopicPartitions]] = {member_id: [] for member_id in order}
     for topic_id, count in sorted(partition_counts.items()):
@@ -118,8 +118,8 @@ def to_primary(
 ) -> dict[str, Assignment]:
     """All partitions of a topic for one subscriber.
 
-    The one that has most of them; else the one that is furthest; else the primary of the fewest
-    groups; else the lowest id.
+    It is the subscriber with most of them, then the furthest, then the primary of the fewest
+    groups, then the lowest id.
     """
 
     def preference(member_id: str) -> tuple[int, int, int, str, str]:
@@ -151,7 +151,7 @@ _ALIASES: Final[Mapping[str, str]] = {"cooperative-sticky": DEFAULT_ASSIGNOR}
 
 
 def assignor_name(name: str) -> str:
-    """The assignor's own name, also for an alias. Raises LogError(UNSUPPORTED_ASSIGNOR)."""
+    """The name of the assignor, also for an alias. Raises LogError(UNSUPPORTED_ASSIGNOR)."""
     name = _ALIASES.get(name, name)
     if name not in ASSIGNORS:
         known = ", ".join(f"'{one}'" for one in ASSIGNORS)
@@ -162,7 +162,7 @@ def assignor_name(name: str) -> str:
 
 
 def preferred_assignor(choices: Iterable[str | None]) -> str:
-    """The assignor chosen most often; the default without any choice."""
+    """The assignor chosen most often, or the default without any choice."""
     votes = Counter(choice for choice in choices if choice is not None)
     return max(ASSIGNORS, key=lambda name: votes[name])
 
@@ -172,7 +172,7 @@ def _keep(
     partition_counts: Mapping[TopicId, int],
     previous: Mapping[str, Assignment],
 ) -> tuple[dict[str, list[Pair]], list[Pair]]:
-    """For each member, its previous partitions that still exist for it; and all the others."""
+    """Previous partitions that still exist for each member, and all others."""
     subscribed: set[TopicId] = set()
     subscribed = subscribed.union(*{subscriber.topics for subscriber in subscribers.values()})
     unowned = {
@@ -196,10 +196,10 @@ def _keep(
 
 
 def _balance_by_quota(kept: dict[str, list[Pair]], unowned: list[Pair]) -> None:
-    """Each member gives up what is over its quota; the others take those, and all the unowned."""
+    """Move partitions over a member's quota, and all unowned partitions, to the others."""
     total = len(unowned) + sum(map(len, kept.values()))
     quota, extra = divmod(total, len(kept))
-    # The members with the most partitions get the odd ones: that moves the fewest.
+    # The members with the most partitions get the odd partitions, which moves the fewest.
     order = sorted(kept, key=lambda member_id: (-len(kept[member_id]), member_id))
     takers: deque[tuple[list[Pair], int]] = deque()
     for position, member_id in enumerate(order):
@@ -224,8 +224,10 @@ def _balance_by_quota(kept: dict[str, list[Pair]], unowned: list[Pair]) -> None:
 def _balance_by_paths(
     subscribers: Subscribers, kept: dict[str, list[Pair]], unowned: list[Pair]
 ) -> None:
-    """Unowned partitions go to the least loaded subscriber; then loads are evened out by moves
-    along paths, from a member by a topic it holds to any subscriber of that topic."""
+    """Give unowned partitions to the least loaded subscriber, then even out the loads.
+
+    Moves go along paths, from a member by a topic it holds to any subscriber of that topic.
+    """
     takers: dict[TopicId, list[str]] = {}
     for member_id in kept:
         for topic_id in subscribers[member_id].topics:
@@ -235,7 +237,7 @@ def _balance_by_paths(
     for member_id, owned in kept.items():
         for topic_id, partition in owned:
             held[member_id].setdefault(topic_id, []).append(partition)
-    # Topics with few subscribers first: the others can make up for them.
+    # Topics with few subscribers come first, since the others can make up for them.
     unowned_by_topic: dict[TopicId, list[int]] = {}
     for topic_id, partition in unowned:
         unowned_by_topic.setdefault(topic_id, []).append(partition)
@@ -258,9 +260,9 @@ def _balance_by_paths(
         if member_id in settled or -count != load[member_id]:
             continue
         reached = _reachable(member_id, held, takers, settled)
-        emptiest = min(reached, key=lambda one: (load[one], one))
+        emptiest = min(reached, key=lambda member: (load[member], member))
         if load[emptiest] > load[member_id] - 2:
-            # Nor has any member reached a path of its own: it is no fuller.
+            # Nor does a path relieve any reached member, which is no fuller.
             settled |= reached.keys()
             continue
         load[member_id] -= 1
@@ -270,7 +272,7 @@ def _balance_by_paths(
         taker = emptiest
         while (step := reached[taker]) is not None:
             giver, topic_id = step
-            # The last one was assigned last: a new one moves before one kept.
+            # The last was assigned last, so a new partition moves before a kept partition.
             held[taker].setdefault(topic_id, []).append(held[giver][topic_id].pop())
             taker = giver
     for member_id, topics in held.items():
@@ -287,7 +289,7 @@ def _reachable(
     takers: Mapping[TopicId, list[str]],
     settled: set[str],
 ) -> dict[str, tuple[str, TopicId] | None]:
-    """Members to which a partition of `start` can move, each with the last step of the path."""
+    """Members to which a partition of `start` can move, with the path's last step."""
     reached: dict[str, tuple[str, TopicId] | None] = {start: None}
     seen: set[TopicId] = set()
     queue = deque([start])

@@ -1,4 +1,4 @@
-"""Decisions about consumer groups (KIP-848): heartbeats, leaves, timers, changes of topics. Pure.
+"""Consumer groups decide about heartbeats, leaves, timers and changes of topics (KIP-848). Pure.
 
 Every change of members, subscriptions or their topics raises the group epoch, and the same
 decision computes the target assignment of the new epoch. Each member then moves to it by its own
@@ -12,12 +12,12 @@ heartbeats (`reconciliation`).
 | epoch 0, `instance_id` of a live member | UNRELEASED_INSTANCE_ID |
 | epoch -1 | leaves. Tombstones, group epoch + 1 |
 | epoch -2 | owns nothing. Its target stays for `instance_id` until its session ends |
-| its epoch, or an earlier one, as below | reconciles, responds |
+| its epoch, or the earlier epoch below | reconciles, responds |
 | another epoch, or a `sequence` below the newest report's | FENCED_MEMBER_EPOCH |
 | an unknown member id | UNKNOWN_MEMBER_ID |
 
-The earlier epoch is the one that the member's last change was answered to, with an owned set that
-the member still holds. A fenced member gives up everything and joins again.
+The earlier epoch is the epoch of the heartbeat whose response changed the member last, with an
+owned set that the member still holds. A fenced member gives up everything and joins again.
 """
 
 from __future__ import annotations
@@ -90,22 +90,22 @@ from raftlog.record.errors import (
 T = TypeVar("T")
 
 REBALANCE_TIMEOUT_MS: Final = 5 * 60 * 1000
-"""Of a member that names none: Kafka's `max.poll.interval.ms`."""
+"""Rebalance timeout of a member that names none, Kafka's `max.poll.interval.ms`."""
 DISCONNECT_GRACE_MS: Final = 100
-"""For the next heartbeat of a member, by another node, after the end of a connection."""
+"""Milliseconds for a member's next heartbeat by another node, after its connection ends."""
 HEARTBEATS_PER_SESSION: Final = 3
-"""Losing one heartbeat, or two, must not end a session."""
+"""Heartbeats in a session timeout. Losing one or two must not end the session."""
 
 
 class _Target(NamedTuple):
-    """A target assignment, as decided."""
+    """A decided target assignment."""
 
     epoch: int
     assignments: Mapping[str, Assignment]
 
 
 class ConsumerDecisions:
-    """Decides for all consumer groups of a shard. `time_ms` is wall time, `now_ms` monotonic.
+    """Decisions for all consumer groups of a shard. `time_ms` is wall time, `now_ms` monotonic.
 
     A decision that raises has changed no timer.
     """
@@ -187,7 +187,7 @@ class ConsumerDecisions:
         )
         self._set_timers(group, member_id, after, step, now_ms, is_new=step is not current)
         group.set_report(member_id, request.report)
-        # In the log: after a failover, too, a late copy must not count.
+        # The log has it, so that a late copy does not count after a failover either.
         known = group.current.get(member_id, UNASSIGNED)
         step = replace(step, sequence=request.sequence or known.sequence)
         if step != known:
@@ -196,7 +196,7 @@ class ConsumerDecisions:
         must_answer = (
             is_joining
             or step.assigned_partitions != current.assigned_partitions
-            # The answer to an earlier heartbeat was lost, or the member has not followed it yet.
+            # The response to an earlier heartbeat was lost, or the member has not followed it yet.
             or (owned is not None and owned != step.assigned_partitions)
         )
         assignment = step.assigned_partitions if must_answer else None
@@ -217,12 +217,13 @@ class ConsumerDecisions:
         received_ms: int,
         now_ms: int,
     ) -> None:
-        """The connection of a held heartbeat has ended: the member's process may have.
+        """Shorten the session, since the connection of a held heartbeat has ended.
 
-        If it is the member's newest one, the session ends `disconnect_timeout_ms` after its
-        receipt, never earlier: the member relies on that for as long after it was sent. Later if
-        the end was noticed late: the member, or its node, may have given up on a slow answer. The
-        next heartbeat begins a whole session.
+        The member's process may have ended. If the heartbeat is the member's newest, the session
+        ends `disconnect_timeout_ms` after its receipt, never earlier. The member relies on this
+        time from the sending on. The session ends later if the end was noticed late, since the
+        member, or its node, may have given up on a slow response. The next heartbeat starts a whole
+        session.
         """
         report = group.reports.get(request.member_id)
         timer = MemberTimer(TimerKind.SESSION, group.group_id, request.member_id)
@@ -257,7 +258,7 @@ class ConsumerDecisions:
     ) -> Decision[None]:
         """Follow new partitions, and topics created or deleted.
 
-        `changed` names the topics of the change; None, after a load, stands for any.
+        `changed` names the topics of the change. None, after a load, stands for any.
         """
         new_patterns = resolved_again(group.patterns, image, changed, time_ms)
         patterns = {**group.patterns, **new_patterns}
@@ -282,7 +283,7 @@ class ConsumerDecisions:
         return Decision(None, tuple(records))
 
     def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
-        """Set the timers of all members, with their full length."""
+        """Set the timers of all members to their full length."""
         for member_id, member in group.members.items():
             current = group.current.get(member_id, UNASSIGNED)
             self._set_timers(group, member_id, member, current, now_ms, is_new=True)
@@ -326,7 +327,7 @@ class ConsumerDecisions:
         response = ConsumerHeartbeatResponse(member_id, STATIC_LEAVE_EPOCH, 0)
         if current.member_epoch == STATIC_LEAVE_EPOCH:
             return Decision(response)
-        # The target keeps its partitions for it; nothing holds up others that get some of them.
+        # The target keeps its partitions for it. Nothing delays others that get some of them.
         absent = replace(
             UNASSIGNED,
             member_epoch=STATIC_LEAVE_EPOCH,
@@ -334,7 +335,7 @@ class ConsumerDecisions:
             sequence=request.sequence or current.sequence,
         )
         self._set_timers(group, member_id, member, absent, now_ms, is_new=True)
-        # An absent member is not the furthest one.
+        # An absent member is not the furthest.
         group.set_report(member_id, None)
         key = ConsumerGroupCurrentMemberAssignmentKey(group.group_id, member_id)
         return Decision(response, (CoordinatorRecord(key, absent),))
@@ -342,7 +343,7 @@ class ConsumerDecisions:
     def _removal(
         self, group: ConsumerGroup, member_id: str, image: MetadataImage, time_ms: int
     ) -> tuple[CoordinatorRecord, ...]:
-        """End a member: the targets of the others include its partitions, which are free."""
+        """End a member, whose free partitions are in the targets of the others."""
         records = group.member_tombstones(member_id)
         members = _without(group.members, member_id)
         targets = _without(group.targets, member_id)
@@ -404,7 +405,7 @@ class ConsumerDecisions:
         *,
         is_new: bool,
     ) -> None:
-        """Start the session again; start, keep or end the rebalance."""
+        """Restart the session, and start, keep or end the rebalance."""
         session = MemberTimer(TimerKind.SESSION, group.group_id, member_id)
         self._timers.set(session, now_ms + self._session_timeout_ms(member))
         rebalance = MemberTimer(TimerKind.REBALANCE, group.group_id, member_id)
@@ -419,7 +420,7 @@ class ConsumerDecisions:
 
 
 def _check_known(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> None:
-    """Raise LogError unless the member exists, and has the instance id if the request has one."""
+    """Raise LogError unless the member exists, with the request's instance id if any."""
     group.known(request.member_id)
     if request.instance_id is None:
         return
@@ -439,7 +440,7 @@ def _check_known(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> Non
 
 
 def _check_sequence(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> None:
-    """Raise LogError(FENCED_MEMBER_EPOCH) for a late copy: the member has reported since."""
+    """Raise LogError(FENCED_MEMBER_EPOCH) for a late copy, if the member has reported since."""
     current = group.current.get(request.member_id)
     if current is not None and 0 < request.sequence < current.sequence:
         raise LogError(
@@ -460,7 +461,7 @@ def _check_epoch(
     shown, known = request.member_epoch, current.member_epoch
     if shown == known:
         return
-    # The answer with the newer epoch was lost: harmless, while the member has nothing else.
+    # The response with the newer epoch was lost: harmless while the member has nothing else.
     if (
         shown == current.previous_member_epoch
         and shown < known
@@ -514,7 +515,7 @@ def _updated(
 
 
 def _handed_over(group: ConsumerGroup, request: ConsumerHeartbeatRequest) -> dict[str, Assignment]:
-    """Targets of the requesting member and its heir after a hand-over; empty: nothing to do.
+    """Targets of the requesting member and its heir after a hand-over, empty without a change.
 
     Raises LogError(ILLEGAL_STATE).
     """
@@ -571,7 +572,7 @@ def _rebalance(
     image: MetadataImage,
     time_ms: int,
 ) -> _Target:
-    """Target these members: new patterns are resolved, unused ones removed. Appends the records."""
+    """Target these members, and append the records. Resolve new and remove unused patterns."""
     used = {member.subscribed_topic_regex for member in members.values()}
     patterns = {one: value for one, value in group.patterns.items() if one in used}
     for unused in group.patterns.keys() - used:
@@ -623,7 +624,7 @@ def _retarget(
         for member_id, assignment in assignments.items()
         if assignment != group.targets.get(member_id, ())
     ]
-    # The last one: a target's epoch stands for all of its records.
+    # The target's epoch comes last and stands for all of its records.
     records.append(
         CoordinatorRecord(
             ConsumerGroupTargetAssignmentMetadataKey(group.group_id),

@@ -53,7 +53,7 @@ ConsumerGroupKey: TypeAlias = (
 
 
 class ConsumerGroup:
-    """One group, made by the replay of its records."""
+    """A group, made by the replay of its records."""
 
     __slots__ = (
         "_emptied_ms",
@@ -73,25 +73,25 @@ class ConsumerGroup:
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
         self.epoch = 0
-        """Counts changes of members, subscriptions and their topics; from 1."""
+        """Number of changes of members, subscriptions and their topics, from 1."""
         self.metadata_hash = 0
-        """Of the topics at the last change of the epoch."""
+        """Hash of the topics at the last change of the epoch."""
         self.assignment_epoch = 0
-        """Of the targets."""
+        """Epoch of the targets."""
         self.members: dict[str, ConsumerGroupMemberMetadataValue] = {}
         self.current: dict[str, ConsumerGroupCurrentMemberAssignmentValue] = {}
         """Present assignment, by member id."""
         self.targets: dict[str, Assignment] = {}
-        """Target assignment, by member id; a missing one is empty."""
+        """Target assignment, by member id. A missing target is empty."""
         self.patterns: dict[str, ConsumerGroupRegularExpressionValue] = {}
         self.instances: dict[str, str] = {}
         """Member id, by instance id."""
         self.reports: dict[str, MemberReport] = {}
-        """The newest report of members that send them. Soft state, as timers are: in no record,
-        set by decisions, and empty after a load until the next heartbeats."""
+        """Newest report, by id of members that send reports. Soft state as timers are, in no
+        record. Decisions set it, and it is empty after a load until the next heartbeats."""
         self._emptied_ms = NO_TIMESTAMP
         self._holders: dict[TopicId, dict[int, str]] = {}
-        """Member id by partition: assigned, or to be given up."""
+        """Member id by partition that is assigned or to be given up."""
 
     @property
     def is_void(self) -> bool:
@@ -112,7 +112,7 @@ class ConsumerGroup:
 
     @property
     def empty_since_ms(self) -> int | None:
-        """Wall time at which the last member went; NO_TIMESTAMP: unknown; None with members."""
+        """Wall time of the last leave, NO_TIMESTAMP if unknown, None with members."""
         return None if self.members else self._emptied_ms
 
     @property
@@ -133,7 +133,7 @@ class ConsumerGroup:
         return preferred_assignor(member.server_assignor for member in self.members.values())
 
     def holder(self, pair: Pair) -> str | None:
-        """The member that has the partition, assigned or to be given up; None: it is free."""
+        """The member with the partition, assigned or to be given up, or None."""
         return self._holders.get(pair[0], {}).get(pair[1])
 
     def known(self, member_id: str) -> ConsumerGroupCurrentMemberAssignmentValue:
@@ -149,7 +149,7 @@ class ConsumerGroup:
     def check_commit(self, member_id: str, member_epoch: int) -> None:
         """Raise unless offsets may be committed as this member, in this epoch.
 
-        An epoch below 0 stands for no member: only while the group is empty. Raises
+        An epoch below 0 stands for no member, allowed only while the group is empty. Raises
         LogError(UNKNOWN_MEMBER or STALE_MEMBER_EPOCH).
         """
         if member_epoch < 0:
@@ -169,10 +169,10 @@ class ConsumerGroup:
             )
 
     def has_news(self, member_id: str) -> bool:
-        """Whether an idle heartbeat of the member would be answered by an assignment or an error.
+        """Whether an idle heartbeat of the member would get an assignment or an error.
 
-        Wakes a heartbeat held open. False while the member has partitions to give up: its next
-        heartbeat, with `owned`, goes on from there.
+        True wakes a held heartbeat. False while the member has partitions to give up, since its
+        next heartbeat, with `owned`, continues from there.
         """
         if member_id not in self.members:
             return True
@@ -191,7 +191,7 @@ class ConsumerGroup:
         return step.assigned_partitions != current.assigned_partitions
 
     def set_report(self, member_id: str, report: MemberReport | None) -> None:
-        """Keep the report of the member's newest heartbeat, if it has one."""
+        """Keep the report of the member's newest heartbeat, if there is any."""
         if report is None:
             self.reports.pop(member_id, None)
         else:
@@ -246,7 +246,7 @@ class ConsumerGroup:
         return [CoordinatorRecord(key, None) for key in keys]
 
     def replay(self, record: CoordinatorRecord) -> None:
-        """Apply one record of this group. Tombstones of unknown keys change nothing."""
+        """Apply a record of this group. Tombstones of unknown keys change nothing."""
         key, value = record
         match key, value:
             case ConsumerGroupMetadataKey(), ConsumerGroupMetadataValue():
@@ -287,7 +287,7 @@ class ConsumerGroup:
     ) -> None:
         before = self.members.get(member_id)
         instance_id = None if before is None else before.instance_id
-        # The id may be another member's by now: compaction drops records between the two.
+        # The id may be another member's by now, since compaction drops records between them.
         if instance_id is not None and self.instances.get(instance_id) == member_id:
             del self.instances[instance_id]
         if member is None:
@@ -316,6 +316,6 @@ class ConsumerGroup:
 
 
 def held_pairs(current: ConsumerGroupCurrentMemberAssignmentValue) -> Iterator[Pair]:
-    """Partitions the member may own: until acknowledged, those to be given up are among them."""
+    """Partitions the member may own, with those to be given up until it acknowledges."""
     yield from pairs(current.assigned_partitions)
     yield from pairs(current.partitions_pending_revocation)

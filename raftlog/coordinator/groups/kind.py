@@ -42,7 +42,7 @@ from raftlog.replication.partition import Partition
 NAME: Final = "group"
 TOPIC: Final = OFFSETS_TOPIC
 HELD_S_MAX: Final = REBALANCE_TIMEOUT_MS_MAX / 1000
-"""Longest seconds to hold a join or sync of a classic group, the longest rebalance timeout."""
+"""Longest seconds to hold a classic join or sync, the longest rebalance timeout."""
 
 GroupCoordinator: TypeAlias = Shard[GroupShard, GroupTimer]
 

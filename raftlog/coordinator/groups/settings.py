@@ -43,8 +43,8 @@ class GroupSettings:
     """Most members of a group. A rebalance writes a record for each member with a new target. In a
     classic group, ids that have not joined yet count."""
     classic_bytes_max: int = 480 * 1024
-    """Most bytes of the metadata of all members of a classic group, and of all assignments. One
-    record has both, and must fit into the topic's `max.message.bytes`."""
+    """Most bytes of metadata, and of assignments, of all members of a classic group. A record has
+    both and must fit into the topic's `max.message.bytes`."""
     groups_max: int = coordinator_number({}, GROUPS)
     """Most groups of a shard."""
     retention_ms: int = coordinator_number({}, OFFSETS_RETENTION) * MINUTE_MS
@@ -95,7 +95,7 @@ class TimerKind(StrEnum):
 
 
 class MemberTimer(NamedTuple):
-    """A timer of a member, or of a whole classic group if the id is empty."""
+    """A timer of a member, or of a classic group if the id is empty."""
 
     kind: TimerKind
     group: str

@@ -1,35 +1,35 @@
-"""One group of the classic kind: generations, join and sync barriers. Pure.
+"""A group of the classic kind has generations, and join and sync barriers. Pure.
 
 | state | leaves it |
 |---|---|
 | EMPTY | to PREPARING_REBALANCE, when a member joins |
 | PREPARING_REBALANCE | to the next generation, when all have joined or at the rebalance deadline |
-| COMPLETING_REBALANCE | to STABLE with the leader's sync; back when a member joins or goes |
+| COMPLETING_REBALANCE | to STABLE with the leader's sync, back when a member joins or goes |
 | STABLE | to PREPARING_REBALANCE, when a member joins, changes, leaves, or its session ends |
-| DEAD | never: the group's record is deleted |
+| DEAD | never, since the group's record is deleted |
 
-A generation without members is EMPTY. The first join of an EMPTY group waits for further members:
-`initial_rebalance_delay_ms`, again after each delay with a new member, at most the members' longest
-rebalance timeout.
+A generation without members is EMPTY. The first join of an EMPTY group waits for further members
+for `initial_rebalance_delay_ms`, again after each delay with a new member, at most for the members'
+longest rebalance timeout.
 
 **Recorded and soft state.** A GroupMetadataValue is written when a generation is stable or empty,
-and when a static member takes over in a stable one; only `replay` makes a generation STABLE. The
+and when a static member takes over in a stable generation. Only `replay` makes it STABLE. The
 membership of a rebalance in progress (members, protocols, next generation, held requests, ids not
-joined yet) is soft state: decisions change it directly, and it is in no record.
+joined yet) is soft state. Decisions change it directly, and it is in no record.
 
-**A reload** restores the last recorded generation, and `restart_timers` begins all sessions. What
-was soft is gone, and its members recover as Kafka's clients do:
-- a member of the restored generation goes on, and meets no rebalance that was in progress;
-- one that joined the lost generation too gets ILLEGAL_GENERATION, and joins again under its id;
-- one that is in no record gets UNKNOWN_MEMBER, and joins again as a new member;
-- one that had left is a member again until its session ends;
-- a static one that was replaced in the lost rebalance has its place again, and its replacement gets
-  FENCED_INSTANCE_ID: it starts again to replace it.
+**A reload** restores the last recorded generation, and `restart_timers` starts all sessions. Soft
+state is lost, and members recover as Kafka's clients do:
+- A member of the restored generation continues, and meets no rebalance that was in progress.
+- A member that also joined the lost generation gets ILLEGAL_GENERATION and joins again by its id.
+- A member that is in no record gets UNKNOWN_MEMBER and joins again as a new member.
+- A member that had left is a member again until its session ends.
+- A static member that was replaced in the lost rebalance has its place again. Its replacement gets
+  FENCED_INSTANCE_ID and starts again to replace it.
 
-**Held requests.** A member holds at most one join or one sync; while it does its session has no
-deadline. A join is held until the rebalance deadline at most, a sync until the sync deadline: the
-longest rebalance timeout of a member, and again after a time without writes. A newer request of
-the member, its removal or a rebalance releases the ticket with an error.
+**Held requests.** A member has at most a held join or a held sync. Its session has no deadline
+during the hold. A join is held at most until the rebalance deadline. A sync is held at most until
+the sync deadline, the longest rebalance timeout of a member, and again after a time without writes.
+A newer request of the member, its removal or a rebalance releases the ticket with an error.
 
 Errors are raised before anything changes (but a session's deadline may be set).
 
@@ -84,7 +84,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class _Turn:
-    """The parts of one decision under way."""
+    """The parts of a decision."""
 
     now_ms: int
     wall_ms: int
@@ -93,9 +93,9 @@ class _Turn:
 
 
 class ClassicGroup:
-    """The state machine of one group.
+    """The state machine of a group.
 
-    `now_ms` is monotonic, for the timers; `wall_ms` is stored. The shard drops the group once it is
+    `now_ms` is monotonic, for the timers. `wall_ms` is stored. The shard drops the group once it is
     DEAD or `is_vacant`.
     """
 
@@ -114,17 +114,17 @@ class ClassicGroup:
         self._sync_timer = MemberTimer(TimerKind.SYNC, group_id)
         self._members = Members()
         self._expected: dict[str, int] = {}
-        """Ids handed out that have not joined yet (KIP-394), and their session timeouts."""
+        """Session timeouts of ids handed out that have not joined yet (KIP-394)."""
         self._delay_end_ms: int | None = None
-        """Latest end of the initial delay; None outside it."""
+        """Latest end of the initial delay, or None outside the delay."""
         self._has_newcomer = False
-        """A member came since the initial delay was set."""
+        """Whether a member came since the initial delay was set."""
 
     # Queries
 
     @property
     def is_empty(self) -> bool:
-        """No members: any author may commit offsets, and the group may be deleted."""
+        """Whether no member is left. Any author may commit then, and the group may be deleted."""
         return not self._members
 
     @property
@@ -134,12 +134,12 @@ class ClassicGroup:
 
     @property
     def is_vacant(self) -> bool:
-        """Neither members, nor ids that may join, nor a record."""
+        """Whether there are neither members, nor ids that may join, nor a record."""
         return not (self._members or self._expected or self.is_recorded)
 
     @property
     def empty_since_ms(self) -> int | None:
-        """Wall time at which the last member left; 0 if none ever joined; None with members."""
+        """Wall time of the last member's leave, 0 if none ever joined, None with members."""
         return None if self._members else self._state_since_ms
 
     def describe(self) -> DescribedGroup:
@@ -164,7 +164,7 @@ class ClassicGroup:
     # Replay
 
     def replay(self, value: GroupMetadataValue | None) -> None:
-        """Apply a record: its generation is STABLE, or EMPTY. None: the group is DEAD."""
+        """Apply a record, whose generation is STABLE or EMPTY. None makes the group DEAD."""
         self.is_recorded = value is not None
         if value is None:
             self.state = ClassicState.DEAD
@@ -185,7 +185,7 @@ class ClassicGroup:
         self.state = ClassicState.STABLE if self._members else ClassicState.EMPTY
 
     def restart_timers(self, now_ms: int) -> None:
-        """Begin all timers with their full length: after a load, or a time without writes."""
+        """Restart all timers with their full length, after a load or a time without writes."""
         for member in self._members:
             self._begin_session(member, now_ms)
         for member_id, timeout_ms in self._expected.items():
@@ -226,10 +226,10 @@ class ClassicGroup:
     def sync(
         self, request: SyncGroup, *, now_ms: int, wall_ms: int
     ) -> Decision[Step[SyncResponse]]:
-        """Get the assignment of a generation; the leader's request sets all.
+        """Get the assignment of a generation. The leader's request sets all assignments.
 
         Raises UNKNOWN_MEMBER, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, INCONSISTENT_PROTOCOL,
-        REBALANCE_IN_PROGRESS; RECORD_TOO_LARGE for the leader's assignments.
+        REBALANCE_IN_PROGRESS, or RECORD_TOO_LARGE for the leader's assignments.
         """
         turn = _Turn(now_ms, wall_ms)
         member = self._members.find(request.member_id, request.instance_id)
@@ -266,8 +266,8 @@ class ClassicGroup:
     def heartbeat(self, request: ClassicHeartbeat, *, now_ms: int) -> Decision[None]:
         """Keep the member's session.
 
-        Raises UNKNOWN_MEMBER, FENCED_INSTANCE_ID, ILLEGAL_GENERATION; REBALANCE_IN_PROGRESS: the
-        member must join again, its session is kept.
+        Raises UNKNOWN_MEMBER, FENCED_INSTANCE_ID, ILLEGAL_GENERATION. After REBALANCE_IN_PROGRESS
+        the member must join again, and its session is kept.
         """
         member = self._members.find(request.member_id, request.instance_id)
         self._check_generation(request.generation)
@@ -277,7 +277,7 @@ class ClassicGroup:
         return Decision(None)
 
     def leave(self, request: LeaveGroup, *, now_ms: int, wall_ms: int) -> Decision[Step[Left]]:
-        """Remove members; each succeeds or fails by itself: UNKNOWN_MEMBER, FENCED_INSTANCE_ID."""
+        """Remove members. Each may fail separately by UNKNOWN_MEMBER or FENCED_INSTANCE_ID."""
         turn = _Turn(now_ms, wall_ms)
         outcomes, removed = [], []
         for leaving in request.members:
@@ -291,11 +291,11 @@ class ClassicGroup:
         return self._decided(Left(tuple(outcomes)), turn)
 
     def check_commit(self, committer: Committer, *, is_transactional: bool, now_ms: int) -> None:
-        """Check the author of a commit; a member's session is kept.
+        """Check the author of a commit, and keep a member's session.
 
         Any author may commit while the group is empty, and in a transaction that names no member
-        (clients before KIP-447). Raises UNKNOWN_MEMBER, FENCED_INSTANCE_ID, ILLEGAL_GENERATION;
-        REBALANCE_IN_PROGRESS, for a plain commit before the generation is stable.
+        (clients before KIP-447). Raises UNKNOWN_MEMBER, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, or
+        REBALANCE_IN_PROGRESS for a plain commit before the generation is stable.
         """
         if committer.epoch < 0 and self.is_empty:
             return
@@ -327,7 +327,7 @@ class ClassicGroup:
         return self._decided(None, turn)
 
     def dissolve(self, *, now_ms: int, wall_ms: int) -> tuple[Released, ...]:
-        """Give up all members: the records of a decision that has changed them were refused."""
+        """Give up all members, since the records of a decision that changed them were refused."""
         turn = _Turn(now_ms, wall_ms)
         self._remove(list(self._members), turn, RECORD_TOO_LARGE)
         self._timers.cancel(self._join_timer)
@@ -379,7 +379,7 @@ class ClassicGroup:
         is_same = offered == (self.protocol_type, member.protocols)
         is_stable = self.state is ClassicState.STABLE and member.member_id != self.leader
         if is_same and (is_stable or self.state is ClassicState.COMPLETING_REBALANCE):
-            # A repeated request: its answer was lost.
+            # The request is repeated, since its response was lost.
             self._release_sync(member, LogError(REBALANCE_IN_PROGRESS), turn)
             member.owes_sync = self.state is ClassicState.COMPLETING_REBALANCE
             self._begin_session(member, turn.now_ms)
@@ -390,7 +390,7 @@ class ClassicGroup:
     def _take_over(
         self, previous: Member, member: Member, request: JoinGroup, turn: _Turn
     ) -> Decision[Step[JoinResponse]]:
-        """A static member that has started again replaces itself, under a new member id."""
+        """Replace a restarted static member by itself, under a new member id."""
         was_leader = previous.member_id == self.leader
         self._remove([previous], turn, FENCED_INSTANCE_ID)
         member.assignment = previous.assignment
@@ -406,7 +406,7 @@ class ClassicGroup:
         turn.records.append(self._record(turn, kept))
         joined = self._joined(member, skip_assignment=was_leader)
         if was_leader and not request.can_skip_assignment:
-            # The client would assign as leader: the answer names the member before it.
+            # The client would assign as leader, so the response names the previous member.
             joined = self._joined(member, leader=previous.member_id)
         return self._decided(joined, turn)
 
@@ -422,7 +422,7 @@ class ClassicGroup:
     # Rebalances
 
     def _prepare(self, turn: _Turn) -> None:
-        """Begin a rebalance unless one waits for joins already."""
+        """Start a rebalance unless a rebalance waits for joins already."""
         if self.state is ClassicState.PREPARING_REBALANCE:
             return
         was_empty = self.state is ClassicState.EMPTY
@@ -441,7 +441,7 @@ class ClassicGroup:
         self._timers.set(self._join_timer, turn.now_ms + wait_ms)
 
     def _maybe_complete(self, turn: _Turn) -> None:
-        """End the wait for joins if no further one can come."""
+        """End the wait for joins if no further join can come."""
         if self.state is not ClassicState.PREPARING_REBALANCE:
             return
         is_waiting = self._delay_end_ms is not None or bool(self._expected)
@@ -470,7 +470,7 @@ class ClassicGroup:
             self._complete(turn)
 
     def _complete(self, turn: _Turn) -> None:
-        """Begin the next generation, with the members that have joined and static ones."""
+        """Start the next generation, with the members that have joined and static members."""
         self._timers.cancel(self._join_timer)
         self._delay_end_ms = None
         self.generation += 1
@@ -532,7 +532,7 @@ class ClassicGroup:
     def _hold(self, member: Member, turn: _Turn) -> int:
         """A ticket for the member's request, which ends the session's deadline.
 
-        An earlier request of the member is released: its client has given it up.
+        An earlier request of the member is released, since its client has given it up.
         """
         self._release(member, REBALANCE_IN_PROGRESS, turn)
         self._timers.cancel(self._session(member.member_id))
@@ -545,7 +545,7 @@ class ClassicGroup:
             member.join_ticket = None
 
     def _release_sync(self, member: Member, response: Synced | LogError, turn: _Turn) -> None:
-        """Release the member's sync if one is held; its session begins."""
+        """Release the member's sync if it is held, and start its session."""
         if member.sync_ticket is not None:
             turn.released.append(Released(member.sync_ticket, response))
             member.sync_ticket = None
@@ -564,7 +564,7 @@ class ClassicGroup:
             words = f"Group {self.group_id!r} is at generation {self.generation}: join it again."
             raise LogError(ILLEGAL_GENERATION, words)
 
-    # Answers and records
+    # Responses and records
 
     def _decided(self, response: R, turn: _Turn) -> Decision[Step[R]]:
         return Decision(Step(response, tuple(turn.released)), tuple(turn.records))

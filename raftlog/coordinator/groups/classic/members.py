@@ -1,4 +1,4 @@
-"""The members of one classic group: identities, and their common protocols. Pure."""
+"""The members of a classic group have identities and common protocols. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from raftlog.coordinator.shard.records import ClassicMember
 from raftlog.record.errors import FENCED_INSTANCE_ID, UNKNOWN_MEMBER, LogError, quoted
 
 MEMBER_OVERHEAD_BYTES: Final = 64
-"""Of a member in the group's record, apart from its strings and bytes."""
+"""Bytes of a member in the group's record, besides its strings and bytes."""
 
 
 @dataclass(slots=True)
 class Member:
-    """A member: its last JoinGroup, its assignment and its held request."""
+    """A member with its last JoinGroup, assignment and held request."""
 
     member_id: str
     instance_id: str | None
@@ -32,14 +32,14 @@ class Member:
     session_timeout_ms: int
     protocols: tuple[Protocol, ...]
     assignment: bytes = b""
-    """Of the last stable generation."""
+    """Assignment of the last stable generation."""
     join_ticket: int | None = None
     sync_ticket: int | None = None
     owes_sync: bool = False
-    """It has this generation and has not sent its sync."""
+    """Whether the member has this generation and has not sent its sync."""
     protocol_names: frozenset[str] = field(init=False)
     size: int = field(init=False)
-    """Bytes in the group's record, with the largest metadata; a character counts as three."""
+    """Bytes in the group's record, with the largest metadata. A character counts as three."""
 
     def __post_init__(self) -> None:
         self.protocol_names = frozenset(each.name for each in self.protocols)
@@ -52,11 +52,11 @@ class Member:
 
     @property
     def is_held(self) -> bool:
-        """A join or sync of this member is held."""
+        """Whether a join or sync of this member is held."""
         return self.join_ticket is not None or self.sync_ticket is not None
 
     def update(self, request: JoinGroup) -> None:
-        """Take over all but the identity from a later request of the member."""
+        """Replace all but the identity by a later request of the member."""
         self.client_id, self.client_host = request.client_id, request.client_host
         self.rebalance_timeout_ms = _rebalance_timeout_ms(request)
         self.session_timeout_ms = request.session_timeout_ms
@@ -64,7 +64,7 @@ class Member:
         self.__post_init__()
 
     def metadata(self, protocol: str | None) -> bytes:
-        """The member's metadata for a protocol; empty without that."""
+        """The member's metadata for a protocol, or empty without the protocol."""
         return next((each.metadata for each in self.protocols if each.name == protocol), b"")
 
     def recorded(self, protocol: str | None, assignment: bytes) -> ClassicMember:
@@ -129,7 +129,7 @@ class Members:
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
         self._instances: dict[str, str] = {}
-        """Static members: instance id → member id."""
+        """Member id of a static member, by instance id."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -149,7 +149,7 @@ class Members:
     def find(self, member_id: str, instance_id: str | None) -> Member:
         """The author of a request.
 
-        Raises UNKNOWN_MEMBER; FENCED_INSTANCE_ID if the instance id is of another member.
+        Raises UNKNOWN_MEMBER, or FENCED_INSTANCE_ID if the instance id is of another member.
         """
         static = self.of_instance(instance_id)
         if static is not None and static.member_id != member_id:
@@ -164,7 +164,7 @@ class Members:
         return member
 
     def put(self, member: Member) -> None:
-        """Add a member, or replace the one of its id."""
+        """Add a member, or replace the member of its id."""
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._instances[member.instance_id] = member.member_id
@@ -185,9 +185,9 @@ class Members:
         return newcomer.size + sum(each.size for each in self if each is not previous)
 
     def voted_protocol(self) -> str:
-        """The protocol with most votes: each member votes for its first one that all support.
+        """The protocol with most votes. Each member votes for its first that all support.
 
-        Of two with as many votes, the one voted for first. Requires members.
+        Of two with equal votes, the protocol voted for first wins. Requires members.
         """
         first, *others = (each.protocol_names for each in self)
         common = first.intersection(*others)
@@ -209,5 +209,5 @@ class Members:
         return tuple(each.recorded(protocol, assignments.get(each.member_id, b"")) for each in self)
 
     def longest_rebalance_timeout_ms(self) -> int:
-        """How long a rebalance waits for all members."""
+        """The time for which a rebalance waits for all members."""
         return max((each.rebalance_timeout_ms for each in self), default=0)

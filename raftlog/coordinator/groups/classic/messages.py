@@ -1,8 +1,8 @@
-"""Requests of classic groups and their answers, free of any protocol; tickets of held requests.
+"""Requests of classic groups, their responses, and tickets of held requests, free of any protocol.
 
-Requests and answers are one MessagePack array each between nodes, as `group_messages` frames them.
-Protocol metadata and assignments are bytes of the clients, opaque here. An `error_code` is a code
-of the error table; 0: none.
+Between nodes each request and response is a MessagePack array. Protocol metadata and assignments
+are bytes of the clients, opaque here. An `error_code` is a code of the error table, or 0 for
+success.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from raftlog.record.errors import LogError
 
 PROTOCOLS_MAX: Final = 16
-"""Protocols (assignors) of one member; clients name one to four."""
+"""Most protocols (assignors) of a member. Clients name one to four."""
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,7 +23,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
-    """The same, with a tag first; `group_messages` and `offset_messages` have those below 30."""
+    """Fields after a tag. `messages` and `offset_messages` have the tags below 30."""
 
 
 class Protocol(_Part, frozen=True):
@@ -39,22 +39,22 @@ class JoinGroup(_Body, frozen=True, tag=30):
     group_id: str
     protocol_type: str
     protocols: tuple[Protocol, ...]
-    """In the order of preference."""
+    """Protocols in the order of preference."""
     session_timeout_ms: int
     rebalance_timeout_ms: int
-    """How long the group waits for this member in a rebalance; -1: the session timeout."""
+    """Time a rebalance waits for this member, or -1 for the session timeout."""
     member_id: str = ""
-    """Empty: a new member, or a static member that has started again."""
+    """Id of the member, empty for a new member or a restarted static member."""
     instance_id: str | None = None
-    """Of a static member (KIP-345)."""
+    """Instance id of a static member (KIP-345)."""
     client_id: str = ""
     client_host: str = ""
     requires_member_id: bool = True
-    """The client joins in two steps (KIP-394)."""
+    """Whether the client joins in two steps (KIP-394)."""
     can_skip_assignment: bool = True
-    """The client knows `Joined.skip_assignment` (KIP-814)."""
+    """Whether the client knows `Joined.skip_assignment` (KIP-814)."""
     new_member_id: str = ""
-    """Made by the listener, for a request without a member id."""
+    """Id that the listener makes for a request without a member id."""
 
 
 class JoinedMember(_Part, frozen=True):
@@ -66,7 +66,7 @@ class JoinedMember(_Part, frozen=True):
 
 
 class Joined(_Body, frozen=True, tag=30):
-    """The member is in this generation; it sends SyncGroup next."""
+    """The member is in this generation and sends SyncGroup next."""
 
     member_id: str
     generation: int
@@ -76,11 +76,11 @@ class Joined(_Body, frozen=True, tag=30):
     members: tuple[JoinedMember, ...] = ()
     """All members, for the leader only."""
     skip_assignment: bool = False
-    """The leader started again in a stable generation: it must not assign."""
+    """Whether the leader restarted in a stable generation and must not assign."""
 
 
 class MemberIdRequired(_Body, frozen=True, tag=34):
-    """MEMBER_ID_REQUIRED: the client joins again with this id."""
+    """The client must join again with this id (MEMBER_ID_REQUIRED)."""
 
     member_id: str
 
@@ -93,14 +93,14 @@ class MemberAssignment(_Part, frozen=True):
 
 
 class SyncGroup(_Body, frozen=True, tag=31):
-    """Get the own assignment; the leader brings all."""
+    """Get the member's assignment. The leader brings all assignments."""
 
     group_id: str
     member_id: str
     generation: int
     instance_id: str | None = None
     protocol_type: str | None = None
-    """None: not checked (old clients)."""
+    """Protocol type, or None for no check (old clients)."""
     protocol: str | None = None
     assignments: tuple[MemberAssignment, ...] = ()
 
@@ -114,7 +114,7 @@ class Synced(_Body, frozen=True, tag=31):
 
 
 class ClassicHeartbeat(_Body, frozen=True, tag=32):
-    """Keep the session, and hear of a rebalance."""
+    """Keep the session, and notice a rebalance."""
 
     group_id: str
     member_id: str
@@ -123,7 +123,7 @@ class ClassicHeartbeat(_Body, frozen=True, tag=32):
 
 
 class LeavingMember(_Part, frozen=True):
-    """A member by its id, or a static one by its instance id alone."""
+    """A member by its id, or a static member by its instance id only."""
 
     member_id: str
     instance_id: str | None = None
@@ -137,7 +137,7 @@ class LeaveGroup(_Body, frozen=True, tag=33):
 
 
 class LeaveOutcome(_Part, frozen=True):
-    """Success or error of one leaving member."""
+    """Success or error of a leaving member."""
 
     member_id: str
     instance_id: str | None
@@ -183,7 +183,7 @@ class DescribedGroup(_Body, frozen=True, tag=35):
 
 
 class Held(NamedTuple):
-    """The request waits for the group; a decision of this group releases the ticket."""
+    """The request waits for the group. A decision of this group releases the ticket."""
 
     ticket: int
 
@@ -201,9 +201,9 @@ R = TypeVar("R")
 class Step(NamedTuple, Generic[R]):
     """The response of a decision of a group, and held requests that it releases.
 
-    The shell keeps a Held request by group and ticket, then answers all released ones: a ticket may
-    be held and released in one decision. These responses too leave once the decision's records are
-    committed.
+    The shell keeps a Held request by group and ticket, then responds to all released requests. A
+    decision may hold and release a ticket. These responses also leave once the decision's records
+    are committed.
     """
 
     response: R
@@ -214,4 +214,4 @@ JoinResponse: TypeAlias = Joined | MemberIdRequired | Held
 SyncResponse: TypeAlias = Synced | Held
 ClassicRequest: TypeAlias = JoinGroup | SyncGroup | ClassicHeartbeat | LeaveGroup
 ClassicResponse: TypeAlias = Joined | MemberIdRequired | Synced | Left
-"""Of all but heartbeats, which have nothing to say."""
+"""Responses to all requests but heartbeats, whose response is empty."""

@@ -1,11 +1,11 @@
-"""The classic groups of one shard: which there are, their held requests, their records. Pure.
+"""The classic groups of a shard, with their held requests and records. Pure.
 
-A group exists from its first join: until its first generation it is in no record. It ends with the
+A group exists from its first join. Until its first generation it is in no record. It ends with the
 tombstone of its record, or once neither members nor ids that may join are left.
 
-**Held requests.** A decision that holds a request gives its ticket; a later one of the group gives
-the response, which waits here until the caller takes it. Take it in a decision of its own: then it
-leaves once the records that it depends on are committed.
+**Held requests.** A decision that holds a request gives its ticket. A later decision of the group
+gives the response, which waits here until the caller takes it. The caller takes it in a separate
+decision, so that it leaves once the records that it depends on are committed.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class ClassicGroups:
     """The groups by id. Decisions change soft state, which a load forgets (`classic_group`)."""
 
     def __init__(self, shared: Shared, on_changed: Callable[[str], None]) -> None:
-        """`on_changed` is called with the id of a group that answers a held request."""
+        """`on_changed` gets the id of a group that responds to a held request."""
         self._shared = shared
         self._on_changed = on_changed
         self._groups: dict[str, ClassicGroup] = {}
         self._responses: dict[int, Joined | Synced | LogError | None] = {}
-        """Of the held requests still waited for; None: no response yet."""
+        """Response by ticket of a held request that a caller awaits, or None before it."""
         self._last: _Last | None = None
 
     # Queries
@@ -65,7 +65,7 @@ class ClassicGroups:
         return iter(tuple(self._groups.values()))
 
     def get(self, group_id: str) -> ClassicGroup | None:
-        """The group of the id; None without one."""
+        """The group of the id, or None."""
         return self._groups.get(group_id)
 
     def is_answered(self, ticket: int) -> bool:
@@ -73,7 +73,7 @@ class ClassicGroups:
         return self._responses.get(ticket) is not None
 
     def take(self, ticket: int) -> Joined | Synced:
-        """The response of a held request that is answered. Raises the LogError of a refusal."""
+        """The response of a held request that has it. Raises the LogError of a rejection."""
         response = self._responses[ticket]
         assert response is not None
         if isinstance(response, LogError):
@@ -81,7 +81,7 @@ class ClassicGroups:
         return response
 
     def forget(self, ticket: int) -> None:
-        """No caller waits for the held request any more."""
+        """Forget the held request, since no caller waits for it any more."""
         self._responses.pop(ticket, None)
 
     # Decisions
@@ -111,7 +111,7 @@ class ClassicGroups:
         """Decide about members that leave. Raises LogError."""
         group = self._groups.get(request.group_id)
         if group is None:
-            # Each member has its own error in the answer.
+            # Each member has its own error in the response.
             group = ClassicGroup(request.group_id, self._shared)
         return self._decided(group, group.leave(request, now_ms=now_ms, wall_ms=time_ms))
 
@@ -130,16 +130,17 @@ class ClassicGroups:
         return group.tombstones()
 
     def refused(self, records: tuple[CoordinatorRecord, ...], now_ms: int, time_ms: int) -> None:
-        """These records of a decision are too large. If it was of a group of this kind, it has
-        changed soft state: the group gives up its members.
+        """Fail the last decision if these are its records, which are too large.
 
-        The requests that the decision released fail: no record has what their answers say.
+        If a group of this kind decided, it has changed soft state and gives up its members. The
+        requests that the decision released fail, since no record has the content of their
+        responses.
         """
         last = self._last
         if last is not None and last.records is records:
             others = last.group.dissolve(now_ms=now_ms, wall_ms=time_ms)
             error = LogError(RECORD_TOO_LARGE)
-            failed = (Released(one.ticket, error) for one in (*last.released, *others))
+            failed = (Released(held.ticket, error) for held in (*last.released, *others))
             self._respond(last.group, tuple(failed))
 
     def _known(self, group_id: str) -> ClassicGroup:
@@ -175,7 +176,7 @@ class ClassicGroups:
     # Replay
 
     def replay(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
-        """Apply a record: a generation, or the end of a group."""
+        """Apply a record of a generation, or of the end of a group."""
         group = self._groups.get(key.group)
         if value is None:
             if group is not None:
@@ -186,13 +187,13 @@ class ClassicGroups:
         group.replay(value)
 
     def replaced(self, group_id: str) -> None:
-        """The group is of the other kind by now."""
+        """Drop the group, since it is of the other kind by now."""
         group = self._groups.get(group_id)
         if group is not None:
             assert group.is_empty
             self._drop(group)
 
     def restart_timers(self, now_ms: int) -> None:
-        """Begin all timers with their full length: after a load, or a time without writes."""
+        """Restart all timers with their full length, after a load or a time without writes."""
         for group in self:
             group.restart_timers(now_ms)
