@@ -1,4 +1,4 @@
-"""Machinery of the whole suite: order by recorded durations, patient property tests.
+"""Machinery of the whole suite: order by durations, patient property tests, quick collector.
 
 `scripts/test` spreads the modules over processes. The longest module comes first, so that the
 processes finish together. `tests/durations.json` keeps the seconds of every module that takes at
@@ -7,13 +7,17 @@ least a second. `scripts/test --full --record-durations` writes the file again.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.garbage import exempt_existing
 
 DURATIONS: Final = Path(__file__).with_name("durations.json")
 RECORDED_S_MIN: Final = 1.0
@@ -37,6 +41,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Record durations where the results of all processes arrive."""
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder(), "duration-recorder")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without garbage collections, and exempt them from later ones."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        exempt_existing()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

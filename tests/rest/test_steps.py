@@ -50,9 +50,8 @@ def longest_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         run(handle)
         longest[0] = max(longest[0], time.thread_time() - began)
 
-    # As in a node: the collector does not scan what was there before the request.
+    # As in a node: the collector does not scan the modules, which tests/conftest.py has exempted.
     gc.collect()
-    gc.freeze()
     thresholds = gc.get_threshold()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
@@ -61,7 +60,6 @@ def longest_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
             yield longest
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 class LongStepError(AssertionError):
