@@ -304,6 +304,7 @@ async def versions(hosts: Sequence[str]) -> list[str | None]:
     return found
 
 
+@pytest.mark.full  # three real nodes; drivers/test_ssh upgrades hosts
 async def test_hosts_of_an_earlier_release_are_recognised_and_upgraded(
     hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -369,6 +370,7 @@ async def test_hosts_of_an_earlier_release_are_recognised_and_upgraded(
             assert await host.configurations() == {f"node-{number}": texts[name]}
 
 
+@pytest.mark.full  # five real nodes; drivers/test_ssh adds hosts and loses their disks
 async def test_a_cluster_from_nothing_grows_loses_a_disk_and_stops(
     hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
@@ -359,5 +359,15 @@ class GroupMachine(RuleBasedStateMachine):
         self.converge()
 
 
+QUICK: Final = settings(max_examples=100, stateful_step_count=40, deadline=None)
+FULL: Final = settings(QUICK, max_examples=300)
+
 TestGroupModel = GroupMachine.TestCase
-TestGroupModel.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestGroupModel.settings = QUICK
+
+
+@pytest.mark.full  # three times as many examples
+class TestGroupModelAtLength(GroupMachine.TestCase):  # type: ignore[misc,name-defined]
+    """The same model, for longer."""
+
+    settings = FULL

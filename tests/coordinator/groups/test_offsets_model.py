@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -316,5 +318,15 @@ def contents(table: OffsetTable) -> list[object]:
     ]
 
 
+QUICK: Final = settings(max_examples=100, stateful_step_count=50, deadline=None)
+FULL: Final = settings(QUICK, max_examples=300)
+
 TestOffsetsAgainstModel = OffsetsAgainstModel.TestCase
-TestOffsetsAgainstModel.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestOffsetsAgainstModel.settings = QUICK
+
+
+@pytest.mark.full  # three times as many examples
+class TestOffsetsAtLength(OffsetsAgainstModel.TestCase):  # type: ignore[misc,name-defined]
+    """The same model, for longer."""
+
+    settings = FULL

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Final
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -668,5 +670,15 @@ TRANSITIONS = {
     (State.PREPARE_ABORT, State.COMPLETE_ABORT),
 }
 
+QUICK: Final = settings(max_examples=50, stateful_step_count=60, deadline=None)
+FULL: Final = settings(QUICK, max_examples=150)
+
 TestTransactionModel = TransactionModel.TestCase
-TestTransactionModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTransactionModel.settings = QUICK
+
+
+@pytest.mark.full  # three times as many examples
+class TestTransactionModelAtLength(TransactionModel.TestCase):  # type: ignore[misc,name-defined]
+    """The same model, for longer."""
+
+    settings = FULL

@@ -6,7 +6,9 @@ The model knows the answers of the present coordinator only, and judges each of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -460,7 +462,17 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
         assert len(self.stage.timers) == 0
 
 
-TestClassicGroupAgainstModel = ClassicGroupAgainstModel.TestCase
-TestClassicGroupAgainstModel.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+QUICK: Final = settings(
+    max_examples=100, stateful_step_count=60, deadline=None, report_multiple_bugs=False
 )
+FULL: Final = settings(QUICK, max_examples=300)
+
+TestClassicGroupAgainstModel = ClassicGroupAgainstModel.TestCase
+TestClassicGroupAgainstModel.settings = QUICK
+
+
+@pytest.mark.full  # three times as many examples
+class TestClassicGroupAtLength(ClassicGroupAgainstModel.TestCase):  # type: ignore[misc,name-defined]
+    """The same model, for longer."""
+
+    settings = FULL
