@@ -49,6 +49,22 @@ def test_a_struct_takes_at_most_four_arguments_by_position(root: Path) -> None:
     ]
 
 
+def test_an_attribute_is_set_only_on_self_or_in_the_module_of_its_class(root: Path) -> None:
+    product = (
+        "class Row:\n    count: int = 0\n"
+        "class Log:\n    def __init__(self, row, log):\n        self.end = 0\n"
+        "        row.count += 1\n        log.end = 2\n        log.start, log.parts[0] = 1, 2\n"
+        "        self.log.on_full = self.f\n        log.error.__cause__ = None\n"
+        "        self.log.size += 1\n"
+    )
+    found = faults(root, {"raftlog/a.py": product, "tests/b.py": "a.b.c = 1"})
+    assert [fault for fault in found if fault.startswith("outside")] == [
+        "outside log.start is set from outside",
+        "outside self.log.on_full is set from outside",
+        "outside self.log.size is set from outside",
+    ]
+
+
 def test_product_code_has_a_reference(root: Path) -> None:
     product = (
         "LIMIT = 1\nUSED = 2\n"

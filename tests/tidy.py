@@ -6,6 +6,7 @@ lowers the ceilings of `tests/ceilings.txt` to today's counts. The rules:
 - `long-function`: a function has at most 70 lines, its docstring included;
 - `unreferenced`: a function, class, constant or method of the product that no product code names;
 - `positional`: a struct is built with at most four positional arguments;
+- `outside`: product code sets an attribute on `self` or in the module of its class only;
 - `words`: README.md, a DESIGN.md and all documents together have a bound in words.
 
 The index of references goes by name: a name that any product code mentions counts as used, whatever
@@ -115,6 +116,10 @@ class Module:
     classes: dict[str, Class]
     calls: list[tuple[str, int, int]]
     """Name, line and number of positional arguments of each call with too many for a struct."""
+    sets: list[tuple[str, int]]
+    """Target and line of each set attribute of an object other than `self`."""
+    attributes: set[str]
+    """Attributes that the module's classes declare, or set on `self`."""
     definitions: list[Definition]
     mentions: dict[str, list[int]]
     """Lines on which each name is used."""
@@ -127,7 +132,16 @@ def module_of(path: Path) -> Module:
     """Read a module once."""
     tree = tree_of(path)
     exported, skipped = _exported(tree)
-    module = Module([], {}, [], list(_definitions(tree)), defaultdict(list), exported)
+    module = Module(
+        functions=[],
+        classes={},
+        calls=[],
+        sets=[],
+        attributes=set(),
+        definitions=list(_definitions(tree)),
+        mentions=defaultdict(list),
+        exports=exported,
+    )
     for node, owner in _walk(tree, ""):
         if isinstance(node, Function):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -136,6 +150,13 @@ def module_of(path: Path) -> Module:
             bases = frozenset(map(_base, node.bases))
             is_dataclass = "dataclass" in map(_name, node.decorator_list)
             module.classes[node.name] = Class(bases, is_dataclass)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and owner:
+            module.attributes.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if _name(node.value) in ("self", "cls") and isinstance(node.value, ast.Name):
+                module.attributes.add(node.attr)
+            elif not node.attr.startswith("__"):
+                module.sets.append((ast.unparse(node), node.lineno))
         elif isinstance(node, ast.Call):
             given = sum(not isinstance(argument, ast.Starred) for argument in node.args)
             if given > POSITIONAL_MAX:
@@ -236,6 +257,14 @@ def positional(path: Path, structs: frozenset[str]) -> Iterator[Fault]:
     for name, line, given in module_of(path).calls:
         if name in structs:
             yield Fault("positional", f"{path}:{line}", f"{name} takes {given} by position")
+
+
+def set_from_outside(path: Path) -> Iterator[Fault]:
+    """Each attribute set on an object whose class is in another module."""
+    module = module_of(path)
+    for target, line in module.sets:
+        if target.rpartition(".")[2] not in module.attributes:
+            yield Fault("outside", f"{path}:{line}", f"{target} is set from outside")
 
 
 def modules(root: Path, trees: Sequence[str]) -> dict[Path, Module]:
@@ -346,6 +375,8 @@ def code_faults(path: Path, root: Path = ROOT) -> list[Fault]:
         if not _is_generated(file, root)
         for fault in (*long_functions(file), *positional(file, structs))
     ]
+    product = [file for file in files if file.relative_to(root).parts[0] in PRODUCT]
+    found += [fault for file in product for fault in set_from_outside(file)]
     below = set(map(str, files))
     found += [fault for fault in unreferenced(root) if fault.place.rpartition(":")[0] in below]
     return found
@@ -377,7 +408,7 @@ def figures(root: Path = ROOT) -> list[Figure]:
     )
     for place, files in packages(root).items():
         found += language.figures(place, files)
-        for rule in ("long-function", "unreferenced", "positional"):
+        for rule in ("long-function", "unreferenced", "positional", "outside"):
             found.append(Figure(rule, place, sum(counts[rule, str(file)] for file in files)))
     total = 0
     for page in pages(root):

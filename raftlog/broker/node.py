@@ -1,7 +1,7 @@
 """The services of one node, as its broker uses them, and the node's readiness.
 
 Readiness has two levels. A starting or stopping node serves nothing, because it may merely not have
-read an unknown topic yet (`NodeServices.is_ready`). A node without an active controller can still
+read an unknown topic yet (`NodeServices.readiness`). A node without an active controller can still
 read and write the partitions that it leads. It serves, and the quorum itself refuses changes of
 metadata (NO_CONTROLLER). But the node is not *ready* (`unready`), because a load balancer or a
 rolling restart should prefer the other nodes. The same holds for a fenced node, and after a start
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from raftlog.controller.disk_watch import DiskWatch
 from raftlog.coordinator.shard.service import Coordinators
 from raftlog.coordinator.shard.status import CoordinatorStatus
 from raftlog.metadata.apply.apply import ApplyResult
@@ -24,6 +25,22 @@ from raftlog.replication.manager import ReplicaManager, ReplicationStatus
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Randomness
+
+
+class Readiness:
+    """Whether a node serves. A node without an active controller serves."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = "The node is starting."
+        """Why the node does not serve. None while it serves."""
+
+    def started(self) -> None:
+        """Serve from now on."""
+        self.reason = None
+
+    def stopping(self) -> None:
+        """Serve no more."""
+        self.reason = "The node is stopping."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +63,11 @@ class NodeServices:
     """Sums over all replicas of this node, for metrics."""
     coordination: Callable[[], CoordinatorStatus]
     """Sums over all coordinators of this node, for metrics."""
-    is_ready: Callable[[], str | None]
-    """None while the node serves, otherwise the reason (starting, stopping). Listeners then refuse
-    every request. A node without an active controller serves."""
-    catching_up: Callable[[], str | None] = lambda: None
+    readiness: Readiness
+    """Whether the node serves. If not, listeners refuse every request."""
+    catching_up: Callable[[], str | None]
     """None once the replicas have been in sync since the start, otherwise those that lag."""
-    can_write: Callable[[], bool] = lambda: True
+    disk: DiskWatch
     """Whether this node's disk takes writes. If not, the node resigns its leadership."""
 
     @property
@@ -70,7 +86,7 @@ def cluster_hosts(services: NodeServices) -> Iterator[str]:
 
 def unready(services: NodeServices) -> LogError | None:
     """None while the node is ready, otherwise the error with the reason."""
-    reason = services.is_ready()
+    reason = services.readiness.reason
     if reason is not None:
         return LogError(NOT_READY, reason)
     quorum = services.quorum

@@ -84,7 +84,7 @@ class Broker(ListenedService):
 
         A starting node may merely not have read an unknown topic from disk yet.
         """
-        reason = self.services.is_ready()
+        reason = self.services.readiness.reason
         if reason is not None:
             raise LogError(NOT_READY, reason)
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from raftlog.controller.disk_watch import DiskWatch
 from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.messages import (
     HEARTBEAT_S,
@@ -50,13 +51,13 @@ class Heartbeats:
         broker_id: BrokerId,
         permit: LeadPermit,
         deliver: Callable[[Heartbeat], HeartbeatReply],
-        can_write: Callable[[], bool],
+        disk: DiskWatch,
         on_cluster_time: Callable[[int, int], None],
     ) -> None:
         """`deliver` has this node's own controller take a heartbeat. Responses feed the `permit`.
 
-        `can_write` returns whether this node's disk takes writes. `on_cluster_time` takes the lower
-        and the upper cluster time of each response.
+        They report whether this node's `disk` takes writes. `on_cluster_time` takes the lower and
+        the upper cluster time of each response.
         """
         self._quorum = quorum
         self._clock = clock
@@ -64,7 +65,7 @@ class Heartbeats:
         self._broker_id = broker_id
         self._permit = permit
         self._deliver = deliver
-        self._can_write = can_write
+        self._disk = disk
         self._on_cluster_time = on_cluster_time
         self.unwritable: frozenset[BrokerId] = frozenset()
         """The brokers without a writable disk, by the newest answer."""
@@ -170,7 +171,7 @@ class Heartbeats:
             broker_epoch=permit.broker_epoch,
             applied_index=self._quorum.applied_index,
             stopping=self._stopping,
-            can_write=self._can_write(),
+            can_write=self._disk.can_write(),
             time_ms=max(self._clock.time_ms(), 0),
         )
         if leader_id == self._broker_id:

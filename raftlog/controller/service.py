@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 from raftlog.controller.active import ActiveController
+from raftlog.controller.disk_watch import DiskWatch
 from raftlog.controller.heartbeat import Heartbeats
 from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.log_ends import LogEndQueries
@@ -52,15 +53,15 @@ class ControllerService:
         permit: LeadPermit,
         on_fatal: Callable[[str], None],
         log_end: Callable[[PartitionKey], LogEnd],
-        can_write: Callable[[], bool] = lambda: True,
+        disk: DiskWatch,
         on_cluster_time: Callable[[int, int], None] = lambda _lower, _upper: None,
     ) -> None:
         """Heartbeats feed the `permit`. `on_fatal` receives the reason if the node must end.
 
         `log_end` returns the end of this node's log of a partition, NO_LOG_END without a usable
-        log. `can_write` returns whether this node's disk takes writes. If not, other brokers should
-        lead. `on_cluster_time` takes the lower and the upper cluster time, in milliseconds, of each
-        response of the controller.
+        log. If this node's `disk` takes no writes, other brokers should lead. `on_cluster_time`
+        takes the lower and the upper cluster time, in milliseconds, of each response of the
+        controller.
         """
         self._quorum = quorum
         self._state_machine = state_machine
@@ -89,7 +90,7 @@ class ControllerService:
             broker_id=broker_id,
             permit=permit,
             deliver=self._active.handle_heartbeat,
-            can_write=can_write,
+            disk=disk,
             on_cluster_time=on_cluster_time,
         )
         self._unreadable: set[int] = set()

@@ -296,7 +296,7 @@ def _storage_metrics(services: NodeServices) -> Iterator[Metric]:
     yield gauge(
         "raftlog_disk_writable",
         "1, or 0 while the disk is full or stalled and this node resigns its leadership.",
-        int(services.can_write()),
+        int(services.disk.can_write()),
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from raftlog import __version__
-from raftlog.broker.node import NodeServices
+from raftlog.broker.node import NodeServices, Readiness
 from raftlog.controller.disk_watch import DiskWatch
 from raftlog.controller.lead_permit import LeadPermit
 from raftlog.controller.service import ControllerService
@@ -104,13 +104,12 @@ class NodeCore:
         self._first_sync = FirstSync(lambda: state_machine.image, node_id)
         state_machine.subscribe(self._first_sync.applied)
         self.quorum = quorum
-        self.not_ready: str | None = "The node is starting."
+        self._readiness = Readiness()
         self._state_machine = state_machine
         self._disk = disk
         self._tasks = TaskGroup(on_fatal)
         self._creating_cluster = False
         follow_storage_limits(state_machine, logs)
-        logs.on_failed(on_fatal)
         self.permit = LeadPermit(quorum=quorum, clock=clock, broker_id=node_id)
         self._disk_watch = DiskWatch(permit=self.permit, quorum=quorum, logs=logs, clock=clock)
         self.controller = ControllerService(
@@ -122,7 +121,7 @@ class NodeCore:
             permit=self.permit,
             on_fatal=on_fatal,
             log_end=partial(_log_end, logs),
-            can_write=self._disk_watch.can_write,
+            disk=self._disk_watch,
             on_cluster_time=logs.note_cluster_time,
         )
         logs.follow_cluster_time()
@@ -174,9 +173,9 @@ class NodeCore:
             randomness=randomness,
             node_id=node_id,
             replication=self.data.status,
-            is_ready=lambda: self.not_ready,
+            readiness=self._readiness,
             catching_up=self._catching_up,
-            can_write=self._disk_watch.can_write,
+            disk=self._disk_watch,
         )
         self._registration = Registration(
             node_id=node_id,
@@ -187,6 +186,11 @@ class NodeCore:
             on_fatal=on_fatal,
         )
         state_machine.subscribe(self._registration.forget_directories)
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why this node does not serve. None while it serves."""
+        return self._readiness.reason
 
     @classmethod
     async def open(
@@ -254,7 +258,7 @@ class NodeCore:
             identity=identity,
             state_machine=state_machine,
             quorum=quorum,
-            logs=await LogManager.open(disk, clock),
+            logs=await LogManager.open(disk, clock, on_failed=on_fatal),
             topic_settings=topic_settings,
             replacement=replacement,
             disk=disk,
@@ -325,11 +329,11 @@ class NodeCore:
                 self.quorum, self.services.node_id, self.services.clock
             )
             self._tasks.spawn(vote, "regain-vote")
-        self.not_ready = None
+        self._readiness.started()
 
     async def leave(self) -> None:
         """Let others take over the led partitions, while this node can still be reached."""
-        self.not_ready = "The node is stopping."
+        self._readiness.stopping()
         self._tasks.cancel()
         if not await self.controller.shut_down(LEAVE_TIMEOUT_S):
             logger.warning(
@@ -339,7 +343,7 @@ class NodeCore:
 
     async def close(self) -> None:
         """Stop cleanly, with acknowledged records durable and no scan at the next start."""
-        self.not_ready = "The node is stopping."
+        self._readiness.stopping()
         await self._tasks.close()
         await self.coordinators.close()
         await self.data.close()

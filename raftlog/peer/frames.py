@@ -83,18 +83,22 @@ def _head(first: int, size: int, masked: int) -> bytes:
 class FrameReader:
     """Turns received bytes into messages."""
 
-    __slots__ = ("_is_masked", "_rest", "_rest_start", "_wanted_bytes", "bytes_max", "is_ended")
+    __slots__ = ("_bytes_max", "_is_masked", "_rest", "_rest_start", "_wanted_bytes", "is_ended")
 
     def __init__(self, *, is_masked: bool, bytes_max: int) -> None:
         self._is_masked = MASKED if is_masked else 0
-        self.bytes_max = bytes_max
-        """Most bytes of a WebSocket message. May be raised between messages."""
+        self._bytes_max = bytes_max
+        """Most bytes of a WebSocket message."""
         self.is_ended = False
         """Whether the peer has announced the end. Later bytes do not count."""
         # Start of an incomplete message, with its length, or 0 while its head is incomplete.
         self._rest = bytearray()
         self._rest_start = 0
         self._wanted_bytes = 0
+
+    def allow(self, bytes_max: int) -> None:
+        """Accept longer messages from the next message on."""
+        self._bytes_max = bytes_max
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that `data` completes. Raises FrameError."""
@@ -178,9 +182,9 @@ class FrameReader:
                 return None
             size = int.from_bytes(data[start : start + length_bytes], "big")
             start += length_bytes
-        if size > self.bytes_max:
+        if size > self._bytes_max:
             raise FrameError(
-                f"a WebSocket frame of {size} bytes is over the limit of {self.bytes_max}"
+                f"a WebSocket frame of {size} bytes is over the limit of {self._bytes_max}"
             )
         if self._is_masked:
             start += MASK_BYTES

@@ -162,7 +162,7 @@ class _Side(asyncio.Protocol):
             self._transport.write(data)
 
     def _peer_is_proven(self) -> None:
-        self._reader.bytes_max = FRAME_BYTES_MAX
+        self._reader.allow(FRAME_BYTES_MAX)
 
     def _offer(
         self,

@@ -97,7 +97,7 @@ class RaftCore(PySyncObjKernel):
         self._announced = (0, 0)
         self._leader_heard_at = -math.inf
         self._prevotes = PreVoteRounds(timing.election_min_s / 2)
-        log.on_voters_changed = self.refresh_members
+        log.on_voters_changed(self.refresh_members)
         self.refresh_members()
         if self.log.voters.ids == {self.me}:
             # All durable entries are on the only voter, so they are committed. The voter need not

@@ -142,7 +142,7 @@ class RaftMember(Generic[R]):
         self._on_role: list[Callable[[], None]] = []
         self._on_message: list[Callable[[int, bytes], None]] = []
         self._on_connection: list[Callable[[int, ConnectionEvent], None]] = []
-        log.on_voters_changed = self._voters_changed
+        log.on_voters_changed(self._voters_changed)
 
     def _new_snapshots(self) -> SnapshotManager:
         return SnapshotManager(
@@ -585,7 +585,6 @@ class RaftMember(Generic[R]):
         self._wake()
 
     def _voters_changed(self) -> None:
-        self._core.refresh_members()
         logger.info("the voters are %s", sorted(self._log.voters.ids))
         if self._address:
             self._keep_alive.retarget()

@@ -78,7 +78,6 @@ class ReplicaManager:
             on_open_failed=self._on_open_failed,
             on_fatal=on_fatal,
         )
-        self._write_refusal: LogError | None = None
         self._configuring_count = 0
         """Changes of configs that have not reached all logs."""
         self._all_configured = asyncio.Event()
@@ -115,11 +114,8 @@ class ReplicaManager:
 
     def refuse_writes(self, error: LogError | None) -> None:
         """Refuse all appends with `error` but serve reads. None accepts appends again."""
-        self._write_refusal = error
-        served = list(self._by_id.values())
-        for partition in served:
-            partition.write_refusal = error
-        self._in_turns(served, lambda one: one.refuse_writes(self._write_refusal))
+        self._host.write_gate.refuse(error)
+        self._in_turns(list(self._by_id.values()), Partition.write_gate_moved)
 
     async def start(self) -> None:
         """Open every replica that the metadata assigns to this node, then apply its changes."""
@@ -245,7 +241,7 @@ class ReplicaManager:
         """
         changed = [each for each in partitions if each.min_insync_replicas != min_insync_replicas]
         for partition in changed:
-            partition.min_insync_replicas = min_insync_replicas
+            partition.set_minimum(min_insync_replicas)
         # A lower minimum commits records.
         self._in_turns(changed, Partition.maybe_commit)
 
@@ -317,7 +313,7 @@ class ReplicaManager:
 
     def set_leaving(self, partition: Partition, *, leaving: bool) -> None:
         """Stop following while the replica leaves the ISR to be replaced, or resume."""
-        partition.is_leaving = leaving
+        partition.set_leaving(leaving=leaving)
         if self.replica(partition.topic_id, partition.partition) is partition:
             self._follow(partition)
 
@@ -433,7 +429,6 @@ class ReplicaManager:
             host=self._host,
             on_loss_cleared=self.refresh,
         )
-        partition.write_refusal = self._write_refusal
         key = (topic.topic_id, row.partition)
         self._partitions.setdefault(topic.name, {})[row.partition] = partition
         self._by_id[key] = partition

@@ -114,10 +114,9 @@ class Partition(Replica):
             min_insync_replicas=min_insync_replicas,
             host=host,
         )
-        self.write_refusal: LogError | None = None
-        """Why the node takes no appends. None while the node takes appends."""
         self.is_leaving = False
         """Whether the replica is about to leave the ISR for replacement, and must not follow."""
+        self._write_gate = host.write_gate
         self.loss_gate = LossGate(
             self,
             may_have_lost_data=log.possible_loss is not None,
@@ -136,7 +135,6 @@ class Partition(Replica):
         log.listeners.flushed.append(self._on_flushed)
         log.listeners.log_start_durable.append(self._on_log_start_durable)
         log.listeners.horizon_raised.append(self._on_horizon_raised)
-        log.tombstones_held_from = self._tombstones_held_from
         log.listeners.failed.append(self.close)
         log.listeners.appended.append(self._on_appended)
         self._take_role()
@@ -156,6 +154,14 @@ class Partition(Replica):
         self.image = image
         self.min_insync_replicas = min_insync_replicas
         self._take_role()
+
+    def set_minimum(self, min_insync_replicas: int) -> None:
+        """Apply a changed min.insync.replicas. The caller then has the leader commit by it."""
+        self.min_insync_replicas = min_insync_replicas
+
+    def set_leaving(self, *, leaving: bool) -> None:
+        """Note whether the replica is about to leave the ISR for replacement."""
+        self.is_leaving = leaving
 
     def _take_role(self) -> None:
         row, role = self.image, self.leader_role
@@ -197,7 +203,8 @@ class Partition(Replica):
 
     def _begin_leading(self) -> None:
         try:
-            self.leader_role = LeaderRole(self)
+            self.leader_role = role = LeaderRole(self)
+            self.log.hold_tombstones(role)
             for listener in self.host.lead_listeners:
                 listener(self.topic_id, self.partition)
         except LogError as error:
@@ -211,6 +218,7 @@ class Partition(Replica):
     def _stop_leading(self, error: LogError) -> None:
         role, self.leader_role = self.leader_role, None
         if role is not None:
+            self.log.hold_tombstones(None)
             role.end(error)
             self.wake_all_readers()
 
@@ -233,8 +241,8 @@ class Partition(Replica):
     def _on_flushed(self, _flushed_offset: Offset) -> None:
         if self.leader_role is not None:
             self.leader_role.advance()
-        elif self.follower_role.on_durable is not None:
-            self.follower_role.on_durable()
+        else:
+            self.follower_role.durable_moved()
 
     def _on_log_start_durable(self) -> None:
         # Also after a deletion by this node's own retention, perhaps long after the last record.
@@ -243,16 +251,12 @@ class Partition(Replica):
         self.wake_stable_readers()
         if self.leader_role is not None:
             self.leader_role.log_start_moved()
-        elif self.follower_role.on_durable is not None:
-            self.follower_role.on_durable()
+        else:
+            self.follower_role.durable_moved()
 
     def _on_horizon_raised(self) -> None:
         if self.leader_role is not None:
             self.leader_role.end_outrun_feeds()
-
-    def _tombstones_held_from(self) -> Offset | None:
-        role = self.leader_role
-        return None if role is None else role.tombstones_held_from()
 
     def _on_appended(
         self, base: Offset, following: Offset, buffers: Sequence[Buffer], size_bytes: int
@@ -263,15 +267,13 @@ class Partition(Replica):
 
     # Writers and readers
 
-    def refuse_writes(self, error: LogError | None) -> None:
-        """Refuse all appends with `error`, an error of the node, not of the partition. None
-        accepts appends again.
+    def write_gate_moved(self) -> None:
+        """Follow the node's write gate.
 
-        Waiting readers wake, and their next read reports whether the node still serves records. A
-        leader that may act again commits at once.
+        If it refuses appends, waiting readers wake, and their next read reports whether the node
+        still serves records. If it accepts them, a leader that may act again commits at once.
         """
-        self.write_refusal = error
-        if error is not None:
+        if self._write_gate.refusal is not None:
             self.wake_all_readers()
         else:
             self.maybe_commit()
@@ -288,8 +290,8 @@ class Partition(Replica):
     def writer(self) -> LeaderRole:
         """The leader role, for one append. Raises the LogError that an append would raise."""
         role = self.leader_role or self.require_leader()
-        if self.write_refusal is not None:
-            raise LogError(self.write_refusal.entry, self.write_refusal.message)
+        if (refusal := self._write_gate.refusal) is not None:
+            raise LogError(refusal.entry, refusal.message)
         return role
 
     async def append(

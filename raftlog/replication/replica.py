@@ -70,6 +70,18 @@ async def _no_barrier() -> None:
     """The barrier of replicas without a cluster."""
 
 
+class WriteGate:
+    """The node's refusal of all appends, or none, for all its partitions."""
+
+    def __init__(self) -> None:
+        self.refusal: LogError | None = None
+        """Why the node takes no appends. None while the node takes appends."""
+
+    def refuse(self, error: LogError | None) -> None:
+        """Refuse all appends with `error`, an error of the node. None accepts appends again."""
+        self.refusal = error
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """The node, as its replicas see it."""
@@ -89,6 +101,7 @@ class Host:
     confirm: Callable[[], Awaitable[object]] = _no_barrier
     """Returns once this node has applied all metadata that was committed before the call. Raises
     LogError."""
+    write_gate: WriteGate = field(default_factory=WriteGate)
     next_producer_id: Callable[[], int] = lambda: PRODUCER_ID_MAX
     """The first producer id that the applied metadata has not issued."""
 
@@ -181,10 +194,17 @@ class Replica:
 
     def move_high_watermark(self, end: Offset) -> None:
         """Mark everything below `end` as committed, and wake the readers that waited for it."""
-        self.high_watermark = self.log.high_watermark = end
+        self.high_watermark = end
+        self.log.note_high_watermark(end)
         self.committed_bytes.committed(end)
         self.readers.committed(end)
         self.wake_stable_readers()
+
+    def fit_high_watermark(self) -> None:
+        """Bound the high watermark by the ends of the log, which a rearrangement has moved."""
+        end = max(min(self.high_watermark, self.log.log_end_offset), self.log.log_start_offset)
+        self.high_watermark = end
+        self.log.note_high_watermark(end)
 
     def require_open(self) -> None:
         """Raise LogError if the replica is closed."""

@@ -68,9 +68,10 @@ class Maintenance:
         settings: StorageSettings,
         logs: Mapping[tuple[TopicId, PartitionId], Log],
         file: CheckpointFile,
+        on_failed: Callable[[str], None],
     ) -> None:
-        self.on_failed: Callable[[str], None] = lambda _reason: None
-        """Callback after maintenance has ended by an error. The node must end."""
+        """`on_failed` is called after maintenance has ended by an error. The node must end."""
+        self._on_failed = on_failed
         self.free_bytes = 0
         self.scrubber = Scrubber(shared, settings, logs)
         self._shared = shared
@@ -91,7 +92,7 @@ class Maintenance:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
         self._shared.room_bytes += self._reserve_bytes - reserve_bytes
         self._reserve_bytes = reserve_bytes
-        self.scrubber.bytes_per_s = scrub_bytes_per_s
+        self.scrubber.limit(scrub_bytes_per_s)
 
     def start(self) -> None:
         """Start ticking."""
@@ -154,7 +155,7 @@ class Maintenance:
         error = task.exception()
         reason = f"storage maintenance ended: {error}"
         logger.critical("%s", reason, exc_info=error)
-        self.on_failed(reason)
+        self._on_failed(reason)
 
     def _start_syncs(self, now: float) -> None:
         for core, since in self._shared.changed.items():

@@ -97,7 +97,14 @@ class StorageTotals:
 class LogManager:
     """Owns the data directory's logs. Made by `open`. Lives in the event loop."""
 
-    def __init__(self, disk: Disk, clock: Clock, settings: StorageSettings, left: LastRun) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        settings: StorageSettings,
+        left: LastRun,
+        on_failed: Callable[[str], None],
+    ) -> None:
         self._disk = disk
         self._is_incomplete = left.is_incomplete
         self._is_noted = left.is_noted
@@ -122,28 +129,30 @@ class LogManager:
         self._closing = False
         self._file = CheckpointFile(disk, clock, self._collect, self._published)
         self._opener = GroupOpener(self._shared, self._file.write)
-        self._maintenance = Maintenance(self._shared, settings, self._logs, self._file)
+        self._maintenance = Maintenance(self._shared, settings, self._logs, self._file, on_failed)
 
     @classmethod
     async def open(
-        cls, disk: Disk, clock: Clock, settings: StorageSettings | None = None
+        cls,
+        disk: Disk,
+        clock: Clock,
+        settings: StorageSettings | None = None,
+        *,
+        on_failed: Callable[[str], None] = lambda _reason: None,
     ) -> LogManager:
         """Read the state of the last run and remove its clean-shutdown marker, durably.
 
-        Opens no log. Call `open_replica` for each. Raises DiskError.
+        Opens no log. Call `open_replica` for each. `on_failed` is called with the reason once
+        storage fails as a whole, and the node must end. Raises DiskError.
         """
         left = await disk.run(partial(read_last_run, disk))
-        manager = cls(disk, clock, settings or StorageSettings(), left)
+        manager = cls(disk, clock, settings or StorageSettings(), left, on_failed)
         try:
             await manager._file.write()
         except DiskFullError:
             logger.warning("disk full: starting with the checkpoint file unchanged")
             await disk.run(partial(take_marker_away, disk))
         return manager
-
-    def on_failed(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the reason once storage fails as a whole. The node must end."""
-        self._maintenance.on_failed = callback
 
     @property
     def room_bytes(self) -> int:

@@ -33,7 +33,7 @@ from raftlog.routing.router import PartitionRouter
 from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
-from raftlog.storage.log.core import Listeners
+from raftlog.storage.log.core import Listeners, TombstoneHold
 from raftlog.storage.log.log import Log
 from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
@@ -74,6 +74,12 @@ class MemoryLog:
         """Always empty: no test here writes in transactions."""
         self.listeners = Listeners()
         self.appender = self.reader = self.operations = self
+
+    def note_high_watermark(self, offset: Offset) -> None:
+        self.high_watermark = offset
+
+    def hold_tombstones(self, hold: TombstoneHold | None) -> None:
+        """It never compacts."""
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
         self.leader_epochs.assign(leader_epoch, self.log_end_offset)
@@ -279,7 +285,7 @@ class DataNode:
             node_id=BrokerId(node_id),
             cluster_id="fake-cluster",
             quorum=SimpleNamespace(leader_id=1),
-            is_ready=lambda: None,
+            readiness=SimpleNamespace(reason=None),
         )
 
     def log(self, topic: str = "one", partition: int = 0) -> MemoryLog:

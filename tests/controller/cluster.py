@@ -11,8 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from raftlog.controller import ControllerService, RefusalReason
+from raftlog.controller.disk_watch import DiskWatch
 from raftlog.controller.lead_permit import LeadPermit
 from raftlog.metadata.apply.apply import ApplyResult
 from raftlog.metadata.commands import (
@@ -180,6 +182,17 @@ class FakeQuorum:
 
 
 @dataclass
+class FakeDisk:
+    """The disk of one node, which a test makes unwritable."""
+
+    unwritable: set[int]
+    node_id: int
+
+    def can_write(self) -> bool:
+        return self.node_id not in self.unwritable
+
+
+@dataclass
 class FakeNode:
     """One node, in one life of its process."""
 
@@ -252,7 +265,7 @@ class Cluster:
             permit=permit,
             on_fatal=fatal.append,
             log_end=lambda _: self.log_ends.get(node_id, NO_LOG_END),
-            can_write=lambda: node_id not in self.unwritable,
+            disk=cast(DiskWatch, FakeDisk(self.unwritable, node_id)),
         )
         node = FakeNode(quorum, service, fatal)
         service.on_lease_changed(lambda valid: node.lease.append((self.clock.now, valid)))

@@ -335,10 +335,23 @@ class FakeNode:
             replication=lambda: self.replication,
             coordination=CoordinatorStatus,
             cluster_id="fake-cluster",
-            is_ready=lambda: self.not_ready,
+            readiness=FakeReadiness(self),
             catching_up=lambda: self.catching_up,
-            can_write=lambda: self.services.node_id not in self.metadata.unwritable,
+            disk=SimpleNamespace(
+                can_write=lambda: self.services.node_id not in self.metadata.unwritable
+            ),
         )
+
+
+class FakeReadiness:
+    """The readiness that a test gives its node."""
+
+    def __init__(self, node: FakeNode) -> None:
+        self._node = node
+
+    @property
+    def reason(self) -> str | None:
+        return self._node.not_ready
 
 
 async def start_server(

@@ -114,7 +114,7 @@ def test_limit_can_be_raised_between_frames() -> None:
         frames.feed(framed([bytes(97)], None))
     frames = FrameReader(is_masked=False, bytes_max=100)
     assert frames.feed(framed([bytes(96)], None)) == [bytes(96)]
-    frames.bytes_max = 1_000
+    frames.allow(1_000)
     assert frames.feed(framed([bytes(97)], None)) == [bytes(97)]
 
 

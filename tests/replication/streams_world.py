@@ -360,6 +360,12 @@ class FakePartition:
             if self.on_durable is not None:
                 self.on_durable()
 
+    def attach_fetcher(self, on_durable: Callable[[], None]) -> None:
+        self.on_durable = on_durable
+
+    def detach_fetcher(self) -> None:
+        self.on_durable = None
+
     async def truncate_for(self, diverging: Diverging, *, leader_epoch: LeaderEpoch) -> None:
         self._require(leader_epoch)
         self.working += 1

@@ -379,24 +379,24 @@ async def test_many_partitions_learn_of_the_lease_over_several_turns(
     await node.settled()
     led = list(node.replicas.led())
     notified: list[int] = []
-    refuse_writes = Partition.refuse_writes
+    moved = Partition.write_gate_moved
     monkeypatch.setattr(
-        Partition, "refuse_writes", lambda *args: notified.append(turn) or refuse_writes(*args)
+        Partition, "write_gate_moved", lambda *args: notified.append(turn) or moved(*args)
     )
     turn = 0
     cut_off = LogError(NO_LEADER, "cut off")
     node.replicas.refuse_writes(cut_off)
     # No append passes from now on; readers wake soon.
-    assert all(each.write_refusal is cut_off for each in led)
+    assert all(each.host.write_gate.refusal is cut_off for each in led)
     # The lease is back before all have learned of its end.
     node.replicas.refuse_writes(None)
-    assert all(each.write_refusal is None for each in led)
+    assert all(each.host.write_gate.refusal is None for each in led)
     while len(notified) < 2_000:
         turn += 1
         await asyncio.sleep(0)
         assert turn < 1_000
     assert max(Counter(notified).values()) == 2 * PARTITIONS_PER_TURN_MAX
-    assert all(each.write_refusal is None for each in led)
+    assert all(each.host.write_gate.refusal is None for each in led)
 
 
 async def test_files_of_a_large_deleted_topic_are_removed_little_by_little(node: OneNode) -> None:

@@ -36,7 +36,7 @@ from raftlog.record.types import (
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
-from raftlog.storage.log.core import Listeners
+from raftlog.storage.log.core import Listeners, TombstoneHold
 from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.replication.permits import SwitchedPermit
@@ -58,6 +58,12 @@ class ManualLog:
         self.possible_loss = None
         self.listeners = Listeners()
         self.appender = self.reader = self.operations = self
+
+    def note_high_watermark(self, offset: Offset) -> None:
+        self.high_watermark = offset
+
+    def hold_tombstones(self, hold: TombstoneHold | None) -> None:
+        """It never compacts."""
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
         return high_watermark
@@ -213,7 +219,7 @@ def test_what_an_append_would_be_refused_for_is_known_before() -> None:
     with pytest.raises(LogError) as refused:
         partition.require_appendable()
     assert refused.value.entry is NOT_ENOUGH_REPLICAS
-    partition.write_refusal = LogError(DISK_FULL, "full")
+    partition.host.write_gate.refuse(LogError(DISK_FULL, "full"))
     with pytest.raises(LogError) as refused:
         partition.require_appendable()
     assert refused.value.entry is DISK_FULL

@@ -320,7 +320,7 @@ class History:
     async def _append(self, core: NodeCore, topic: str, number: int, chance: random.Random) -> None:
         partition = core.services.replicas.partition(topic, number)
         ledger = self.ledgers.setdefault((topic, number), Ledger())
-        if partition.is_leader and partition.write_refusal is None:
+        if partition.is_leader and partition.host.write_gate.refusal is None:
             epoch = partition.image.leader_epoch
             self.nodes.checker.led(core.services.node_id, partition.topic_id, number, epoch)
         await ledger.append(partition, Acks.ALL, chance)

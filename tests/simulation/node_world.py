@@ -266,7 +266,7 @@ class NodeWorld:
             found = core.services.replicas.partition(topic, partition)
         except LogError:
             return False
-        return found.write_refusal is None
+        return found.host.write_gate.refusal is None
 
     async def until(self, condition: Callable[[], T | None], seconds: float = UNTIL_S) -> T:
         """Wait for a condition, in virtual time, and return its result."""

@@ -39,9 +39,12 @@ class Node:
         self.disk = disk or SimulatedDisk()
         self.clock = ManualClock()
         self.settings = StorageSettings(recovery_bytes_max=500)
+        self.failures: list[str] = []
 
     async def start(self) -> LogManager:
-        return await LogManager.open(self.disk, self.clock, self.settings)
+        return await LogManager.open(
+            self.disk, self.clock, self.settings, on_failed=self.failures.append
+        )
 
     async def start_with_log(self, config: LogConfig = CONFIG) -> tuple[LogManager, Log]:
         manager = await self.start()
@@ -404,16 +407,14 @@ async def test_a_full_disk_delays_checkpoints_and_nothing_else() -> None:
 async def test_a_failing_checkpoint_file_ends_maintenance_and_is_reported() -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    reasons: list[str] = []
-    manager.on_failed(reasons.append)
     await manager.start()
     await log.appender.append([batch([b"x"])], EPOCH)
     await log.flush()
     node.disk.fail_next("sync", CHECKPOINT_NAME, DiskError)
     for _ in range(200):
         await asyncio.sleep(0)
-    assert len(reasons) == 1
-    assert CHECKPOINT_NAME in reasons[0]
+    assert len(node.failures) == 1
+    assert CHECKPOINT_NAME in node.failures[0]
     with pytest.raises(DiskError):
         await manager.close()
 
@@ -422,15 +423,13 @@ async def test_it_is_reported_though_an_opening_replica_has_met_it_and_no_log_ch
     # Otherwise the node would live on without ever opening a replica (data 206619).
     node = Node()
     manager = await node.start()
-    reasons: list[str] = []
-    manager.on_failed(reasons.append)
     await manager.start()
     node.disk.fail_next("rename", CHECKPOINT_NAME, DiskError)
     with pytest.raises(LogError):
         await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
     for _ in range(200):
         await asyncio.sleep(0)
-    assert len(reasons) == 1
+    assert len(node.failures) == 1
     with pytest.raises(DiskError):
         await manager.close()
 

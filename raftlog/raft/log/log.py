@@ -63,7 +63,6 @@ class RaftLog:
         self.term_lsn = 0
         """The record of the present term. It is durable before any message of the term leaves."""
         self.durable_index = journal.last_index
-        self.on_voters_changed: Callable[[], None] | None = None
         self._base = journal.base_index
         self._log: list[LogEntry] = [(BASE_COMMAND, journal.base_index, journal.base_term)]
         self._log += journal.entries
@@ -71,12 +70,17 @@ class RaftLog:
         self._commit_index = self._base if loaded.snapshot is None else loaded.snapshot.index
         self._pending: list[PendingRecord] = []
         self._rewrite_lsn = 0
+        self._voter_listeners: list[Callable[[], None]] = []
         self._voter_sets = [(journal.base_index, journal.voters_at_base)]
         self._voter_sets += [
             (index, decode_voters(command[1:]))
             for command, index, _ in journal.entries
             if command[:1] == _VOTERS
         ]
+
+    def on_voters_changed(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of the newest voter set. It must not raise."""
+        self._voter_listeners.append(listener)
 
     # pysyncobj's interface of a journal
 
@@ -327,5 +331,6 @@ class RaftLog:
         self._base = index
 
     def _notify_if_changed(self, before: VoterSet) -> None:
-        if self.on_voters_changed is not None and self.voters != before:
-            self.on_voters_changed()
+        if self.voters != before:
+            for listener in self._voter_listeners:
+                listener()

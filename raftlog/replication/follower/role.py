@@ -43,13 +43,25 @@ class FollowerRole:
         self._trim: asyncio.Task[None] | None = None
         self._start_target = Offset(-1)
         self._work: asyncio.Task[None] | None = None
-        self.on_durable: Callable[[], None] | None = None
-        """Called when the replica's durable end, or its log start, has moved."""
+        self._on_durable: Callable[[], None] | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a change of the log is under way."""
         return self._work is not None
+
+    def attach_fetcher(self, on_durable: Callable[[], None]) -> None:
+        """Call `on_durable` whenever the durable end or the log start has moved."""
+        self._on_durable = on_durable
+
+    def detach_fetcher(self) -> None:
+        """Call no fetcher any more."""
+        self._on_durable = None
+
+    def durable_moved(self) -> None:
+        """Report to the fetcher that the replica's durable end, or its log start, has moved."""
+        if self._on_durable is not None:
+            self._on_durable()
 
     def close(self) -> None:
         """Cancel the trimming of the log start. Other changes run to their end."""
@@ -113,8 +125,8 @@ class FollowerRole:
     ) -> None:
         self._replica.committed_bytes.appended(self._log.log_end_offset, size_bytes)
         self._update_watermarks(high_watermark, log_start_offset)
-        if self._log.flush_mode is FlushMode.ASYNC and self.on_durable is not None:
-            self.on_durable()
+        if self._log.flush_mode is FlushMode.ASYNC and self._on_durable is not None:
+            self._on_durable()
 
     def update_watermarks(
         self, *, leader_epoch: LeaderEpoch, high_watermark: Offset, log_start_offset: Offset
@@ -285,9 +297,7 @@ class FollowerRole:
                 logger.critical("%s: changing the log failed", self._replica.name, exc_info=error)
         self._work = None
         self._replica.committed_bytes.cut(self._log.log_end_offset)
-        self._replica.high_watermark = min(self._replica.high_watermark, self._log.log_end_offset)
-        self._replica.high_watermark = max(self._replica.high_watermark, self._log.log_start_offset)
-        self._log.high_watermark = self._replica.high_watermark
+        self._replica.fit_high_watermark()
         self._on_rearranged()
 
     def _require_following(self, leader_epoch: LeaderEpoch) -> None:

@@ -146,7 +146,7 @@ class ReplicaFetcher:
         self._generation = 0
         """Count of ended subscriptions. An error of a task from an earlier generation is dropped.
         """
-        self._follower.on_durable = self._on_durable
+        self._follower.attach_fetcher(self._on_durable)
 
     @property
     def name(self) -> str:
@@ -175,7 +175,7 @@ class ReplicaFetcher:
         self.is_stopped = False
         self.leader_epoch = self.partition.image.leader_epoch
         self._refusals = self._failures = 0
-        self._follower.on_durable = self._on_durable
+        self._follower.attach_fetcher(self._on_durable)
         self.state = FollowState.IDLE
         self.maybe_subscribe()
 
@@ -184,7 +184,7 @@ class ReplicaFetcher:
         self._drop()
         self.is_stopped = True
         self.state = FollowState.IDLE
-        self._follower.on_durable = None
+        self._follower.detach_fetcher()
 
     def stream_ended(self) -> None:
         """The stream has ended, and the subscription with it."""

@@ -96,7 +96,8 @@ class _Compaction:
         config = core.config
         infos = self._operations.segment_infos()
         due = core.compaction.deletable_before(self._now_ms, config.delete_retention_ms)
-        held_from = None if core.tombstones_held_from is None else core.tombstones_held_from()
+        hold = core.tombstone_hold
+        held_from = None if hold is None else hold.tombstones_held_from()
         deletable = due if held_from is None else min(due, held_from)
         # While tombstones are held, the due tombstones below are not worth a pass, and go with the
         # next pass.

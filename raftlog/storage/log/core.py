@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -149,6 +149,14 @@ class _Syncing(NamedTuple):
     lease: Lease
 
 
+class TombstoneHold(Protocol):
+    """Keeps tombstones for followers that catch up, whatever their age."""
+
+    def tombstones_held_from(self) -> Offset | None:
+        """The offset from which tombstones stay. None if all may go."""
+        ...
+
+
 class LogCore:
     """State of one log. Lives in the event loop."""
 
@@ -156,9 +164,8 @@ class LogCore:
     """Kind of stop before the log was opened. An offline repair judges the log's end by it."""
     damage_found: str | None = None
     """First damage found while the log was in service."""
-    tombstones_held_from: Callable[[], Offset | None] | None = None
-    """Returns the offset from which tombstones stay for followers that catch up, whatever their
-    age. After None all may go. Set by the replica."""
+    tombstone_hold: TombstoneHold | None = None
+    """The hold on tombstones. None if all may go by their age."""
     pending_rearrangements = 0
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
@@ -248,6 +255,14 @@ class LogCore:
         if opened.damage is not None:
             self.state, self.damage = LogState.DAMAGED, opened.damage.reason
             self.failure = _damaged(directory, self.damage)
+
+    def note_high_watermark(self, offset: Offset) -> None:
+        """Note the replica's high watermark, for checkpoints, retention and compaction."""
+        self.high_watermark = offset
+
+    def hold_tombstones(self, hold: TombstoneHold | None) -> None:
+        """Let each compaction from now on keep the tombstones that `hold` names."""
+        self.tombstone_hold = hold
 
     def current_checkpoint(self) -> ReplicaCheckpoint:
         """The checkpoint to write for this log, with everything durable now."""

@@ -2,9 +2,9 @@
 
 ==================  =======================================================================
 `log_start_offset`  first offset that can be read; moves up only, but for `restart_at`
-`flushed_offset`    every record below is durable; moves when a sync has returned `log_end_offset`
-offset of the next record; moves when a batch has been written ==================
-=======================================================================
+`flushed_offset`    every record below is durable; moves when a sync has returned
+`log_end_offset`    offset of the next record; moves when a batch has been written
+==================  =======================================================================
 
 `log_start_offset <= flushed_offset <= log_end_offset`.
 

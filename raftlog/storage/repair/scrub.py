@@ -77,7 +77,7 @@ class Scrubber:
         self.damage_found = 0
         """Segments in which damage was found, counted again in each pass."""
         self._shared = shared
-        self.bytes_per_s = settings.scrub_bytes_per_s
+        self._bytes_per_s = settings.scrub_bytes_per_s
         self._settings = settings
         self._logs = logs
         self._began: dict[Key, float] = {}
@@ -90,9 +90,13 @@ class Scrubber:
         self._credit_bytes = 0.0
         self._credited_at = shared.clock.monotonic()
 
+    def limit(self, bytes_per_s: int) -> None:
+        """Change the rate, 0 to pause. Takes effect with the next read."""
+        self._bytes_per_s = bytes_per_s
+
     async def scrub_some(self) -> None:
         """Read as much as the rate allows since the last call."""
-        rate = self.bytes_per_s
+        rate = self._bytes_per_s
         now = self._shared.clock.monotonic()
         credit = self._credit_bytes + (now - self._credited_at) * rate
         self._credit_bytes, self._credited_at = min(credit, rate * BURST_S), now

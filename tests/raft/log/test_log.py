@@ -173,7 +173,7 @@ def test_entries_to_send_are_bounded_by_count_and_bytes() -> None:
 def test_voters_hold_from_the_moment_they_are_added_and_go_with_their_entry() -> None:
     log = filled(1, 1)
     told: list[VoterSet] = []
-    log.on_voters_changed = lambda: told.append(log.voters)
+    log.on_voters_changed(lambda: told.append(log.voters))
     assert (log.voters, log.voters_index) == (THREE, 1)
     log.add(voters_command(FOUR), 4, 2)
     assert (log.voters, log.voters_index) == (FOUR, 4)
@@ -193,7 +193,7 @@ def test_replacing_one_voter_set_by_another_is_one_change() -> None:
     log = filled(1)
     log.add(voters_command(FOUR), 3, 1)
     told: list[VoterSet] = []
-    log.on_voters_changed = lambda: told.append(log.voters)
+    log.on_voters_changed(lambda: told.append(log.voters))
     log.add(voters_command(THREE.remove(3)), 3, 2)
     assert told == [THREE.remove(3)]
 
@@ -292,7 +292,7 @@ def test_reset_to_another_entry_empties_the_log() -> None:
         log = filled(1, 1, 1, 1)
         log.add(voters_command(FOUR), 6, 1)
         told: list[VoterSet] = []
-        log.on_voters_changed = lambda log=log, told=told: told.append(log.voters)
+        log.on_voters_changed(lambda log=log, told=told: told.append(log.voters))
         log.setCurrentTerm(6, 1)
         lsn = log.lsn
         log.reset(index, term, FIVE)

@@ -58,7 +58,7 @@ class LogAgainstModel(RuleBasedStateMachine):
         self.on_disk = start
         self.log = RaftLog(Loaded(None, start))
         self.told = self.log.voters
-        self.log.on_voters_changed = self.changed
+        self.log.on_voters_changed(self.changed)
         self.commands = 0
 
     vote: int | None

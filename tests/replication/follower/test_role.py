@@ -186,8 +186,8 @@ async def test_a_log_start_by_its_own_retention_is_told_once_it_is_written_down(
     """An idle leader sends nothing more, and waits for this log start before the ISR takes it."""
     _, follower = await cluster()
     told: list[Offset] = []
-    follower.partition.follower_role.on_durable = lambda: told.append(
-        follower.partition.follower_role.position().log_start_offset
+    follower.partition.follower_role.attach_fetcher(
+        lambda: told.append(follower.partition.follower_role.position().log_start_offset)
     )
     log = follower.partition.log
     log.configure(LogConfig(retention_bytes=0))
@@ -283,8 +283,8 @@ async def test_it_changes_its_log_in_one_place_at_a_time() -> None:
 async def test_it_says_what_has_become_durable() -> None:
     leader, follower = await cluster()
     moved: list[int] = []
-    follower.partition.follower_role.on_durable = lambda: moved.append(
-        follower.partition.durable_end
+    follower.partition.follower_role.attach_fetcher(
+        lambda: moved.append(follower.partition.durable_end)
     )
     await put(leader, b"c")
     await send(leader, follower)

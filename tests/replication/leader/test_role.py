@@ -51,6 +51,11 @@ async def pair(*, flush: FlushMode = FlushMode.SYNC) -> tuple[Node, Node]:
     return leader, follower
 
 
+def refuse_writes(node: Node, error: LogError | None) -> None:
+    node.partition.host.write_gate.refuse(error)
+    node.partition.write_gate_moved()
+
+
 async def begin(node: Node, *values: bytes, acks: Acks = Acks.ALL) -> asyncio.Task[list[object]]:
     """Start an append, and let it run until it waits for others."""
     append = asyncio.ensure_future(node.partition.append(one(*values), acks=acks, timeout_s=60))
@@ -132,7 +137,7 @@ async def test_without_the_lease_nothing_is_committed_and_with_it_the_rest_is() 
     assert feed.marks == 0
     assert not append.done()
     leader.may_act = True
-    leader.partition.refuse_writes(None)
+    refuse_writes(leader, None)
     await append
     assert leader.partition.high_watermark == 1
 
@@ -230,7 +235,7 @@ async def test_a_leader_that_may_have_been_replaced_tells_no_end() -> None:
     woken: list[bool] = []
     leader.partition.readers.add(Offset(1), lambda: woken.append(True))
     leader.may_act = False
-    leader.partition.refuse_writes(LogError(NO_LEADER, "cut off"))
+    refuse_writes(leader, LogError(NO_LEADER, "cut off"))
     assert woken == [True]
     assert (await leader.partition.read(Offset(0), max_bytes=100)).next_offset == 1
     for offset in (1, 7):
@@ -392,7 +397,7 @@ async def test_deleting_records_waits_for_the_in_sync_replicas() -> None:
     )
     assert not deletion.done()
     moved = asyncio.Event()
-    follower.partition.follower_role.on_durable = moved.set
+    follower.partition.follower_role.attach_fetcher(moved.set)
     await moved.wait()
     assert follower.partition.log_start_offset == 1
     ack(leader, follower, feed)

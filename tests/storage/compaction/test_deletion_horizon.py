@@ -33,6 +33,16 @@ DUE_MS = 12_000
 COPIED = DeletionHorizon(Offset(70), LeaderEpoch(3))
 
 
+class Hold:
+    """A follower that catches up, as the log sees it."""
+
+    def __init__(self, held_from: Offset) -> None:
+        self.held_from = held_from
+
+    def tombstones_held_from(self) -> Offset:
+        return self.held_from
+
+
 async def fill_with_tombstone(log: Log) -> None:
     """40 records of three keys, a tombstone, and 40 records of the other keys; then a pass."""
     await fill(log)
@@ -80,15 +90,15 @@ async def test_the_horizon_stands_still_where_no_tombstone_waits() -> None:
 async def test_tombstones_stay_for_a_follower_that_catches_up() -> None:
     log = Written(SimulatedDisk()).open(StartKind.CLEAN)
     await fill_with_tombstone(log)
-    held_from: Offset | None = Offset(20)
-    log.tombstones_held_from = lambda: held_from
+    hold = Hold(Offset(20))
+    log.hold_tombstones(hold)
     assert await log.compact(DUE_MS) is None, "nothing to do, and no pass for it"
     assert await log.compact(DUE_MS, resume=True) is None
     await fill_others(log)
     assert await log.compact(DUE_MS) is not None
     assert await has_tombstone(log)
     assert log.deletion_horizon.offset <= 20
-    held_from = Offset(TOMBSTONE + 1)
+    hold.held_from = Offset(TOMBSTONE + 1)
     await fill_others(log)
     assert await log.compact(DUE_MS) is not None
     assert not await has_tombstone(log)
