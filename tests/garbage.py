@@ -1,16 +1,15 @@
-"""The garbage collector of a test process: it scans only what a test has made."""
+"""The garbage collector of a test process: it scans only what the present test has made."""
 
 from __future__ import annotations
 
-import functools
 import gc
 
 
-@functools.cache
 def exempt_existing() -> None:
-    """Exempt the modules and tests of this process from garbage collection, at the first call.
+    """Free the garbage, and exempt all other objects of this process from later collections.
 
-    They are half a million objects. A collection would traverse them each time and free none.
+    Modules and collected tests are half a million objects. A collection would traverse them each
+    time and free none. Only objects made since the last call are traversed here.
     """
     gc.collect()
     gc.freeze()

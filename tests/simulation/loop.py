@@ -16,7 +16,6 @@ import asyncio
 import contextvars
 import gc
 import heapq
-import itertools
 import logging
 import sys
 import warnings
@@ -43,10 +42,6 @@ FAILURES_MAX: Final = 20
 """Remembered of one run; the first one counts."""
 SHOWN_MAX: Final = 8
 """Callbacks and tasks named by an error."""
-RUNS_PER_COLLECTION: Final = 10
-
-
-_runs = itertools.count(1)
 
 
 @contextmanager
@@ -55,9 +50,6 @@ def still() -> Iterator[None]:
     collecting = gc.isenabled()
     gc.disable()
     exempt_existing()
-    if next(_runs) % RUNS_PER_COLLECTION == 0:
-        # Earlier worlds: the automatic collector would not free these for long.
-        gc.collect()
     try:
         yield
     finally:
