@@ -19,6 +19,9 @@ P99_FACTOR_MAX: Final = 3.0
 """The other clients' p99 under attack, in those beside honest clients as busy as an attacker."""
 P99_FLOOR_S: Final = 0.05
 """Below this, a p99 is good in any case: the scheduler's turns are milliseconds."""
+SHARED_P99_FLOOR_S: Final = 0.4
+"""The same with `slack`, before it is multiplied. Other programs then share the disk. Their syncs
+were seen to delay appends by 0.9 s."""
 
 
 class Operation(NamedTuple):
@@ -128,6 +131,7 @@ def findings(calm: Observed, attacked: Observed, slack: float = 1.0) -> list[str
 
     Bounds of time are `slack` times as wide.
     """
+    p99_floor_s = P99_FLOOR_S if slack == 1.0 else SHARED_P99_FLOOR_S
     found = []
     if attacked.work is None:
         found.append("the attack ended without its summary")
@@ -160,7 +164,7 @@ def findings(calm: Observed, attacked: Observed, slack: float = 1.0) -> list[str
         )
     if not attacked.operations:
         found.append("the other clients did nothing")
-    elif not attacked.p99_s <= slack * max(P99_FLOOR_S, P99_FACTOR_MAX * calm.p99_s):
+    elif not attacked.p99_s <= slack * max(p99_floor_s, P99_FACTOR_MAX * calm.p99_s):
         found.append(
             f"the other clients' p99 was {attacked.p99_s * 1000:.0f} ms; "
             f"without an attack {calm.p99_s * 1000:.0f} ms"
