@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+from tests import examples
 from tests.garbage import exempt_existing
 
 DURATIONS: Final = Path(__file__).with_name("durations.json")
 RECORDED_S_MIN: Final = 1.0
 """Shortest duration of a module in the file."""
-
-# A busy machine makes any example slow. A slow example is no defect.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record durations where the results of all processes arrive."""
+    """Set up property tests. Record durations where the results of all processes arrive."""
+    examples.load_profile(quick=config.option.markexpr == "not full")
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder(), "duration-recorder")
 

@@ -48,6 +48,7 @@ from tests.attack.verdict import (
     p99,
     parse,
 )
+from tests.examples import examples
 
 
 def operations(seconds: float, count: int = 200) -> list[Operation]:
@@ -137,7 +138,7 @@ def is_request(head: bytes) -> bool:
     return _HEAD.fullmatch(head) is not None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32))
 def test_mutated_requests_are_requests(seed: int) -> None:
     mutator = Mutator(DOCUMENT, random.Random(seed))

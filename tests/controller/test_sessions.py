@@ -30,6 +30,7 @@ from raftlog.metadata.configs.broker import (
 )
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId
+from tests.examples import examples
 
 TIMEOUT_S = SESSION_TIMEOUT_S_DEFAULT
 TICK_S = 0.125
@@ -345,7 +346,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(STEPS)
 def test_brokers_are_fenced_exactly_if_dead_or_silent_for_the_timeout(
     steps: list[tuple[str, int]],
@@ -563,7 +564,7 @@ def test_lease_of_an_earlier_incarnation_may_be_longer_than_the_new_timeout() ->
     assert table.due()[2] is Action.FENCE
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     st.lists(st.sampled_from([-2 * DAY_MS, 0, 2 * DAY_MS]), min_size=1, max_size=7),
     st.integers(0, 7),

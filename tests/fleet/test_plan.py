@@ -19,6 +19,7 @@ from raftlog.fleet.errors import FleetError
 from raftlog.fleet.safety import PartitionState
 from raftlog.fleet.spec import ClusterSpec, FleetSpec, TopicSpec, parse
 from raftlog.fleet.state import ClusterState, NodeState, TopicState
+from tests.examples import examples
 
 TOPIC = TopicSpec("orders", 1, 1, {"retention.ms": "1000"})
 EMPTY = ClusterState(is_created=False, is_led=False)
@@ -441,7 +442,7 @@ def check_end(written: ClusterSpec, state: ClusterState) -> None:
     assert plan.next_step(written, state, [TOPIC]) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(SPECS, min_size=4, max_size=4), HISTORIES)
 def test_every_history_of_a_local_cluster_ends_as_written(
     written: list[ClusterSpec], history: list[tuple[int, str, int]]
@@ -449,7 +450,7 @@ def test_every_history_of_a_local_cluster_ends_as_written(
     check_history(written, history)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(SSH_SPECS, min_size=4, max_size=4), HISTORIES)
 def test_every_history_of_hosts_ends_as_written(
     written: list[ClusterSpec], history: list[tuple[int, str, int]]

@@ -24,6 +24,7 @@ from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, stream_response
 from raftlog.http.routing import Route
 from raftlog.http.settings import KIB, ServerLimits
+from tests.examples import examples
 from tests.waiting import until
 
 from .http_peers import PATIENCE_S, RawPeer, serving
@@ -625,7 +626,9 @@ async def test_random_bytes_never_give_a_500_nor_hurt_the_server(
                 await peer.send(data)
                 return await peer.rest()
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck)
+        )
         @given(data=HTTP_BYTES)
         def attacked(data: bytes) -> None:
             answer = asyncio.run_coroutine_threadsafe(attack(data), loop).result(PATIENCE_S)

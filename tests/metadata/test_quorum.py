@@ -15,6 +15,7 @@ from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, MemberIdentity, MemberSettings, RaftMember
 from raftlog.raft.voters import Voter, VoterSet
+from tests.examples import examples
 from tests.metadata.strategies import histories
 from tests.simulation.world import Process, World, run
 
@@ -60,7 +61,7 @@ async def one_life(
     return machine
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(history=histories, seed=st.integers(0, 1000))
 def test_history_survives_the_quorum(history: list[Command], seed: int) -> None:
     async def main(world: World) -> None:

@@ -45,6 +45,7 @@ from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
+from tests.examples import examples
 from tests.metadata.strategies import (
     BROKER_IDS,
     TOPIC_IDS,
@@ -318,5 +319,7 @@ class RecordsKept(RuleBasedStateMachine):
         del self.waiting[:-20]
 
 
-RecordsKept.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+RecordsKept.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=40, deadline=None
+)
 test_random_commands_keep_a_living_member = RecordsKept.TestCase

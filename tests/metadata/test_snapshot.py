@@ -21,6 +21,7 @@ from raftlog.metadata.snapshot import (
 from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, TopicId
+from tests.examples import examples
 from tests.metadata.strategies import (
     alter_broker,
     carry_out,
@@ -118,7 +119,7 @@ def test_kafka_address_makes_the_version_that_older_releases_do_not_read() -> No
     assert from_snapshot([GOLDEN_3]) == image
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories)
 def test_snapshot_round_trips(history: list[Command]) -> None:
     image = run(history)
@@ -127,7 +128,7 @@ def test_snapshot_round_trips(history: list[Command]) -> None:
     check_invariants(restored)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories, st.data())
 def test_snapshot_and_tail_equal_full_replay(history: list[Command], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(history)))

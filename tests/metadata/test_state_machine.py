@@ -13,6 +13,7 @@ from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.types import TopicId
+from tests.examples import examples
 from tests.metadata.strategies import create, histories, register, run, set_row
 
 
@@ -23,13 +24,13 @@ def fed(history: list[Command]) -> MetadataStateMachine:
     return machine
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories)
 def test_replay_of_the_bytes_equals_the_live_image(history: list[Command]) -> None:
     assert fed(history).image == run(history)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories, histories)
 def test_restore_replaces_the_image_and_tells_the_difference(
     old: list[Command], new: list[Command]

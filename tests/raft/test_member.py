@@ -24,6 +24,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.world import DiskError, DiskFullError
+from tests.examples import examples
 from tests.simulation.quorum.member_world import QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.world import World, run
 
@@ -388,7 +389,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(STEPS)
 def test_any_commands_with_restarts_between_give_the_state_of_applying_them_in_order(
     steps: list[bytes | str],

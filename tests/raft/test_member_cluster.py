@@ -20,6 +20,7 @@ from raftlog.raft.messages import (
 )
 from raftlog.raft.rules import Timing
 from raftlog.record.errors import ILLEGAL_STATE, LogError
+from tests.examples import examples
 from tests.simulation.quorum.member_world import QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.world import World, run
 
@@ -404,7 +405,7 @@ def test_a_member_that_was_away_gets_a_snapshot_and_goes_on() -> None:
 COMMANDS = st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=20)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(COMMANDS, st.integers(0, 2**16))
 def test_any_commands_proposed_anywhere_give_the_state_of_applying_them_in_order(
     commands: list[tuple[int, bool]], seed: int

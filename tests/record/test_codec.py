@@ -29,6 +29,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
+from tests.examples import examples
 from tests.record.batches import (
     BATCH_BYTES_MAX,
     COMPRESSIONS,
@@ -65,7 +66,7 @@ def refusal(data: bytes, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -
 
 class TestRoundTrip:
     @each_codec
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(rows=records)
     def test_records_come_back_as_they_went_in(
         self, compression: Compression, rows: list[RecordTuple]
@@ -80,7 +81,7 @@ class TestRoundTrip:
         assert header.base_timestamp_ms == rows[0][0]
 
     @each_codec
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(rows=records)
     def test_what_is_built_passes_the_nodes_checks(
         self, compression: Compression, rows: list[RecordTuple]
@@ -256,7 +257,7 @@ class TestEncodeBatches:
         assert list(encode_batches([])) == []
 
     @each_codec
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(rows=records, size_bytes_max=st.integers(62, 2000))
     def test_every_record_once_in_order_within_the_limit(
         self, compression: Compression, rows: list[RecordTuple], size_bytes_max: int
@@ -387,7 +388,7 @@ class TestDecode:
         assert view.obj[view.nbytes :] == bytes(64)
 
     @each_codec
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(
         edits=st.lists(
             st.tuples(st.integers(0, 400), st.integers(0, 3), st.binary(min_size=1, max_size=12)),
@@ -410,7 +411,7 @@ class TestDecode:
         else:
             assert len(found) == len(SAMPLE)
 
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(body=st.binary(min_size=28, max_size=200))
     def test_noise_raises_nothing_but_typed_errors(self, body: bytes) -> None:
         try:

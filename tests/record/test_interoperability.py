@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from raftlog.record.batch import split_batches
 from raftlog.record.codec import Record, RecordTuple, decode
 from raftlog.record.compression import Compression
+from tests.examples import examples
 from tests.record.batches import (
     BATCH_BYTES_MAX,
     COMPRESSIONS,
@@ -87,7 +88,7 @@ def build(builder_class: Any, rows: list[RecordTuple], compression: Compression)
 
 class TestKafkaPython:
     @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(rows=records)
     def test_reads_what_we_write(self, compression: Compression, rows: list[RecordTuple]) -> None:
         batch = kafka_python.DefaultRecordBatch(with_identity(rows, compression))
@@ -96,7 +97,7 @@ class TestKafkaPython:
         assert rows_of(batch) == rows
 
     @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(rows=records)
     def test_writes_what_we_read(self, compression: Compression, rows: list[RecordTuple]) -> None:
         data = build(kafka_python.DefaultRecordBatchBuilder, rows, compression)
@@ -111,7 +112,7 @@ class TestKafkaPython:
 
 class TestAiokafka:
     @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(rows=records)
     def test_reads_what_we_write(self, compression: Compression, rows: list[RecordTuple]) -> None:
         batch = DefaultRecordBatch(with_identity(rows, compression))
@@ -120,7 +121,7 @@ class TestAiokafka:
         assert rows_of(batch) == rows
 
     @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(rows=records)
     def test_writes_what_we_read(self, compression: Compression, rows: list[RecordTuple]) -> None:
         data = build(DefaultRecordBatchBuilder, rows, compression)
@@ -128,7 +129,7 @@ class TestAiokafka:
 
 
 class TestKio:
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(rows=whole_seconds)
     def test_reads_what_we_write(self, rows: list[RecordTuple]) -> None:
         from kio.records.readers import read_batch
@@ -142,7 +143,7 @@ class TestKio:
             for each in batch.records
         ] == rows
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(rows=whole_seconds)
     def test_writes_what_we_read(self, rows: list[RecordTuple]) -> None:
         from kio.records.schema import NewRecordBatch, RecordHeader

@@ -20,6 +20,7 @@ from raftlog.replication.leader.state import LeaderState
 from raftlog.replication.partition import Acks
 from raftlog.storage.compaction.plan import NO_HORIZON, CompactionHistory, DeletionHorizon
 from raftlog.storage.leader_epochs import LeaderEpochs
+from tests.examples import examples
 from tests.replication.pair import (
     BROKER_EPOCH,
     HandFeed,
@@ -243,7 +244,9 @@ class Replicas(RuleBasedStateMachine):
                     assert held[-1] == written[-1], f"{key} is old: {held}"
 
 
-Replicas.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Replicas.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=60, deadline=None
+)
 TestReplicas = Replicas.TestCase
 
 

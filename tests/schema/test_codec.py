@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from raftlog.schema.codec import ELEMENTS_MAX, codec_of
 from raftlog.schema.errors import DecodeError, EncodeError
 from raftlog.schema.fields import Field, Int8, Int32, OptionalUuid, Uuid, Versions
+from tests.examples import examples
 from tests.schema.judges import kafka_python_bytes
 from tests.schema.messages import Everything, FetchAnswer, Inner, Point
 from tests.schema.strategies import messages
@@ -129,7 +130,7 @@ class TestBytes:
 
     @pytest.mark.parametrize("version", range(4))
     @given(data=st.data())
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     def test_a_message_comes_back_as_it_went_in(self, version: int, data: st.DataObject) -> None:
         message = data.draw(messages(Everything, version))
         found = encoded(message, version)
@@ -139,14 +140,14 @@ class TestBytes:
 
     @pytest.mark.parametrize("version", range(4, 14))
     @given(data=st.data())
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     def test_kafka_python_writes_the_same_bytes(self, version: int, data: st.DataObject) -> None:
         message = data.draw(messages(FetchAnswer, version))
         assert encoded(message, version) == kafka_python_bytes(message, version)
 
     @pytest.mark.parametrize("version", [4, 5, 7, 11, 12, 13])
     @given(data=st.data())
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     def test_kio_reads_and_writes_the_same_bytes(self, version: int, data: st.DataObject) -> None:
         message = with_known_codes(data.draw(messages(FetchAnswer, version)))
         found = encoded(message, version)
@@ -198,7 +199,7 @@ class TestMalformedBytes:
 
     @pytest.mark.parametrize("version", range(4))
     @given(data=st.data())
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     def test_changed_bytes_are_refused_or_are_a_message(
         self, version: int, data: st.DataObject
     ) -> None:
@@ -220,7 +221,7 @@ class TestMalformedBytes:
 
     @pytest.mark.parametrize("message_type", [Everything, FetchAnswer, Rows])
     @given(data=st.binary(max_size=300), version=st.integers(0, 13))
-    @settings(max_examples=500)
+    @settings(max_examples=examples(500))
     def test_random_bytes_raise_nothing_else(
         self, message_type: type[msgspec.Struct], data: bytes, version: int
     ) -> None:

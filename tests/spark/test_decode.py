@@ -16,6 +16,7 @@ from raftlog_spark.codec.records import arrow_schema
 from raftlog.record.codec import RecordTuple
 from raftlog.record.compression import Compression
 from raftlog.record.header import LOG_APPEND_TIME_BIT, parse_header
+from tests.examples import examples
 from tests.record.batches import COMPRESSIONS, SAMPLE, encoded, resealed, with_body, with_field
 from tests.spark.raw import (
     ALL,
@@ -44,7 +45,7 @@ def refusal(data: bytes, columns: tuple[str, ...] = ALL, **options: Any) -> str:
 
 class TestLikeTheClient:
     @walks
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(log=logs)
     def test_all_columns_are_as_raftlog_record_reads_them(self, walk: Any, log: Any) -> None:
         data = raw_log(log)
@@ -52,7 +53,7 @@ class TestLikeTheClient:
             assert read(data) == reference(data)
 
     @walks
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(log=logs, asked=names, bounds=st.tuples(st.integers(-5, 700), st.integers(-5, 700)))
     def test_a_projection_of_a_range_is_that_part(
         self, walk: Any, log: Any, asked: tuple[str, ...], bounds: tuple[int, int]
@@ -236,7 +237,7 @@ class TestDamage:
         assert "more than 10000 headers" in refusal(data)
 
     @walks
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(log=logs, seed=st.integers(0, 2**32), count=st.integers(1, 6), asked=names)
     def test_any_bytes_give_rows_or_the_typed_error(
         self, walk: Any, log: Any, seed: int, count: int, asked: tuple[str, ...]
@@ -255,7 +256,7 @@ class TestDamage:
             read(data, asked, decompressed_bytes_max=DAMAGED_BYTES_MAX)
 
     @walks
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(body=st.binary(max_size=200), claimed=st.integers(1, 30), asked=names)
     def test_any_body_gives_rows_or_the_typed_error(
         self, walk: Any, body: bytes, claimed: int, asked: tuple[str, ...]

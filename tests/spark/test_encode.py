@@ -14,6 +14,7 @@ from raftlog_spark.codec.records import TYPES
 from raftlog.record.batch import split_batches
 from raftlog.record.codec import RecordTuple
 from raftlog.record.header import parse_header
+from tests.examples import examples
 from tests.record.batches import DECOMPRESSED_BYTES_MAX, SAMPLE, validate_records
 from tests.record.wire import encode_batches
 from tests.spark.raw import read, reference, rows
@@ -57,14 +58,14 @@ def rows_of(batches: list[EncodedBatch]) -> list[RecordTuple]:
 
 
 class TestRoundTrip:
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(records=rows, batch_bytes=st.integers(100, 5000))
     def test_raftlog_record_reads_what_went_in(
         self, records: list[RecordTuple], batch_bytes: int
     ) -> None:
         assert rows_of(encoded(table(records), batch_bytes)) == records
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(records=rows)
     def test_what_is_encoded_is_decoded(self, records: list[RecordTuple]) -> None:
         [(data, _)] = encoded(table(records))
@@ -79,7 +80,7 @@ class TestRoundTrip:
         ]
         assert found == records
 
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(records=rows)
     def test_one_batch_has_the_bytes_of_raftlog_records(self, records: list[RecordTuple]) -> None:
         [theirs] = encode_batches(records)

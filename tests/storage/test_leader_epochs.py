@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checksummed import Damaged
 from raftlog.storage.leader_epochs import EpochEndOffset, EpochEntry, LeaderEpochs
+from tests.examples import examples
 
 
 def history(*pairs: tuple[int, int]) -> LeaderEpochs:
@@ -116,7 +117,7 @@ def test_truncating_the_end_forgets_epochs_that_begin_there() -> None:
     st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**62)), max_size=8),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_bytes_are_read_back_and_any_change_of_them_is_noticed(
     drawn: list[tuple[int, int]], data: st.DataObject
 ) -> None:
@@ -221,4 +222,4 @@ class EpochModel(RuleBasedStateMachine):
 
 
 TestEpochModel = EpochModel.TestCase
-TestEpochModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestEpochModel.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)

@@ -26,6 +26,7 @@ from raftlog.storage.log.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import DiskError
+from tests.examples import examples
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 from tests.storage.logs import BATCH_BYTES_MAX, PARTITION, TOPIC, all_bytes, batch
@@ -412,7 +413,7 @@ async def test_leader_and_follower_agree_after_any_crash(seed: int) -> None:
     await play(seed, lives)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1 << 30),
     lives=st.lists(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.verification.register_checker import (
     RegisterReport,
     Verdict,
@@ -195,14 +196,14 @@ def small_histories(draw: st.DrawFn) -> list[Operation]:
     return history
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=examples(1_500), deadline=None)
 @given(small_histories())
 def test_the_verdict_is_that_of_trying_every_order(history: list[Operation]) -> None:
     report = check_register(history)
     assert (report.verdict is Verdict.LINEARIZABLE) == is_possible_by_trying(history)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SEEDS, st.integers(2, 7), st.booleans())
 def test_a_faulty_register_of_few_operations_is_judged_as_by_trying(
     seed: int, count: int, unique: bool
@@ -220,7 +221,7 @@ def test_a_faulty_register_of_few_operations_is_judged_as_by_trying(
     assert (report.verdict is Verdict.LINEARIZABLE) == is_possible_by_trying(history)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SEEDS, st.integers(1, 10), st.booleans())
 def test_an_atomic_register_is_always_accepted(seed: int, clients: int, unique: bool) -> None:
     history = Registers(
@@ -234,7 +235,7 @@ def test_an_atomic_register_is_always_accepted(seed: int, clients: int, unique: 
     assert {report.verdict for report in check(history)} == {Verdict.LINEARIZABLE}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SEEDS, st.sampled_from([(0.0, 0.02), (0.02, 0.0), (0.01, 0.01)]))
 def test_the_verdict_on_a_faulty_register_is_that_of_zones(
     seed: int, shares: tuple[float, float]
@@ -246,7 +247,7 @@ def test_the_verdict_on_a_faulty_register_is_that_of_zones(
     assert (report.verdict is Verdict.LINEARIZABLE) == is_possible_by_zones(history)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
 def test_one_stale_read_is_found_and_shown_by_few_operations(seed: int) -> None:
     randomness = random.Random(seed)

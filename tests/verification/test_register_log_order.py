@@ -5,6 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.verification.register_history import Kind, Operation, Outcome, Value
 from tests.verification.register_log_order import ANOMALIES_MAX, log_order_anomalies
 from tests.verification.register_oracles import Registers
@@ -30,14 +31,14 @@ def operation(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32))
 def test_registers_over_one_log_have_no_anomaly(seed: int) -> None:
     history = Registers(random.Random(seed), key_count=3, cas_share=0.2, unknown_share=0.1).run(300)
     assert log_order_anomalies(history) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32))
 def test_wrong_reads_of_a_faulty_register_are_found(seed: int) -> None:
     history = Registers(random.Random(seed), stale_read_share=0.2).run(100)

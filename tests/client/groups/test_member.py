@@ -31,6 +31,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import Offset
 from tests.client.fake_groups import FakeGroup
+from tests.examples import examples
 
 SESSION_S = 10.0
 
@@ -351,5 +352,7 @@ class Members(RuleBasedStateMachine):
         assert len(found) == len(set(found)) == wanted
 
 
-Members.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Members.TestCase.settings = settings(
+    max_examples=examples(100), stateful_step_count=30, deadline=None
+)
 TestMembers = Members.TestCase

@@ -37,6 +37,7 @@ from raftlog.record.errors import (
 from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.client.fake_partition import FakePartition
+from tests.examples import examples
 
 TARGET = TopicPartition("t", 0)
 NO_ROOM_LIMIT = 1 << 30
@@ -353,7 +354,7 @@ FAULTS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(FAULTS, st.integers(0, 4), st.integers(1, 3), st.integers(1, 4)), max_size=25

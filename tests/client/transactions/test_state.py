@@ -28,6 +28,7 @@ from raftlog.record.errors import (
     ErrorEntry,
 )
 from raftlog.record.types import ProducerEpoch, ProducerId
+from tests.examples import examples
 
 LOST = ConnectionLostError("lost", outcome_unknown=True)
 
@@ -138,5 +139,7 @@ class States(RuleBasedStateMachine):
         assert self.state.identity == identity(self.epoch)
 
 
-States.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+States.TestCase.settings = settings(
+    max_examples=examples(100), stateful_step_count=25, deadline=None
+)
 TestStates = States.TestCase

@@ -24,6 +24,7 @@ from raftlog.coordinator.groups.assignors import (
 )
 from raftlog.record.errors import UNSUPPORTED_ASSIGNOR, LogError
 from raftlog.record.types import TopicId
+from tests.examples import examples
 
 TOPICS = [TopicId(name) for name in "abcd"]
 MEMBERS = [f"m{number}" for number in range(6)]
@@ -124,7 +125,7 @@ def test_uniform_is_a_fixed_point(
     assert uniform(members, partition_counts, once) == once
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(subscribers(equal=False, least=3), counts, previous_assignments())
 def test_uniform_leaves_no_path_of_moves_that_would_balance(
     members: Subscribers, partition_counts: dict[TopicId, int], previous: dict[str, Assignment]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -41,6 +41,7 @@ from raftlog.record.errors import (
 )
 from tests.coordinator.group_harness import GROUP, Member, ShardHarness, settle
 from tests.coordinator.images import image_of, put_topic, remove_topic
+from tests.examples import examples
 
 SESSION_MS = 9_000
 REBALANCE_MS = 5_000
@@ -359,15 +360,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.converge()
 
 
-QUICK: Final = settings(max_examples=100, stateful_step_count=40, deadline=None)
-FULL: Final = settings(QUICK, max_examples=300)
-
 TestGroupModel = GroupMachine.TestCase
-TestGroupModel.settings = QUICK
-
-
-@pytest.mark.full  # three times as many examples
-class TestGroupModelAtLength(GroupMachine.TestCase):  # type: ignore[misc,name-defined]
-    """The same model, for longer."""
-
-    settings = FULL
+TestGroupModel.settings = settings(
+    max_examples=examples(300), stateful_step_count=40, deadline=None
+)

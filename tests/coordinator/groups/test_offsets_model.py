@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -20,6 +18,7 @@ from raftlog.record.batch import split_batches
 from raftlog.record.codec import BatchBuilder, Record, decode
 from raftlog.record.errors import UNSTABLE_OFFSET_COMMIT
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
+from tests.examples import examples
 
 GROUPS = ("g", "h")
 TOPICS = ("t", "u")
@@ -318,15 +317,7 @@ def contents(table: OffsetTable) -> list[object]:
     ]
 
 
-QUICK: Final = settings(max_examples=100, stateful_step_count=50, deadline=None)
-FULL: Final = settings(QUICK, max_examples=300)
-
 TestOffsetsAgainstModel = OffsetsAgainstModel.TestCase
-TestOffsetsAgainstModel.settings = QUICK
-
-
-@pytest.mark.full  # three times as many examples
-class TestOffsetsAtLength(OffsetsAgainstModel.TestCase):  # type: ignore[misc,name-defined]
-    """The same model, for longer."""
-
-    settings = FULL
+TestOffsetsAgainstModel.settings = settings(
+    max_examples=examples(300), stateful_step_count=50, deadline=None
+)

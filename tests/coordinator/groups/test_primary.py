@@ -29,6 +29,7 @@ from raftlog.record.errors import (
 )
 from tests.coordinator.group_harness import GROUP, ShardHarness
 from tests.coordinator.images import id_of, image_of, put_topic
+from tests.examples import examples
 
 SESSION_MS = 1_500
 DISCONNECT_MS = 300
@@ -399,7 +400,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(EVENTS)
 def test_no_other_member_is_chosen_while_the_primary_may_rely_on_it(
     events: list[tuple[str, int, int, int]],

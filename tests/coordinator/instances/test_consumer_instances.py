@@ -50,6 +50,7 @@ from raftlog.record.errors import (
 )
 from tests.coordinator.group_harness import GROUP, Member, ShardHarness, one_topic, settle
 from tests.coordinator.images import id_of, image_of, put_topic
+from tests.examples import examples
 
 A = id_of("a")
 INTERVAL_MS = 5_000
@@ -570,5 +571,5 @@ class InstancesMachine(RuleBasedStateMachine):
                     assert owners.setdefault(pair, name) == name, "two owners"
 
 
-InstancesMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+InstancesMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
 test_instances_machine = InstancesMachine.TestCase

@@ -32,6 +32,7 @@ from raftlog.coordinator.transactions import kind as transactions
 from raftlog.coordinator.transactions import messages as m
 from raftlog.record.errors import INVALID_BODY, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
+from tests.examples import examples
 
 GROUPS: Messages[Any, Any] = groups.MESSAGES
 TRANSACTIONS: Messages[Any, Any] = transactions.MESSAGES
@@ -148,7 +149,7 @@ def _edges(found: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize(("messages", "union"), [(GROUPS, GroupRequest), (TRANSACTIONS, m.Request)])
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_every_request_is_judged_as_by_decoding(
     messages: Messages[Any, Any], union: Any, data: st.DataObject

@@ -47,6 +47,7 @@ from raftlog.coordinator.shard.records import (
 from raftlog.record.types import TopicId
 from raftlog.schema.codec import ELEMENTS_MAX, codec_of
 from raftlog.schema.errors import DecodeError, EncodeError
+from tests.examples import examples
 from tests.schema.judges import kafka_python_bytes
 from tests.schema.strategies import messages
 
@@ -247,7 +248,7 @@ def test_every_type_of_record_has_golden_bytes() -> None:
 
 @pytest.mark.parametrize(("value_type", "version"), VALUES)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_every_version_comes_back_and_equals_kafka_pythons_bytes(
     value_type: type[msgspec.Struct], version: int, data: st.DataObject
 ) -> None:
@@ -324,7 +325,7 @@ def test_malformed_bytes_are_refused(key: str, value: str | None) -> None:
     version=st.integers(-1, 5),
     value=st.binary(max_size=100),
 )
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 def test_random_bytes_raise_nothing_else(
     number: int, key: bytes, version: int, value: bytes
 ) -> None:

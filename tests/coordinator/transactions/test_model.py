@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Final
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -48,6 +46,7 @@ from raftlog.coordinator.transactions.transaction import (
 )
 from raftlog.record.errors import CONCURRENT_TRANSACTIONS, LogError
 from tests.coordinator.transaction_harness import P0, P1, P2, Coordinator, addition, producer
+from tests.examples import examples
 
 IDS = ("a", "b")
 SINK = "s"
@@ -670,15 +669,7 @@ TRANSITIONS = {
     (State.PREPARE_ABORT, State.COMPLETE_ABORT),
 }
 
-QUICK: Final = settings(max_examples=50, stateful_step_count=60, deadline=None)
-FULL: Final = settings(QUICK, max_examples=150)
-
 TestTransactionModel = TransactionModel.TestCase
-TestTransactionModel.settings = QUICK
-
-
-@pytest.mark.full  # three times as many examples
-class TestTransactionModelAtLength(TransactionModel.TestCase):  # type: ignore[misc,name-defined]
-    """The same model, for longer."""
-
-    settings = FULL
+TestTransactionModel.settings = settings(
+    max_examples=examples(150), stateful_step_count=60, deadline=None
+)

@@ -15,6 +15,7 @@ from raftlog.metadata.delta import MetadataDelta, difference
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.types import BrokerId, TopicId
+from tests.examples import examples
 from tests.metadata.strategies import (
     histories,
     ready,
@@ -27,7 +28,7 @@ def in_id_order(delta: MetadataDelta) -> MetadataDelta:
     return replace(delta, changed=tuple(ordered))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(histories)
 def test_any_history_leaves_a_valid_image_and_truthful_deltas(history: list[Command]) -> None:
     image = MetadataImage()
@@ -44,7 +45,7 @@ def test_any_history_leaves_a_valid_image_and_truthful_deltas(history: list[Comm
             assert image == before
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories)
 def test_epochs_never_go_back(history: list[Command]) -> None:
     image = MetadataImage()

@@ -17,6 +17,7 @@ from raftlog.metadata.decisions.reassignment import plan_completions, plan_reass
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
 from raftlog.record.types import BrokerId
+from tests.examples import examples
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     alter_broker,
@@ -171,7 +172,7 @@ def test_command_that_an_older_node_does_not_know_is_not_proposed() -> None:
     assert raised.value.entry is ILLEGAL_STATE
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(cluster_images(), st.data())
 def test_evacuation_from_any_state_ends_with_empty_brokers_or_too_few_others(
     image: MetadataImage, data: st.DataObject

@@ -33,6 +33,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
+from tests.examples import examples
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     alter_broker,
@@ -78,7 +79,7 @@ log_ends = st.builds(
 answers = st.dictionaries(st.integers(1, 5).map(BrokerId), log_ends)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(rows(), broker_sets, loads, st.booleans())
 def test_only_available_members_of_isr_or_elr_are_elected_unless_loss_is_accepted(
     partition: PartitionImage,
@@ -100,7 +101,7 @@ def test_only_available_members_of_isr_or_elr_are_elected_unless_loss_is_accepte
     assert election.isr == (partition.isr if isr else (election.leader,))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(rows(), broker_sets, loads)
 def test_ties_are_broken_by_preference_then_fewest_led_then_lowest_id(
     partition: PartitionImage, available: frozenset[BrokerId], led: dict[BrokerId, int]
@@ -116,7 +117,7 @@ def test_ties_are_broken_by_preference_then_fewest_led_then_lowest_id(
     assert election.leader == min(b for b in candidates if led.get(b, 0) == fewest)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(rows(), broker_sets, loads, broker_sets, answers)
 def test_unclean_election_takes_the_longest_log_then_fewest_led_then_lowest_id(
     partition: PartitionImage,
@@ -232,7 +233,7 @@ def test_elections_after_each_other_spread_the_leaders() -> None:
     assert leaders == [2, 3, 4] * 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cluster_images())
 def test_every_partition_that_could_have_a_leader_gets_one(image: MetadataImage) -> None:
     available = available_brokers(image)
@@ -372,7 +373,7 @@ def test_relief_moves_what_a_broker_cannot_write_to_one_in_maintenance_if_to_no_
     assert [each.leader for each in image.topic("t").partitions] == [1, 3, 1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(cluster_images(), broker_sets)
 def test_relief_of_brokers_that_cannot_write_settles_and_leaves_every_isr(
     image: MetadataImage, unwritable: frozenset[BrokerId]
@@ -392,7 +393,7 @@ def test_relief_of_brokers_that_cannot_write_settles_and_leaves_every_isr(
             assert row.leader == leader and not able.intersection(isr)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(cluster_images())
 def test_relief_settles_in_one_round_and_leaves_every_isr(image: MetadataImage) -> None:
     before = {
@@ -416,7 +417,7 @@ def test_relief_settles_in_one_round_and_leaves_every_isr(image: MetadataImage) 
                 assert each.leader == leader or image.brokers[leader].maintenance
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(cluster_images())
 def test_preferred_leaders_settle_in_one_round(image: MetadataImage) -> None:
     carry_out_plan(image, plan_preferred_leaders(image))
@@ -572,7 +573,7 @@ def test_election_of_a_replica_with_all_records_is_clean_also_by_an_operator() -
     assert (row.leader, row.isr, row.elr, row.unclean_epoch) == (2, (2,), (1,), -1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(cluster_images(), st.data())
 def test_every_request_of_an_operator_leaves_a_valid_image(
     image: MetadataImage, data: st.DataObject

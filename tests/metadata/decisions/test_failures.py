@@ -26,6 +26,7 @@ from raftlog.metadata.decisions.liveness import (
 from raftlog.metadata.decisions.reassignment import plan_completions
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
 from raftlog.record.types import BrokerId, PartitionId, TopicId
+from tests.examples import examples
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     carry_out,
@@ -134,7 +135,7 @@ def test_unclean_topic_is_led_by_another_and_says_since_when() -> None:
     assert (row.leader, row.isr, row.leader_epoch, row.unclean_epoch) == (2, (2,), 1, 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(cluster_images(), st.data())
 def test_failed_replica_never_becomes_eligible_by_itself(
     image: MetadataImage, data: st.DataObject

@@ -29,6 +29,7 @@ from raftlog.metadata.decisions.liveness import (
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
 from raftlog.record.types import BrokerId
+from tests.examples import examples
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     carry_out,
@@ -82,7 +83,7 @@ def who_had_all(image: MetadataImage) -> dict[PartitionKey, set[BrokerId]]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cluster_images(all_lost=False), brokers_of_images)
 def test_fenced_broker_neither_leads_nor_is_waited_for(
     image: MetadataImage, broker_id: BrokerId
@@ -119,7 +120,7 @@ def test_fenced_broker_neither_leads_nor_is_waited_for(
     assert not list(plan_fencing(image, broker_id)), "nothing is left to do"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cluster_images(all_lost=False), st.data())
 def test_cluster_that_was_wholly_fenced_comes_back_whole(
     image: MetadataImage, data: st.DataObject
@@ -147,7 +148,7 @@ def successor_plan(image: MetadataImage) -> Iterator[Command]:
     yield from plan_elections(image)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cluster_images(), brokers_of_images, st.integers(0, 3))
 def test_successor_finishes_what_a_dead_controller_has_begun(
     image: MetadataImage, broker_id: BrokerId, done: int
@@ -331,7 +332,7 @@ def test_broker_about_to_stop_is_unfenced_but_leads_nothing() -> None:
     assert image.partition("t", 0).leader == NO_LEADER_ID
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cluster_images(), brokers_of_images)
 def test_stopping_broker_keeps_only_partitions_without_a_successor(
     image: MetadataImage, broker_id: BrokerId

@@ -13,6 +13,7 @@ from raftlog.metadata.decisions.placement import Replacements
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS, LogError
 from raftlog.record.types import BrokerId
+from tests.examples import examples
 from tests.metadata.strategies import (
     alter_broker,
     cluster_images,
@@ -40,7 +41,7 @@ def cluster(*racks: str | None) -> MetadataImage:
     return image
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     racks=st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=8),
     partitions=st.integers(1, 60),
@@ -106,7 +107,7 @@ def test_brokers_that_are_away_get_replicas_only_for_want_of_others() -> None:
     assert raised.value.entry is INVALID_PARTITIONS
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(racks=st.integers(0, 4), brokers_per_rack=st.integers(1, 4), partitions=st.integers(1, 100))
 def test_three_replicas_on_equal_racks_are_balanced(
     racks: int, brokers_per_rack: int, partitions: int
@@ -161,7 +162,7 @@ def test_nothing_is_replaced_without_enough_other_brokers() -> None:
     assert Replacements(image).replace(ids(1, 2, 3), ids(2)) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cluster_images(), st.data())
 def test_replacements_keep_all_others_in_their_places(
     image: MetadataImage, data: st.DataObject

@@ -17,6 +17,7 @@ from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import ILLEGAL_STATE, INVALID_PARTITIONS, LogError
 from raftlog.record.types import BrokerId, PartitionId
+from tests.examples import examples
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     alter_broker,
@@ -237,7 +238,7 @@ def test_some_moves_can_be_ended_alone() -> None:
     assert image.partition("t", 0).replicas == (1, 2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cluster_images(), st.data())
 def test_moves_from_any_state_keep_a_replica_with_all_records(
     image: MetadataImage, data: st.DataObject

@@ -21,6 +21,7 @@ from raftlog.raft.log.log import BASE_COMMAND, VOTERS, RaftLog
 from raftlog.raft.log.store import Loaded, reconciled
 from raftlog.raft.snapshots.format import SnapshotMeta
 from raftlog.raft.voters import Voter, VoterSet, encode_voters, parse_voters
+from tests.examples import examples
 
 THREE = parse_voters("1@a:1,2@b:2,3@c:3")
 FOUR = THREE.add(Voter(4, "d", 4))
@@ -224,6 +225,6 @@ class LogAgainstModel(RuleBasedStateMachine):
 
 
 LogAgainstModel.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 TestLogAgainstModel = LogAgainstModel.TestCase

@@ -25,6 +25,7 @@ from raftlog.raft.messages import READ, RequestKind
 from raftlog.raft.proposals import proposals as module
 from raftlog.raft.proposals.proposals import PendingProposals, PendingRequest
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY, OVERLOADED
+from tests.examples import examples
 
 PATIENCE_S = 10.0
 LEADER = (2, 5)
@@ -408,5 +409,5 @@ class PendingProposalsModel(RuleBasedStateMachine):
 
 TestPendingProposalsModel = PendingProposalsModel.TestCase
 TestPendingProposalsModel.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=examples(60), stateful_step_count=40, deadline=None
 )

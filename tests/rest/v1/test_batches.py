@@ -21,6 +21,7 @@ from raftlog.record.frames import (
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 from raftlog.rest.v1.batches import FETCH_FRAME_BYTES, PARTITIONS_PER_TURN
 from tests.broker.data_fakes import contents, waiting_readers
+from tests.examples import examples
 from tests.http.http_peers import RawPeer, Reply
 from tests.record.wire import FetchFrameReader, encode_produce_frames
 from tests.rest.data_fakes import DataPeer, data_node, few
@@ -465,7 +466,7 @@ async def test_no_produce_body_makes_an_internal_error() -> None:
                 assert reply.error_code == 42201
                 assert one.node.record_count() == before
 
-        @settings(max_examples=200, deadline=None)
+        @settings(max_examples=examples(200), deadline=None)
         @given(st.binary(max_size=90), st.integers(0, len(good) - 1), st.integers(0, 255))
         def run(noise: bytes, position: int, value: int) -> None:
             changed = bytearray(good)

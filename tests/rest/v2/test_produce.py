@@ -20,6 +20,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.partitioner import partition_for_key
 from tests.broker.data_fakes import NOW_MS, MemoryLog, contents
+from tests.examples import examples
 from tests.http.http_peers import RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
 from tests.waiting import until
@@ -393,7 +394,7 @@ async def fuzz(attempt: Any) -> None:
     """Run hypothesis in a thread: it calls synchronously, and the server is in this loop."""
     loop = asyncio.get_running_loop()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     @given(
         QUERY,
         BODY,

@@ -19,6 +19,7 @@ from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch
 from raftlog.rest.v2 import topics as v2
 from tests.broker.data_fakes import NOW_MS, batch_of, waiting_readers
+from tests.examples import examples
 from tests.http.http_peers import RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
 from tests.waiting import until
@@ -462,7 +463,7 @@ async def test_no_query_makes_an_internal_error() -> None:
             reply = await read(one, text)
             assert reply.status == 200 or reply.error_code // 100 in (400, 416)
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=examples(150), deadline=None)
         @given(
             st.dictionaries(
                 st.sampled_from(["offset", "max_bytes", "max_records", "end_offset", "timestamp"]),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from raftlog.record.errors import DISK_FULL, LogError
 from tests.broker.data_fakes import contents
+from tests.examples import examples
 from tests.http.http_peers import PATIENCE_S, RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
 from tests.waiting import until
@@ -451,7 +452,7 @@ async def test_no_stream_makes_an_internal_error() -> None:
                 assert reply.error_code in (42201, 40402, 40001)
                 assert one.node.record_count() == before
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=examples(150), deadline=None)
         @given(st.lists(RECORD, max_size=4), NOISE, st.sampled_from(["", "\n"]))
         def run(records: list[Any], noise: bytes, between: str) -> None:
             body = stream(*records, between=between)

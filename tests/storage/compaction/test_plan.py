@@ -19,6 +19,7 @@ from raftlog.storage.compaction.plan import (
 )
 from raftlog.storage.compaction.retention import SegmentInfo
 from raftlog.storage.leader_epochs import LeaderEpochs
+from tests.examples import examples
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -188,7 +189,7 @@ def test_many_passes_share_entries() -> None:
     st.lists(st.tuples(st.integers(0, 10), st.integers(0, 3 * HOUR)), max_size=200),
     st.sampled_from([0, 1, HOUR, DAY]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_the_history_is_short_never_too_early_and_hardly_late(
     passes: list[tuple[int, int]], retention: int
 ) -> None:

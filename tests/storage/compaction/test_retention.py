@@ -18,6 +18,7 @@ from raftlog.storage.compaction.retention import (
     newest_record_times,
     plan_retention,
 )
+from tests.examples import examples
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -265,7 +266,7 @@ def logs(draw: st.DrawFn) -> list[SegmentInfo]:
     retention_bytes=st.integers(-1, 3000),
     deletes=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_whatever_the_facts_only_a_due_prefix_goes(
     *,
     segments: list[SegmentInfo],

@@ -34,6 +34,7 @@ from raftlog.storage.compaction.rewrite import (
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.transactions.transactions import AbortedEntry
+from tests.examples import examples
 from tests.record.batches import stamped
 
 NOW = 1_700_000_000_000
@@ -448,7 +449,7 @@ def expected_view(before: list[View]) -> list[View]:
     keys_max=st.sampled_from([1, 3, 1000]),
     segments=st.integers(1, 3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_compacted_log_is_the_log_without_what_is_outdated(
     drawn: list[tuple[list[Row], int, Compression, list[int]]],
     more: list[tuple[list[Row], int, Compression, list[int]]],
@@ -495,7 +496,7 @@ def test_a_compacted_log_is_the_log_without_what_is_outdated(
 
 
 @given(drawn=written_batches, passes=st.lists(st.integers(0, 2 * RETENTION), max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_deleted_key_never_rises_again(
     drawn: list[tuple[list[Row], int, Compression, list[int]]], passes: list[int]
 ) -> None:

@@ -26,6 +26,7 @@ from raftlog.storage.log.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig, LogState, StorageSettings
 from raftlog.world import DiskError
+from tests.examples import examples
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, read_all
@@ -323,7 +324,7 @@ async def test_nothing_flushed_is_lost_whenever_the_machine_stops(
     await run.start()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1 << 30),
     lives=st.lists(

@@ -10,6 +10,7 @@ from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.types import LogConfig
+from tests.examples import examples
 from tests.storage.logs import EPOCH, batch, new_log
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=100)
@@ -48,7 +49,7 @@ async def test_batches_that_claim_a_time_do_not_hide_what_follows(
     assert await log.reader.offset_for_timestamp(NOW + 1001, end=end) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["good", "lying", "garbage"]), st.integers(0, 9)), max_size=40
@@ -78,7 +79,7 @@ async def test_a_lookup_finds_the_first_young_record_whatever_headers_claim(
         assert found == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["good", "lying", "garbage"]), st.integers(0, 9)), max_size=40

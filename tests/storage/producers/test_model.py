@@ -21,6 +21,7 @@ from raftlog.record.header import BatchHeader
 from raftlog.record.types import Offset
 from raftlog.storage.producers.entry import BATCHES_REMEMBERED_MAX, SEQUENCES, Append, Duplicate
 from raftlog.storage.producers.state import ProducerStates, Truncation
+from tests.examples import examples
 from tests.storage.producer_headers import header
 
 
@@ -226,4 +227,6 @@ class ProducerModel(RuleBasedStateMachine):
 
 
 TestProducerModel = ProducerModel.TestCase
-TestProducerModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestProducerModel.settings = settings(
+    max_examples=examples(100), stateful_step_count=30, deadline=None
+)

@@ -26,6 +26,7 @@ from raftlog.storage.producers.state import (
     ProducerStates,
     Truncation,
 )
+from tests.examples import examples
 from tests.storage.producer_headers import header
 
 COMMIT = Marker(True, 0)
@@ -405,7 +406,7 @@ def test_a_marker_takes_nothing_from_what_is_known_below(partition: Partition) -
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_change_of_a_snapshot_is_noticed(data: st.DataObject) -> None:
     partition = Partition()
     for producer in range(3):

@@ -18,6 +18,7 @@ from raftlog.storage.log.log import Log
 from raftlog.storage.repair.batch_repair import Copies
 from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import Buffer, DiskError
+from tests.examples import examples
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 from tests.storage.logs import EPOCH, all_bytes, batch, new_log, read_all
 
@@ -67,7 +68,7 @@ def log_files(disk: SimulatedDisk) -> Sequence[str]:
 
 
 @example([(0, 0.796875), (1, 0.767578125)])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 0.999999)), min_size=1, max_size=6))
 async def test_flipped_bits_in_different_batches_are_mended_from_each_other(
     flips: list[tuple[int, float]],
@@ -143,7 +144,7 @@ async def records_of(log: Log) -> dict[int, tuple[bytes | None, bytes | None]]:
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=20, max_size=60),
     st.sampled_from([(False, True), (True, False), (True, True)]),

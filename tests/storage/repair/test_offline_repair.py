@@ -24,6 +24,7 @@ from raftlog.storage.manager import LogManager
 from raftlog.storage.repair.batch_repair import Copies
 from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import Buffer, DiskError, DiskFullError
+from tests.examples import examples
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 from tests.storage.logs import EPOCH, PARTITION, TOPIC, all_bytes, batch, new_log, sent
@@ -156,7 +157,7 @@ def without_prefixes(contents: dict[str, bytes]) -> list[bytes]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.floats(0, 0.999999), min_size=1, max_size=5),
     st.sampled_from([CHECKPOINT_NAME, EPOCHS_NAME]),
@@ -426,7 +427,7 @@ async def records_of(log: Log) -> dict[int, tuple[bytes | None, bytes | None]]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=20, max_size=60),
     st.sampled_from([(False, True), (True, False), (True, True)]),

@@ -25,6 +25,7 @@ from raftlog.record.types import Offset, ProducerEpoch, ProducerId
 from raftlog.storage.producers.entry import Append
 from raftlog.storage.producers.state import ProducerStates, Truncation
 from raftlog.storage.transactions.transactions import AbortedEntry
+from tests.examples import examples
 from tests.storage.producer_headers import header
 
 EXPIRATION_MS = 1000
@@ -337,4 +338,6 @@ def open_firsts(log: list[Written], start: int = 0) -> set[int]:
 
 
 TestTransactionModel = TransactionModel.TestCase
-TestTransactionModel.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestTransactionModel.settings = settings(
+    max_examples=examples(150), stateful_step_count=30, deadline=None
+)

@@ -6,9 +6,7 @@ The model knows the answers of the present coordinator only, and judges each of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -36,6 +34,7 @@ from raftlog.record.errors import (
     ErrorEntry,
 )
 from tests.coordinator.classic_harness import GROUP, Answer, Stage
+from tests.examples import examples
 
 SESSION_MS = (20, 100)
 REBALANCE_MS = (15, 50)
@@ -462,17 +461,7 @@ class ClassicGroupAgainstModel(RuleBasedStateMachine):
         assert len(self.stage.timers) == 0
 
 
-QUICK: Final = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, report_multiple_bugs=False
-)
-FULL: Final = settings(QUICK, max_examples=300)
-
 TestClassicGroupAgainstModel = ClassicGroupAgainstModel.TestCase
-TestClassicGroupAgainstModel.settings = QUICK
-
-
-@pytest.mark.full  # three times as many examples
-class TestClassicGroupAtLength(ClassicGroupAgainstModel.TestCase):  # type: ignore[misc,name-defined]
-    """The same model, for longer."""
-
-    settings = FULL
+TestClassicGroupAgainstModel.settings = settings(
+    max_examples=examples(300), stateful_step_count=60, deadline=None, report_multiple_bugs=False
+)
