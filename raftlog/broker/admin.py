@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from raftlog.broker.authorize import (
     CLUSTER,
@@ -59,6 +60,7 @@ VALIDATED_TOPIC_ID: Final = TopicId("0" * 32)
 """Id of a topic that is only validated."""
 PartitionName: TypeAlias = tuple[str, int]
 """Topic and number."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class ElectionOutcome(NamedTuple):
     topic: str
     partition: int
     is_needed: bool
-    """False: the partition had a fitting leader already, or is unknown."""
+    """False if the partition had a fitting leader already, or is unknown."""
     error: LogError | None
 
 
@@ -273,11 +275,7 @@ class AdminService:
         offset, or its error.
         """
         self._settings.check_partition_count(len(targets))
-        outcomes: list[Offset | LogError] = []
-        for start in range(0, len(targets), CHANGES_AT_ONCE):
-            some = targets[start : start + CHANGES_AT_ONCE]
-            outcomes += await asyncio.gather(*(self._delete(principal, *target) for target in some))
-        return outcomes
+        return await _some_at_once(self._delete(principal, *target) for target in targets)
 
     async def _delete(
         self, principal: Principal, topic: str, partition: int, before: Offset
@@ -520,10 +518,7 @@ class AdminService:
             except LogError as error:
                 errors[name, number] = error.as_outcome()
 
-        partitions = list(wanted)
-        for start in range(0, len(partitions), CHANGES_AT_ONCE):
-            some = partitions[start : start + CHANGES_AT_ONCE]
-            await asyncio.gather(*(try_change(*partition) for partition in some))
+        await _some_at_once(try_change(*partition) for partition in wanted)
         return errors
 
     async def reassign_each(
@@ -664,6 +659,15 @@ def _progress(row: PartitionImage, replica: Partition | None) -> ReplicaProgress
         }
         ends[row.leader] = log_end
     return ReplicaProgress(row, replica.high_watermark, ends, log_end)
+
+
+async def _some_at_once(changes: Iterable[Awaitable[T]]) -> list[T]:
+    """The outcomes of the changes, in their order, with CHANGES_AT_ONCE at the same time."""
+    outcomes: list[T] = []
+    remaining = iter(changes)
+    while some := list(islice(remaining, CHANGES_AT_ONCE)):
+        outcomes += await asyncio.gather(*some)
+    return outcomes
 
 
 def _needs_election(row: PartitionImage, *, unclean: bool) -> bool:
