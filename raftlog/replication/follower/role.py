@@ -125,8 +125,8 @@ class FollowerRole:
     ) -> None:
         self._replica.committed_bytes.appended(self._log.log_end_offset, size_bytes)
         self._update_watermarks(high_watermark, log_start_offset)
-        if self._log.flush_mode is FlushMode.ASYNC and self._on_durable is not None:
-            self._on_durable()
+        if self._log.flush_mode is FlushMode.ASYNC:
+            self.durable_moved()
 
     def update_watermarks(
         self, *, leader_epoch: LeaderEpoch, high_watermark: Offset, log_start_offset: Offset
