@@ -86,7 +86,7 @@ class ClassicGroupService:
         return await self._groups.call_held(request.group_id, request, Synced, HELD_S_MAX)
 
     async def heartbeat(self, principal: Principal, request: ClassicHeartbeat) -> None:
-        """Keep a session. Raises LogError, as REBALANCE_IN_PROGRESS to join again."""
+        """Keep a session. Raises LogError, with REBALANCE_IN_PROGRESS to join again."""
         self._authorize(principal, Operation.READ, group_resource(request.group_id))
         await self._groups.call(request.group_id, request, Done)
 

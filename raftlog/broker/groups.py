@@ -562,7 +562,7 @@ class GroupService:
     def _with_topic_id(self, principal: Principal, offset: OffsetToCommit) -> OffsetToCommit:
         """The offset with its topic's id, if the principal may commit it.
 
-        Raises LogError: FORBIDDEN, UNKNOWN_TOPIC, UNKNOWN_PARTITION, UNKNOWN_TOPIC_ID.
+        Raises LogError FORBIDDEN, UNKNOWN_TOPIC, UNKNOWN_PARTITION or UNKNOWN_TOPIC_ID.
         """
         topic = self._readable(principal, offset.topic)
         topic.partition(offset.partition)

@@ -30,8 +30,9 @@ __all__ = [
 ADDRESS_SHARE: Final = 4
 """One address holds at most a quarter of a shared budget."""
 RESERVED_SHARE: Final = 8
+"""The last eighth of a budget is for addresses that hold little."""
 LITTLE_SHARE: Final = 64
-"""Divisor of a budget for an address's most of the reserved eighth."""
+"""An address holds little up to a 64th of a budget."""
 OTHERS_EXPECTED_S: Final = 0.1
 """Seconds after a request for which more of its address are expected."""
 LONG_WORK_EXPECTED_S: Final = 1.0

@@ -96,10 +96,11 @@ class LeaderGate:
     def open(
         self, found: Partition, transactional_id: str | None, *, adds_partition: bool = True
     ) -> Write:
-        """Open a partition led here for one append, or for a transaction's append.
+        """Open a partition led here for one append.
 
-        See `LeaderTransactions.append` for `adds_partition`. The write takes its place in the log,
-        or in the line for it, before it suspends. Raises LogError, as the write does.
+        The append is in a transaction, or outside of any if `transactional_id` is None. See
+        `LeaderTransactions.append` for `adds_partition`. The write takes its place in the log, or
+        in the line for it, before it suspends. Raises LogError, as the write does.
         """
         if transactional_id is None or self._transactions is None:
             return found.writer().append

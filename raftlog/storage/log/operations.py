@@ -2,11 +2,11 @@
 
 | operation | order |
 |---|---|
-| roll | sync the old segment; write its indexes, sync; create the new file, sync the directory |
-| checkpoint | sync the log; indexes; leader epochs; producer snapshot; then the number moves |
-| delete records, retention | write the log start offset; (1) then remove files |
-| truncate | write the lower promises; remove segments from the last down; cut; sync |
-| restart | (2) write that the log is empty; remove all; start; write that it is done |
+| roll | sync the old segment, write and sync its indexes, create the new file, sync the directory |
+| checkpoint | sync the log, then indexes, leader epochs, producer snapshot, then move the number |
+| delete records, retention | write the log start offset, (1) then remove files |
+| truncate | write the lower promises, remove segments from the last down, cut, sync |
+| restart | (2) write that the log is empty, remove all, start, write that it is done |
 
 Once records are removed, only a snapshot names their producers. So (1) before files are removed, a
 snapshot exists from which a truncation can rebuild the producers, and (2) a file holds the
