@@ -162,8 +162,7 @@ class Message:
         self.structs: dict[str, list[dict[str, Any]]] = {}
         """Fields by the name of the struct; nested structs come before those that have them."""
         for struct in (*spec.get("commonStructs", []), spec):
-            if self._is_known(struct):
-                self._collect(struct["name"], struct["fields"])
+            self._collect(struct["name"], struct["fields"])
 
     def rename(self, old: str, new: str) -> None:
         """Give a nested struct another name: request and response have one of that name."""
@@ -195,9 +194,9 @@ class Message:
             lines += ["", ""]
         return "\n".join(lines)
 
-    def _is_known(self, part: dict[str, Any]) -> bool:
-        """Whether any version that is left has the field or struct."""
-        versions = span(part.get("versions", "0+"))
+    def _is_known(self, field: dict[str, Any]) -> bool:
+        """Whether any version that is left has the field."""
+        versions = span(field.get("versions"))
         first, last = self._versions
         return versions is not None and versions[0] <= last and first <= versions[1]
 
