@@ -179,10 +179,10 @@ async def alter_partition_reassignments(
             codes[key] = INVALID_REPLICATION_FACTOR
             continue
         moves.append(move)
-    placement = call.broker.admin
+    admin = call.broker.admin
     try:
-        errors |= await by(deadline, lambda: placement.reassign_each(call.principal, moves))
-        errors |= await by(deadline, lambda: placement.cancel_each(call.principal, cancelled))
+        errors |= await by(deadline, lambda: admin.reassign_each(call.principal, moves))
+        errors |= await by(deadline, lambda: admin.cancel_each(call.principal, cancelled))
     except LogError as error:
         return messages.AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change,
