@@ -1,4 +1,4 @@
-"""Examples of property tests: a third of them in the ten-minute suite."""
+"""The ten-minute suite tries a third of the examples of property tests."""
 
 from __future__ import annotations
 

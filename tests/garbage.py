@@ -1,4 +1,4 @@
-"""The garbage collector of a test process: it scans only what the present test has made."""
+"""The garbage collector of a test process scans only what the present test has made."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ P99_FACTOR_MAX: Final = 3.0
 P99_FLOOR_S: Final = 0.05
 """Below this, a p99 is good in any case: the scheduler's turns are milliseconds."""
 SHARED_P99_FLOOR_S: Final = 0.4
-"""The same with `slack`, before it is multiplied. Other programs then share the disk. Their syncs
-were seen to delay appends by 0.9 s."""
+"""The floor of a run with `slack`, before `slack` multiplies it. Such a run shares the disk with
+other programs. Their syncs were seen to delay appends by 0.9 s."""
 
 
 class Operation(NamedTuple):
@@ -129,7 +129,7 @@ def may_be_the_machine(found: Sequence[str]) -> bool:
 def findings(calm: Observed, attacked: Observed, slack: float = 1.0) -> list[str]:
     """Every bound that was broken, in words; empty: none was.
 
-    Bounds of time are `slack` times as wide.
+    Bounds of time are `slack` times as wide. With `slack`, the p99 has a higher floor.
     """
     p99_floor_s = P99_FLOOR_S if slack == 1.0 else SHARED_P99_FLOOR_S
     found = []
