@@ -40,9 +40,9 @@ class TopicPartition(_Part, frozen=True):
 
 
 class CommittedOffset(_Part, frozen=True):
-    """A group's offset of one partition, as handlers, coordinators and the log pass it.
+    """A group's offset of one partition, in a commit or in a fetch's response.
 
-    A handler builds it once. A commit and a fetch add their own last field on the wire.
+    Each of the two adds a last field on the wire.
     """
 
     topic: str

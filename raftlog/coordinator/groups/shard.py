@@ -210,7 +210,7 @@ class GroupShard:
     def disconnected(
         self, request: ConsumerHeartbeatRequest, received_ms: int, now_ms: int
     ) -> None:
-        """End the connection of a heartbeat that is held since `received_ms`."""
+        """Shorten the session, since the connection of a held heartbeat has ended."""
         group = self.consumer_groups.get(request.group)
         if group is not None:
             self._decisions.disconnected(group, request, received_ms, now_ms)

@@ -106,7 +106,10 @@ def resolve(
 def resolved_again(
     patterns: Patterns, image: MetadataImage, changed: Collection[str] | None, time_ms: int
 ) -> dict[str, ConsumerGroupRegularExpressionValue]:
-    """The patterns with other topics now that the `changed` topics, or any, were changed."""
+    """The patterns with other topics since the `changed` topics were created or deleted.
+
+    None as `changed` stands for any topics.
+    """
     found: dict[str, ConsumerGroupRegularExpressionValue] = {}
     for pattern, value in patterns.items():
         if changed is None:

@@ -90,7 +90,7 @@ from raftlog.record.errors import (
 )
 
 INSTANCE_PARTITIONS_MAX: Final = 1_000
-"""Partitions of one instance. Its starts end in one batch, and each is a record."""
+"""Most partitions of one instance. Its starts end in one batch, and each is a record."""
 STEP_AFTER_LOAD_MS: Final = 1_000
 """Delay of a step after a load, in milliseconds. Compaction may have brought an instance's record
 behind its group's. A step that is too large for a batch is not tried in a loop."""
@@ -147,7 +147,7 @@ class InstanceTable:
         self.members: dict[str, dict[str, Instance]] = {}
         """Instances of each group, by the id of their present or possible member."""
         self._starts: dict[InstanceId, dict[Pair, int]] = {}
-        """Apart: a compacted log may have them before the instance itself."""
+        """Starts of each instance. A compacted log may have them before the instance."""
 
     def starts(self, instance: Instance) -> Mapping[Pair, int]:
         """The instance's starts that no commit shows."""
@@ -230,7 +230,7 @@ class ConsumerInstances:
     def decide(
         self, request: InstanceRequest, image: MetadataImage, now_ms: int, time_ms: int
     ) -> Decision[GroupResponse]:
-        """Decide about a request. Raises LogError UNKNOWN_INSTANCE, and as each method."""
+        """Decide about a request. Raises LogError, UNKNOWN_INSTANCE without the instance."""
         if isinstance(request, CreateInstance):
             return self._create(request, now_ms)
         instance = self.table.by_id.get((request.group, request.instance))

@@ -1,6 +1,6 @@
-"""Requests about REST consumer instances and their answers, free of any protocol.
+"""Requests about REST consumer instances and their responses, free of any protocol.
 
-Each is one MessagePack array between nodes, as `group_messages` frames them.
+Each is one MessagePack array between nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
-    """The same, with a tag first. Other modules have the tags below 60."""
+    """Fields in the order of the wire, after a tag. Other modules have the tags below 60."""
 
 
 class CreateInstance(_Body, frozen=True, tag=60):
@@ -51,7 +51,10 @@ class DeleteInstance(_Body, frozen=True, tag=61):
 
 
 class SubscribeInstance(_Body, frozen=True, tag=62):
-    """Subscribe to names or to a pattern. Neither ends the subscription, or the assignment."""
+    """Subscribe to names or to a pattern.
+
+    Without names and pattern it ends the subscription, or the assignment.
+    """
 
     group: str
     instance: str

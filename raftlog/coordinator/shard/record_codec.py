@@ -1,8 +1,8 @@
 """Records of the internal topics to bytes and back.
 
 A key or value of another release decodes to `UnknownRecord`, so that a shard can refuse to serve
-instead of dropping state. Unknown *tagged* fields of a known version are skipped, because a writer
-tags only fields that older readers may ignore (KIP-482), and missing from the key's next record.
+instead of dropping state. Unknown *tagged* fields of a known version are skipped, and missing from
+the key's next record. A writer tags only fields that older readers may ignore (KIP-482).
 """
 
 from __future__ import annotations

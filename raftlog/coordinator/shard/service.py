@@ -170,7 +170,10 @@ class Coordinators(CoordinatorServer):
         may_repeat: bool = False,
         is_held: bool = False,
     ) -> A:
-        """Execute a request at the coordinator that leads a partition of the internal topic."""
+        """Execute a request at the coordinator that leads a partition of the internal topic.
+
+        Retries, and raises LogError, as `call`.
+        """
         checked = messages.checked(request)
         return await self._router.find(topic.name, number).coordinate(
             _Call(self, messages, checked, may_change=may_change),

@@ -1,4 +1,4 @@
-"""A led partition of an internal topic, which decides, replays, appends, and responds.
+"""A led partition of an internal topic decides, replays, appends, and responds once committed.
 
 A `Shard` is one load of one leader epoch, for good. It ends when the lead is over, an append failed
 or has an unknown outcome, or the node stops. The service then loads another shard from the log, if

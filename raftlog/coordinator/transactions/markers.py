@@ -177,7 +177,10 @@ class MarkerWriter:
     async def _settled(
         self, shard: TransactionCoordinator, decide: Callable[[TransactionShard], Decision[R]]
     ) -> R:
-        """Execute, and repeat while the shard takes no decisions. Raises its last LogError."""
+        """Execute, and repeat while the shard takes no decisions.
+
+        Raises LogError NOT_COORDINATOR once the shard is over.
+        """
         attempt = 0
         while True:
             try:
