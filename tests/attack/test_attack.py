@@ -93,6 +93,12 @@ def test_a_machine_that_is_slow_without_an_attack_excuses_as_much_under_one() ->
     assert len(findings(calm, attacked)) == 2
 
 
+def test_beside_other_tests_a_p99_of_a_second_is_the_bound() -> None:
+    assert findings(CALM, replace(HELD, operations=operations(0.95)), slack=5.0) == []
+    (found,) = findings(CALM, replace(HELD, operations=operations(1.05)), slack=5.0)
+    assert "p99" in found
+
+
 def test_only_findings_of_time_may_be_the_machines() -> None:
     slow = replace(HELD, operations=operations(3.1 * P99_FLOOR_S), elections=1, work=Work({}))
     assert may_be_the_machine(findings(CALM, slow))

@@ -19,7 +19,7 @@ P99_FACTOR_MAX: Final = 3.0
 """The other clients' p99 under attack, in those beside honest clients as busy as an attacker."""
 P99_FLOOR_S: Final = 0.05
 """Below this, a p99 is good in any case: the scheduler's turns are milliseconds."""
-SHARED_P99_FLOOR_S: Final = 0.4
+SHARED_P99_FLOOR_S: Final = 0.2
 """The floor of a run with `slack`, before `slack` multiplies it. Such a run shares the disk with
 other programs. Their syncs were seen to delay appends by 0.9 s."""
 
