@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from raftlog_spark.cluster import Cluster
+from raftlog_spark.cluster import Bounds, Cluster
 from raftlog_spark.codec.decode import decode
 from raftlog_spark.errors import OffsetOutOfRange, RaftlogSparkError, TopicGone, TopicRecreated
 from raftlog_spark.options import OptionsError, SourceOptions
@@ -46,8 +46,6 @@ from raftlog_spark.source.planning import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from raftlog_spark.cluster import Bounds, Cluster
 
 SNAPSHOT_ATTEMPTS_MAX = 3
 TOPICS_SHOWN = 20
@@ -172,10 +170,7 @@ def _decoded(
 
 
 def _lost(task: Range, options: SourceOptions, what: str) -> None:
-    loss = f"{task.topic}/{task.partition}: {what}"
-    if options.fail_on_data_loss:
-        raise planning.loss_error([loss])
-    _log.warning("records are gone, reading continues: %s", loss)
+    check_losses([f"{task.topic}/{task.partition}: {what}"], options)
 
 
 def _tasks(options: SourceOptions, ranges: Sequence[Range]) -> list[InputPartition]:
