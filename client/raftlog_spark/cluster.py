@@ -170,7 +170,7 @@ class BatchWriter:
         """
         topic = topic or self.topic
         if topic is None:
-            raise ValueError("No topic is given, and the writer has none of its own.")
+            raise ValueError("No topic is given, and the writer has no default topic.")
         self._require_open()
         self._check()
         try:

@@ -62,7 +62,7 @@ def session(
     `master` is as for Spark. The default is `local[*]`, or the master of `spark-submit`. `config`
     adds to `CONFIG` and wins over it. A running session gets only `config`. A new session uses this
     Python for its workers, unless the variable PYSPARK_PYTHON names another, and finds a Java (see
-    `raftlog_spark.session`).
+    the module).
 
     Raises JavaError: there is no Java.
     """

@@ -18,8 +18,8 @@ from .programs import CONFIG
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# No test runs long enough to pay for Java's second compiler: a quarter of the processor time.
-# Verification of the bytecode of Spark's own classes is another quarter.
+# No test runs long enough to pay for Java's second compiler, or for verification of the bytecode of
+# Spark's own classes.
 os.environ.setdefault(
     "JAVA_TOOL_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
