@@ -54,16 +54,19 @@ def _publish(system: System, seconds: float) -> Latencies:
             errors.append(str(error))
 
     value = payload(100)
-    samples: list[float] = []
-    ended = float("inf")
-    while (sent := time.perf_counter()) < ended:
-        producer.produce(TOPIC, value, partition=len(samples) % PARTITIONS, on_delivery=reported)
+
+    def send(number: int) -> float:
+        sent = time.perf_counter()
+        producer.produce(TOPIC, value, partition=number % PARTITIONS, on_delivery=reported)
         producer.flush()
-        samples.append(time.perf_counter() - sent)
-        if len(samples) == PARTITIONS and ended == float("inf"):
-            # The producer now has its id and a connection to every leader.
-            samples.clear()
-            ended = time.perf_counter() + seconds
+        return time.perf_counter() - sent
+
+    for number in range(PARTITIONS):
+        send(number)  # the producer gets its id and a connection to every leader
+    samples: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        samples.append(send(len(samples)))
     if errors:
         raise RuntimeError(f"{len(errors)} records failed: {errors[0]}")
     return Latencies.from_seconds(samples)
