@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import count, cycle
 from typing import Any, Final
 
-from bench.cluster import MIB, NODES, Cluster, running_cluster
+from bench.cluster import NODES, Cluster, running_cluster
 from bench.kept_connection import NoAnswerError, request_once
 from bench.node import MeasuredNode
 from bench.report import Options, Result, distribution
@@ -145,7 +145,7 @@ def idle(options: Options) -> list[Result]:
             }
             cpu.runs.append(max(used.values()))
             cpu.details[f"run {number}"] = {"leader": cluster.leader(), "percent": used}
-            rss.runs.append(max(node.rss_bytes() for node in cluster.nodes.values()) / MIB)
+            rss.runs.append(max(cluster.rss_mib().values()))
     return [cpu, rss]
 
 
@@ -159,14 +159,14 @@ def much_metadata(options: Options) -> list[Result]:
     )
     restart = Result(f"quorum: {count:,} partitions, restart to ready", "s", goal=3.0)
     with running_cluster(options.flush, program=WITH_CONSOLE) as cluster:
-        empty = _rss(cluster)
+        empty = cluster.rss_mib()
         leader = cluster.nodes[cluster.wait_quiet()]
         created = execute(leader, f"partitions {count}")
         memory.details["seconds to create"] = created["seconds"]
         leader_id = _wait_settled(cluster)
-        grown = {node_id: rss - empty[node_id] for node_id, rss in _rss(cluster).items()}
-        memory.runs.append(max(grown.values()) / MIB)
-        memory.details["RSS grown, MiB"] = {key: value / MIB for key, value in grown.items()}
+        grown = {node_id: rss - empty[node_id] for node_id, rss in cluster.rss_mib().items()}
+        memory.runs.append(max(grown.values()))
+        memory.details["RSS grown, MiB"] = grown
 
         followers = [node_id for node_id in cluster.nodes if node_id != leader_id]
         watches = {
@@ -188,14 +188,8 @@ def much_metadata(options: Options) -> list[Result]:
             cluster.revive(node_id)
             restart.runs.append(time.perf_counter() - started)
             cluster.wait_quiet()
-        memory.details["RSS after the restart, MiB"] = {
-            key: value / MIB for key, value in _rss(cluster).items()
-        }
+        memory.details["RSS after the restart, MiB"] = cluster.rss_mib()
     return [memory, stall, follower_stall, restart]
-
-
-def _rss(cluster: Cluster) -> dict[int, int]:
-    return {node_id: node.rss_bytes() for node_id, node in cluster.nodes.items()}
 
 
 def _wait_settled(cluster: Cluster) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from functools import partial
 from typing import Final, TypeVar, cast
 
 import uvloop
+from raftlog_client.produce.sender import PRODUCE_FRAME_HEAD
 
 from bench.node import LoneNode, cpu_times, data_directory, free_port
 from bench.report import Options, Result
@@ -117,7 +117,7 @@ def raw_request(port: int, topic: str) -> bytes:
     for _ in range(RAW_BYTES // RAW_RECORD_BYTES):
         builder.append(0, None, payload(RAW_RECORD_BYTES))
     batch, name = bytes(builder.build()), topic.encode()
-    body = struct.pack(">HiI", len(name), 0, len(batch)) + name + batch
+    body = PRODUCE_FRAME_HEAD.pack(len(name), 0, len(batch)) + name + batch
     return _request(port, "/v1/produce?acks=all", BATCHES_MEDIA_TYPE, body)
 
 

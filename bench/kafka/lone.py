@@ -41,10 +41,9 @@ class _Connection(BusyConnection):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        if len(self._buffer) < 4 or len(self._buffer) < 4 + _size(self._buffer):
-            return
-        self.answer = self._buffer[4:]
-        self._answered(time.perf_counter())
+        if _is_whole(self._buffer):
+            self.answer = self._buffer[4:]
+            self._answered(time.perf_counter())
 
 
 async def load(port: int, connections: int, seconds: float) -> tuple[float, Latencies]:
@@ -68,9 +67,9 @@ async def load(port: int, connections: int, seconds: float) -> tuple[float, Late
     return len(samples) / elapsed, Latencies.from_seconds(samples)
 
 
-def _size(answer: bytes) -> int:
-    """The bytes after the length of an answer."""
-    return int(struct.unpack_from(">i", answer)[0])
+def _is_whole(answer: bytes) -> bool:
+    """Whether all bytes that the length of an answer promises are there."""
+    return len(answer) >= 4 and len(answer) >= 4 + int(struct.unpack_from(">i", answer)[0])
 
 
 def _request(partition: int) -> bytes:
@@ -161,7 +160,7 @@ def _idle_bytes(options: Options, port: int | None) -> tuple[int, int]:
 def _receive(client: socket.socket) -> bytes:
     """One whole answer."""
     received = b""
-    while len(received) < 4 or len(received) < 4 + _size(received):
+    while not _is_whole(received):
         data = client.recv(64 * KIB)
         if not data:
             raise ConnectionError("the listener closed the connection")
