@@ -338,9 +338,8 @@ def _cluster_holds(
         os.environ[SECRET_VARIABLE] = cluster.secret
         cluster.wait_quiet()
         observer = stack.enter_context(Observer(cluster, slack))
-        servers = ",".join(node.address for node in cluster.nodes.values())
         operations = directory / "operations"
-        stack.enter_context(_victims(servers, target.kafka_address, operations))
+        stack.enter_context(_victims(cluster.servers, target.kafka_address, operations))
         phases = Phases(observer, operations, target, seed)
         print(f"{'attack':18} {'others':>7} {'failed':>7} {'p99 ms':>8} {'holds':>6} {'MiB':>6}")
         phases.run(CALM, min(3.0, calm_s))

@@ -184,7 +184,7 @@ def test_a_killed_node_costs_no_record(cluster: Cluster) -> None:
 
 
 async def write_through_a_kill(cluster: Cluster) -> None:
-    servers = ",".join(node.address for node in cluster.nodes.values())
+    servers = cluster.servers
     async with Admin(bootstrap_servers=servers) as admin:
         await admin.create_topic("safe", partitions=PARTITIONS)
         async with (

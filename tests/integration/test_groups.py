@@ -19,10 +19,6 @@ TIMEOUT_S = 60.0
 SESSION_MS = 2_000
 
 
-def addresses(cluster: Cluster) -> str:
-    return ",".join(node.address for node in cluster.nodes.values())
-
-
 def member(servers: str, topic: str, **settings: Any) -> Consumer[Any, Any]:
     defaults = {
         "group_id": "g",
@@ -151,7 +147,7 @@ def read_forever(servers: str) -> None:
 
 
 def test_another_member_takes_over_from_a_killed_one(cluster: Cluster) -> None:
-    asyncio.run(take_over(addresses(cluster)))
+    asyncio.run(take_over(cluster.servers))
 
 
 async def take_over(servers: str) -> None:
@@ -179,7 +175,7 @@ async def take_over(servers: str) -> None:
 def test_members_and_offsets_survive_the_coordinators_kill_and_a_restart_of_all(
     cluster: Cluster,
 ) -> None:
-    servers = addresses(cluster)
+    servers = cluster.servers
     before = asyncio.run(survive_a_kill(cluster, servers))
     for node in cluster.nodes.values():
         if node.is_running:

@@ -301,8 +301,8 @@ def test_a_lost_disk_is_replaced_by_the_command_in_its_log(
 def test_a_node_that_is_alive_is_not_replaced(
     cluster: Cluster, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
-    addresses = ",".join(node.address for node in cluster.nodes.values())
-    second = stranger_of(cluster, tmp_path / "second", 3, "--replace", "3", "--join", addresses)
+    arguments = ("--replace", "3", "--join", cluster.servers)
+    second = stranger_of(cluster, tmp_path / "second", 3, *arguments)
     strangers.append(second)
     second.launch()
     wait_for_log(second, "node 3 is alive, so it cannot be replaced")

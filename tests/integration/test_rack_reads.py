@@ -61,7 +61,7 @@ def test_records_come_from_the_follower_in_the_rack_until_it_dies(
 
 
 async def read_from_the_rack(cluster: Cluster) -> None:
-    addresses = ",".join(node.address for node in cluster.nodes.values())
+    addresses = cluster.servers
     async with (
         Admin(bootstrap_servers=addresses) as admin,
         Producer(bootstrap_servers=addresses) as producer,

@@ -15,7 +15,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from bench.cluster import Cluster, ClusterNode
-from tests.integration.test_groups import PARTITIONS, addresses, fill
+from tests.integration.test_groups import PARTITIONS, fill
 
 INSTANCE = "/consumers/g/instances/i"
 TIMEOUT_S = 60.0
@@ -55,7 +55,7 @@ class Reader:
 
 
 def produce(cluster: Cluster, first: int, count: int) -> None:
-    asyncio.run(fill(addresses(cluster), "t", first, count))
+    asyncio.run(fill(cluster.servers, "t", first, count))
 
 
 def view(node: ClusterNode) -> Any:

@@ -66,7 +66,7 @@ def test_secret_changes_under_load_without_a_stop(tmp_path: Path) -> None:
             wait_for_log(node, f"secret has changed: accepting {accepted},")
 
         async def main() -> Writer:
-            writer = Writer(",".join(node.address for node in cluster.nodes.values()))
+            writer = Writer(cluster.servers)
             writing = asyncio.create_task(writer.run())
             for accepted, lines in ((2, (new, old)), (1, (new,))):
                 for node_id in (1, 2, 3):

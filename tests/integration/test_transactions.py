@@ -167,8 +167,7 @@ def test_a_transaction_outlives_a_killed_node(
         whole = [b"a"] * PARTITIONS + [b"b"] * PARTITIONS if is_commit else []
         await client.read_until(whole + [b"c"] * PARTITIONS)
 
-    servers = ",".join(node.address for node in cluster.nodes.values())
-    play(servers, name, act)
+    play(cluster.servers, name, act)
 
 
 def json_values(node: LoneNode, topic: str, isolation: str) -> list[Any]:
@@ -534,5 +533,4 @@ def test_read_process_write_outlives_a_killed_coordinator(cluster: Cluster, role
             await asyncio.to_thread(cluster.nodes[victim].wait_ready)
         await client.read_until([b"%d" % number for number in range(count)])
 
-    servers = ",".join(node.address for node in cluster.nodes.values())
-    play(servers, f"chain-{role}", act)
+    play(cluster.servers, f"chain-{role}", act)

@@ -223,27 +223,23 @@ async def undisturbed(servers: str, *, producers: int, consumers: int) -> None:
         assert not any(reading.errors for reading in running.readings)
 
 
-def addresses(cluster: Cluster) -> str:
-    return ",".join(node.address for node in cluster.nodes.values())
-
-
 def test_1_producer_1_consumer_1_broker(one_broker: LoneNode) -> None:
     asyncio.run(undisturbed(one_broker.address, producers=1, consumers=1))
 
 
 def test_1_producer_1_consumer_3_brokers(three_brokers: Cluster) -> None:
-    asyncio.run(undisturbed(addresses(three_brokers), producers=1, consumers=1))
+    asyncio.run(undisturbed(three_brokers.servers, producers=1, consumers=1))
 
 
 def test_2_producers_2_consumers_3_brokers(three_brokers: Cluster) -> None:
-    asyncio.run(undisturbed(addresses(three_brokers), producers=2, consumers=2))
+    asyncio.run(undisturbed(three_brokers.servers, producers=2, consumers=2))
 
 
 def test_2_producers_2_consumers_3_brokers_1_follower_fails(
     three_brokers: Cluster,
 ) -> None:
     async def run() -> None:
-        async with scenario(addresses(three_brokers), producers=2, consumers=2) as running:
+        async with scenario(three_brokers.servers, producers=2, consumers=2) as running:
             await running.produce()
             leads = {leader for leader, _ in await running.rows()}
             follower = min(three_brokers.nodes.keys() - leads)
@@ -258,7 +254,7 @@ def test_2_producers_2_consumers_3_brokers_1_follower_fails(
 
 def test_2_producers_2_consumers_3_brokers_leader_fails(three_brokers: Cluster) -> None:
     async def run() -> None:
-        async with scenario(addresses(three_brokers), producers=2, consumers=2) as running:
+        async with scenario(three_brokers.servers, producers=2, consumers=2) as running:
             await running.produce()
             leader = await running.leader()
             await asyncio.to_thread(three_brokers.kill, leader)
@@ -273,7 +269,7 @@ def test_2_producers_2_consumers_3_brokers_all_nodes_fail(
     three_brokers: Cluster,
 ) -> None:
     async def run() -> None:
-        async with scenario(addresses(three_brokers), producers=2, consumers=2) as running:
+        async with scenario(three_brokers.servers, producers=2, consumers=2) as running:
             await running.produce()
             await running.check()
             await asyncio.to_thread(three_brokers.kill, *three_brokers.nodes)
@@ -367,7 +363,7 @@ def test_where_n_minus_1_of_n_nodes_are_dead_so_is_the_quorum(
 
     async def run() -> None:
         async with Producer(
-            bootstrap_servers=addresses(three_brokers),
+            bootstrap_servers=three_brokers.servers,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
         ) as producer:
@@ -382,7 +378,7 @@ def test_where_n_minus_1_of_n_nodes_are_dead_so_is_the_quorum(
     async def resume() -> None:
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Producer(bootstrap_servers=addresses(three_brokers)) as producer,
+            Producer(bootstrap_servers=three_brokers.servers) as producer,
         ):
             for partition in partitions:
                 await producer.send_and_wait("all", b"3", partition=partition)
