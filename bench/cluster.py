@@ -46,7 +46,7 @@ PARTITIONS: Final = 16
 MIN_ISR: Final = "2"
 IN_SYNC_TIMEOUT_S: Final = 120.0
 WORKLOAD_TIMEOUT_S: Final = 600.0
-"""Of one workload. A longer workload has failed."""
+"""Longest time of a workload. A longer workload has failed."""
 METADATA_TIMEOUT_S: Final = 2.0
 CHANGE_TIMEOUT_S: Final = 30.0
 MIB: Final = 1 << 20
@@ -420,7 +420,7 @@ class Cluster:
 
     @property
     def addresses(self) -> dict[int, str]:
-        """By node."""
+        """Address of each node, by node id."""
         return {node_id: node.address for node_id, node in self.nodes.items()}
 
     async def create_topic(

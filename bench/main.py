@@ -98,7 +98,7 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "peer": peer.peer,
     },
 }
-"""By suite and name."""
+"""Parts of the suites that have parts, by suite and name."""
 WHOLE: Final[dict[str, Part]] = {
     "limits": limits.run,
     "footprint": footprint.run,

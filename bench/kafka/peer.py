@@ -52,7 +52,7 @@ class KafkaPeer:
         ports = free_ports("127.0.0.1", 2 * NODES)
         self._brokers, self._controllers = ports[:NODES], ports[NODES:]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        """By node id."""
+        """Running processes, by node id."""
 
     @property
     def servers(self) -> str:
