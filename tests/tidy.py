@@ -153,7 +153,7 @@ def module_of(path: Path) -> Module:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and owner:
             module.attributes.add(node.target.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if _name(node.value) in ("self", "cls") and isinstance(node.value, ast.Name):
+            if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
                 module.attributes.add(node.attr)
             elif not node.attr.startswith("__"):
                 module.sets.append((ast.unparse(node), node.lineno))

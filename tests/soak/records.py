@@ -67,12 +67,7 @@ class RecordsRun:
 
 
 def worker_orders(
-    cluster: Cluster,
-    topics: Mapping[str, int],
-    history: Path,
-    *,
-    rate: float,
-    writers: int,
+    cluster: Cluster, topics: Mapping[str, int], history: Path, *, rate: float, writers: int
 ) -> list[WorkerOrder]:
     """An order for each worker process: one writer in each, the readers spread among them."""
     readers = [{"client-reader": 0.0, "http-writer": 20.0}, {"replica-reader": 0.0}]
