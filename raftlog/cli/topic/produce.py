@@ -126,9 +126,10 @@ def produce(
       raftlog topic produce orders orders.csv -i csv --key-field id --timestamp-field created
       raftlog topic consume a --format json | raftlog topic produce b -i ndjson --envelope
     """
-    reader = _reader(**input_options)
+    _check_usage(**input_options)
     if transactional_id is not None and acks != "all":
         raise click.UsageError("--transactional-id needs --acks all")
+    reader = _reader(**input_options)
     producer = Producer(
         bootstrap_servers=servers,
         acks=acks_value(acks),
@@ -162,18 +163,7 @@ def _reader(
     partition: int | None,
     skip_bad: bool,
 ) -> Callable[[], RecordReader]:
-    """The maker of a reader for each file, by the options of the input."""
-    _check_usage(
-        input_format,
-        lines={"--key-separator": key_separator},
-        fields={"--key-field": key_field, "--timestamp-field": timestamp_field},
-        ndjson={"--envelope": envelope},
-        csv={"--infer-types": infer_types, "--delimiter": delimiter != ","},
-    )
-    if envelope and (key_field or timestamp_field):
-        raise click.UsageError("an --envelope has its own key and timestamp: drop the --…-field")
-    if key_separator == "" or len(delimiter) != 1:
-        raise click.UsageError("a separator cannot be empty, and a csv delimiter is one character")
+    """Return a function that makes the reader of a file."""
     options = RecordOptions(
         partition=partition,
         key=None if key is None else key.encode(),
@@ -343,11 +333,31 @@ def _headers(words: Sequence[str]) -> tuple[tuple[str, bytes | None], ...]:
     return tuple(headers)
 
 
-def _check_usage(input_format: str, **options_of: dict[str, object]) -> None:
-    """Reject ignored options, which are mistakes worth a message."""
+def _check_usage(
+    *,
+    input_format: str,
+    key_separator: str | None,
+    key_field: str | None,
+    timestamp_field: str | None,
+    envelope: bool,
+    delimiter: str,
+    infer_types: bool,
+    **_others: Any,
+) -> None:
+    """Reject options of the input that are ignored, exclude each other or are invalid."""
+    options_of: dict[str, dict[str, object]] = {
+        "lines": {"--key-separator": key_separator},
+        "fields": {"--key-field": key_field, "--timestamp-field": timestamp_field},
+        "ndjson": {"--envelope": envelope},
+        "csv": {"--infer-types": infer_types, "--delimiter": delimiter != ","},
+    }
     allowed = {"lines": ("lines",), "ndjson": ("ndjson", "fields"), "csv": ("csv", "fields")}
     for group, options in options_of.items():
         for flag, value in options.items():
             if value and group not in allowed[input_format]:
                 formats = " or ".join(name for name, groups in allowed.items() if group in groups)
                 raise click.UsageError(f"{flag} is for --input {formats}")
+    if envelope and (key_field or timestamp_field):
+        raise click.UsageError("an --envelope has its own key and timestamp: drop the --…-field")
+    if key_separator == "" or len(delimiter) != 1:
+        raise click.UsageError("a separator cannot be empty, and a csv delimiter is one character")

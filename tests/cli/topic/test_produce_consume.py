@@ -7,7 +7,9 @@ from subprocess import PIPE
 from uuid import uuid4
 
 import pytest
+from click.testing import CliRunner
 
+from raftlog.cli.main import cli
 from tests.cli.conftest import Run
 from tests.cli.node import RAFTLOG, RunningNode, running_node
 from tests.waiting import wait_until
@@ -102,6 +104,26 @@ def test_bad_line_is_named_and_what_stands_before_it_is_written(
     assert f"{file}, line 3: is not JSON" in result.stderr
     assert "2 records" in result.stderr
     assert run("topic", "consume", topic).stdout == "1\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--key-field", "id", "--envelope"), "--key-field is for --input ndjson or csv"),
+        (("-i", "ndjson", "--envelope", "--key-field", "id"), "drop the --…-field"),
+        (("--delimiter", ""), "--delimiter is for --input csv"),
+        (("-i", "csv", "--delimiter", ""), "a csv delimiter is one character"),
+        ((), "--transactional-id needs --acks all"),
+        (("--acks", "all"), "'header' is not NAME=VALUE"),
+    ],
+)
+def test_options_are_checked_from_the_input_to_the_headers(
+    options: tuple[str, ...], error: str
+) -> None:
+    arguments = ("--acks", "1", "--transactional-id", "id", "--header", "header", *options)
+    result = CliRunner().invoke(cli, ["topic", "produce", "topic", *arguments])
+    assert result.exit_code == 2
+    assert error in result.stderr
 
 
 def test_bad_lines_can_be_skipped_and_are_counted(run: Run, topic: str, file: Path) -> None:
