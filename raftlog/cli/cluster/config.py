@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import click
-from raftlog_client import Admin
 
 from raftlog.cli.common import output
 from raftlog.cli.common.errors import CommandError, ExitCode
 from raftlog.cli.common.options import config_pairs, format_option, servers_option
-from raftlog.cli.common.session import ask, run
+from raftlog.cli.common.session import ask
 from raftlog.metadata.configs.broker import BROKER_CONFIG_TABLE, find_cluster_setting
 from raftlog.metadata.configs.topic import CONFIG_TABLE
 from raftlog.metadata.configs.values import ConfigEntry
@@ -83,12 +82,7 @@ def set_configs(
 
 def _values(servers: str) -> dict[str, str]:
     """The settings of the cluster, with every change acknowledged before."""
-
-    async def describe() -> dict[str, str]:
-        async with Admin(bootstrap_servers=servers) as admin:
-            return dict((await admin.describe_cluster_settings(fresh=True)).values)
-
-    return run(servers, describe())
+    return dict(ask(servers, lambda admin: admin.describe_cluster_settings(fresh=True)).values)
 
 
 def _row(name: str, values: dict[str, str]) -> tuple[str, str | None, str, str, str]:

@@ -111,11 +111,9 @@ def create(
 def list_topics(servers: str, output_format: str) -> None:
     """List the topics with their numbers of partitions and replicas."""
 
-    async def describe_all() -> list[TopicDescription]:
-        async with Admin(bootstrap_servers=servers) as admin:
-            return await admin.describe_topics()
-
-    topics = sorted(run(servers, describe_all()), key=lambda topic: topic.name)
+    topics = sorted(
+        ask(servers, lambda admin: admin.describe_topics()), key=lambda topic: topic.name
+    )
     rows = [
         (
             topic.name,

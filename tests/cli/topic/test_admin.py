@@ -1,6 +1,5 @@
 import json
 import socket
-from collections.abc import Coroutine
 from typing import cast
 from uuid import uuid4
 
@@ -61,11 +60,10 @@ def test_text_output_keeps_data_on_stdout_and_messages_on_stderr(run: Run) -> No
 def test_the_list_of_an_empty_cluster_says_how_to_create_a_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_topics(_: str, describing: Coroutine[object, object, object]) -> list[TopicDescription]:
-        describing.close()
+    def no_topics(servers: str, request: object) -> list[TopicDescription]:
         return []
 
-    monkeypatch.setattr(topic_admin, "run", no_topics)
+    monkeypatch.setattr(topic_admin, "ask", no_topics)
     listed = CliRunner().invoke(cli, ["topic", "list"])
     assert listed.stdout == ""
     assert listed.stderr == "There are no topics yet; `raftlog topic create NAME` makes one.\n"
