@@ -42,7 +42,7 @@ class Listing(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """What every object of a cluster has."""
+    """The fields of every object of a cluster."""
 
     kind: str
     metadata: Metadata

@@ -271,7 +271,7 @@ _delete = partial(Route, "DELETE", tag="v1", status=204)
 _post = partial(Route, "POST", tag="v1", status=204)
 
 ROUTES: Final = (
-    _get("/", greet, "What serves here, and where to go on", response_type=api.Greeting),
+    _get("/", greet, "The server, and links to its resources", response_type=api.Greeting),
     _get(
         "/v1/cluster",
         describe_cluster,
