@@ -36,8 +36,9 @@ from raftlog_client.produce.record_encoder import (
     whole_timestamp_ms,
 )
 from raftlog_client.produce.sender import Sender
+from raftlog_client.transactions.fencing import Fencing
 from raftlog_client.transactions.state import State
-from raftlog_client.transactions.transactions import Fencing, Transaction, Transactions
+from raftlog_client.transactions.transactions import Transaction, Transactions
 from raftlog_client.types import Headers, RecordMetadata, SendSummary
 
 KeyIn = TypeVar("KeyIn", default=bytes)

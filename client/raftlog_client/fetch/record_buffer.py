@@ -125,14 +125,14 @@ class RecordDecoder:
             assert record is not None
             refusal = SerializationError(
                 f"{topic}-{partition}: a deserializer refused the record at offset "
-                f"{record.offset}: {error!r}. Seek past it to go on."
+                f"{record.offset}: {error!r}. Seek past it to continue."
             )
             refusal.__cause__ = error
             raise Unreadable(refusal, records, record.offset) from error
         return records
 
 
-class Unreadable(Exception):  # noqa: N818 (caught on the next floor: it never reaches a user)
+class Unreadable(Exception):  # noqa: N818 (its caller catches it, no user sees it)
     """A deserializer rejected a record. Has the good records before."""
 
     def __init__(

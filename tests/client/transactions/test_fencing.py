@@ -214,8 +214,8 @@ async def test_the_epoch_is_renewed_unless_another_producer_has_it(
     single: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A coordinator forgets an id without changes, and then gives the next producer another id."""
-    monkeypatch.setattr("raftlog_client.transactions.transactions.RENEWAL_S", 0.01)
-    monkeypatch.setattr("raftlog_client.transactions.transactions.RENEWAL_RETRY_S", 0.001)
+    monkeypatch.setattr("raftlog_client.transactions.fencing.RENEWAL_S", 0.01)
+    monkeypatch.setattr("raftlog_client.transactions.fencing.RENEWAL_RETRY_S", 0.001)
     async with producer(single) as sending:
         single.fail(INIT, Fault(error=CORRUPT_BATCH))
         await single.wait_for_requests(INIT, 4)
