@@ -127,8 +127,10 @@ class Consumer(ClusterClient, Generic[K, V]):
             rack=client_rack,
         )
         decoder = RecordDecoder(key_deserializer, value_deserializer, decompressed_bytes_max)
-        require_at_least(1, max_poll_records=max_poll_records)
-        require_at_least(1, auto_commit_interval_ms=auto_commit_interval_ms)
+        if max_poll_records is not None:
+            require_at_least(1, max_poll_records=max_poll_records)
+        if auto_commit_interval_ms is not None:
+            require_at_least(1, auto_commit_interval_ms=auto_commit_interval_ms)
         require_at_least(1, metadata_max_age_ms=metadata_max_age_ms)
         super().__init__(
             bootstrap_servers,

@@ -548,8 +548,8 @@ class ClusterClient(Startable):
         await self._transport.close()
 
 
-def require_at_least(minimum: float, **settings: float | None) -> None:
-    """Raise ValueError for a setting below the minimum. None is no setting."""
+def require_at_least(minimum: float, **settings: float) -> None:
+    """Raise ValueError for a setting below the minimum."""
     for name, value in settings.items():
-        if value is not None and value < minimum:
+        if value < minimum:
             raise ValueError(f"{name} must be at least {minimum}, not {value}")
