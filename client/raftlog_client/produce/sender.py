@@ -29,7 +29,7 @@ from raftlog_client.errors import (
     server_error,
 )
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.produce.accumulator import ProducerSettings, TopicQueues
+from raftlog_client.produce.accumulator import ACKS, ProducerSettings, TopicQueues
 from raftlog_client.produce.batches import Acknowledged, ProducerIdentity
 from raftlog_client.produce.delivery import PartitionQueue
 from raftlog_client.routing import LeaderCall, LeaderCalls
@@ -77,7 +77,8 @@ class Sender:
         self._request_bytes_max = settings.request_bytes_max
         self._in_flight_requests_max = settings.in_flight_requests_max
         timeout_ms = int(transport.request_timeout_s * 1000 * SERVER_TIMEOUT_SHARE)
-        acks_text = "all" if settings.acks == -1 else str(settings.acks)
+        acks = ACKS[settings.acks]
+        acks_text = "all" if acks == -1 else str(acks)
         transactional_id = settings.transactional_id
         self._path = f"/v1/produce?acks={acks_text}&timeout={timeout_ms}"
         self._allocates_identity = transactional_id is None and settings.fencing_id is None
