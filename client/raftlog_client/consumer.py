@@ -16,7 +16,7 @@ from raftlog_client.fetch.record_buffer import RecordBuffer, RecordDecoder
 from raftlog_client.fetch.requests import FetchSettings
 from raftlog_client.fetch.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.groups.consumer import ConsumerGroup, GroupSettings
-from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient, require_at_least
+from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient
 from raftlog_client.offsets import offsets_for_times, partition_offsets
 from raftlog_client.types import (
     GroupMetadata,
@@ -27,6 +27,7 @@ from raftlog_client.types import (
     Record,
     TopicPartition,
     V,
+    require_at_least,
 )
 
 

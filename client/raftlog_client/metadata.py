@@ -32,7 +32,13 @@ from raftlog_client.errors import (
     server_error,
 )
 from raftlog_client.transport import NodeAddress, Startable, Transport, parse_bootstrap
-from raftlog_client.types import BrokerInfo, ClusterInfo, PartitionInfo, TopicDescription
+from raftlog_client.types import (
+    BrokerInfo,
+    ClusterInfo,
+    PartitionInfo,
+    TopicDescription,
+    require_at_least,
+)
 
 TOPICS_PER_REQUEST_MAX: Final = 50
 """Most names in one query. Request lines have a limit, and names may have 249 characters."""
@@ -546,10 +552,3 @@ class ClusterClient(Startable):
     async def _disconnect(self) -> None:
         await self._metadata.close()
         await self._transport.close()
-
-
-def require_at_least(minimum: float, **settings: float) -> None:
-    """Raise ValueError for a setting below the minimum."""
-    for name, value in settings.items():
-        if value < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, not {value}")

@@ -18,7 +18,7 @@ from raftlog_client.errors import (
     RaftlogClientError,
     server_error,
 )
-from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient, require_at_least
+from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, ClusterClient
 from raftlog_client.produce.accumulator import (
     FUTURE_BYTES,
     LOOK_INTERVAL_S,
@@ -39,7 +39,7 @@ from raftlog_client.produce.sender import Sender
 from raftlog_client.transactions.fencing import Fencing
 from raftlog_client.transactions.state import State
 from raftlog_client.transactions.transactions import Transaction, Transactions
-from raftlog_client.types import Headers, RecordMetadata, SendSummary
+from raftlog_client.types import Headers, RecordMetadata, SendSummary, require_at_least
 
 KeyIn = TypeVar("KeyIn", default=bytes)
 ValueIn = TypeVar("ValueIn", default=bytes)
@@ -152,7 +152,9 @@ class Producer(ClusterClient, Generic[KeyIn, ValueIn]):
             partitioner=partitioner,
             record_bytes_max=request_bytes_max,
         )
-        self._sender = Sender(self._transport, self._metadata, settings)
+        self._sender = Sender(
+            self._transport, self._metadata, settings, request_timeout_ms=request_timeout_ms
+        )
         on_failure = self._identify(settings)
         self._accumulator = Accumulator(
             settings, on_ready=self._sender.ready, on_failure=on_failure

@@ -228,3 +228,10 @@ class GroupMetadata(NamedTuple):
     group_id: str
     member_id: str
     member_epoch: int
+
+
+def require_at_least(minimum: float, **settings: float) -> None:
+    """Raise ValueError for a setting below the minimum."""
+    for name, value in settings.items():
+        if value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value}")

@@ -442,6 +442,12 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> No
         Consumer(**settings)
 
 
+@pytest.mark.parametrize("name", ["fetch_min_bytes", "decompressed_bytes_max", "buffer_bytes_max"])
+def test_none_is_no_value_of_a_setting_with_a_minimum(name: str) -> None:
+    with pytest.raises(TypeError):
+        Consumer(**{"bootstrap_servers": "127.0.0.1:1", name: None})
+
+
 async def test_offsets_are_found_again_after_failures(single: FakeCluster) -> None:
     append(single.topics["t"].partitions[0], b"0")
     single.fail("/v1/offsets", Fault(error=OVERLOADED), Fault(error=NO_LEADER))

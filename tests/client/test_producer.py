@@ -420,6 +420,24 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> No
         Producer(**settings)
 
 
+@pytest.mark.parametrize(
+    "name", ["linger_ms", "buffer_bytes_max", "in_flight_requests_max", "request_timeout_ms"]
+)
+def test_none_is_no_value_of_a_setting_with_a_minimum(name: str) -> None:
+    with pytest.raises(TypeError):
+        Producer(**{"bootstrap_servers": "127.0.0.1:1", name: None})
+
+
+@pytest.mark.parametrize(("acks", "sent"), [("all", "all"), (-1, "all"), (True, "1"), (0, "0")])
+async def test_requests_name_acks_and_the_servers_share_of_the_timeout(
+    acks: Any, sent: str
+) -> None:
+    sending: Producer[Any, Any] = Producer(
+        bootstrap_servers="127.0.0.1:1", acks=acks, request_timeout_ms=2010
+    )
+    assert sending._sender._path == f"/v1/produce?acks={sent}&timeout=1809"
+
+
 async def test_send_many_tells_what_was_written_before_a_failure(single: FakeCluster) -> None:
     async with producer(single, batch_bytes_max=1024) as sending:
         await sending.send_and_wait("t", b"0")

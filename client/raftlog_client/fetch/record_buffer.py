@@ -26,8 +26,13 @@ from raftlog_client.errors import (
     SerializationError,
 )
 from raftlog_client.fetch.subscription import PartitionState
-from raftlog_client.metadata import require_at_least
-from raftlog_client.types import CREATE_TIME, LOG_APPEND_TIME, Record, TopicPartition
+from raftlog_client.types import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    Record,
+    TopicPartition,
+    require_at_least,
+)
 
 
 @contextmanager

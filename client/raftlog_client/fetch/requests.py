@@ -24,10 +24,10 @@ from raftlog.api.records import Isolation
 from raftlog.record.frames import FetchFrame
 from raftlog_client.fetch.protocol import BufferPool
 from raftlog_client.fetch.subscription import OffsetReset, PartitionState
-from raftlog_client.metadata import ClusterMetadata, require_at_least
+from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.routing import LeaderCall
 from raftlog_client.transport import NodeAddress
-from raftlog_client.types import TopicPartition
+from raftlog_client.types import TopicPartition, require_at_least
 
 PARTITION_BYTES_MIN: Final = 1_024
 POOLED_BYTES_MIN: Final = 64 * 1024

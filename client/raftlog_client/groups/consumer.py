@@ -16,8 +16,14 @@ from raftlog_client.fetch.subscription import OffsetReset, PartitionState, Subsc
 from raftlog_client.groups.member import GroupMember, MemberSettings
 from raftlog_client.groups.membership import GroupMembership
 from raftlog_client.groups.offsets import GroupOffsets
-from raftlog_client.metadata import ClusterMetadata, require_at_least
-from raftlog_client.types import GroupMetadata, OffsetAndMetadata, RebalanceListener, TopicPartition
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.types import (
+    GroupMetadata,
+    OffsetAndMetadata,
+    RebalanceListener,
+    TopicPartition,
+    require_at_least,
+)
 
 
 @dataclass(frozen=True, slots=True)

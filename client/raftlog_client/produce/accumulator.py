@@ -24,10 +24,10 @@ from raftlog.api.transactions import TRANSACTIONAL_ID_PATTERN
 from raftlog.record.compression import Compression
 from raftlog.record.errors import UNKNOWN_PARTITION, LogError
 from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
-from raftlog_client.metadata import ClusterMetadata, require_at_least
+from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.produce.batches import BulkListener, PendingBatch, RawBatchBuilder, RawBatchSend
 from raftlog_client.produce.delivery import PartitionQueue
-from raftlog_client.types import TopicDescription, TopicPartition
+from raftlog_client.types import TopicDescription, TopicPartition, require_at_least
 
 ACKS: Final = {"all": -1, -1: -1, 1: 1, 0: 0}
 BATCH_BYTES_MIN: Final = 1_024
