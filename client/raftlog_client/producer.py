@@ -131,6 +131,7 @@ class Producer(ClusterClient, Generic[KeyIn, ValueIn]):
             buffer_bytes_max=buffer_bytes_max,
             request_bytes_max=request_bytes_max,
             in_flight_requests_max=in_flight_requests_max,
+            request_timeout_ms=request_timeout_ms,
             delivery_timeout_ms=delivery_timeout_ms,
             transactional_id=transactional_id,
             fencing_id=fencing_id,
@@ -152,9 +153,7 @@ class Producer(ClusterClient, Generic[KeyIn, ValueIn]):
             partitioner=partitioner,
             record_bytes_max=request_bytes_max,
         )
-        self._sender = Sender(
-            self._transport, self._metadata, settings, request_timeout_ms=request_timeout_ms
-        )
+        self._sender = Sender(self._transport, self._metadata, settings)
         on_failure = self._identify(settings)
         self._accumulator = Accumulator(
             settings, on_ready=self._sender.ready, on_failure=on_failure

@@ -100,6 +100,7 @@ class ProducerSettings:
     buffer_bytes_max: int
     request_bytes_max: int
     in_flight_requests_max: int
+    request_timeout_ms: float
     delivery_timeout_ms: float
     transactional_id: str | None
     fencing_id: str | None

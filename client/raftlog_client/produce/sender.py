@@ -66,12 +66,7 @@ class Sender:
     """Sends the accumulator's batches. `start` before use, `close` after."""
 
     def __init__(
-        self,
-        transport: Transport,
-        metadata: ClusterMetadata,
-        settings: ProducerSettings,
-        *,
-        request_timeout_ms: float,
+        self, transport: Transport, metadata: ClusterMetadata, settings: ProducerSettings
     ) -> None:
         """Nothing is sent before `use_identity` with a transactional or fencing id."""
         self.topics: dict[str, TopicQueues] = {}
@@ -81,7 +76,7 @@ class Sender:
         self.is_idempotent = settings.idempotent and settings.acks != 0
         self._request_bytes_max = settings.request_bytes_max
         self._in_flight_requests_max = settings.in_flight_requests_max
-        timeout_ms = int(request_timeout_ms * SERVER_TIMEOUT_SHARE)
+        timeout_ms = int(settings.request_timeout_ms * SERVER_TIMEOUT_SHARE)
         acks = ACKS[settings.acks]
         acks_text = "all" if acks == -1 else str(acks)
         transactional_id = settings.transactional_id
