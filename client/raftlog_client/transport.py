@@ -20,6 +20,7 @@ from yarl import URL
 
 from raftlog.api.common import ErrorBody
 from raftlog.api.records import ProduceResults
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import quoted
 from raftlog.record.frames import BATCHES_MEDIA_TYPE
 from raftlog_client.errors import ConnectionLostError, RaftlogClientError, server_error
@@ -169,7 +170,7 @@ class Transport:
         ) as response:
             answer = await _read_bounded(response)
         try:
-            return msgspec.json.decode(answer, type=ProduceResults)
+            return json_decoder(ProduceResults).decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConnectionLostError(
                 f"{address} sent a malformed produce answer: {error}", outcome_unknown=True
@@ -269,7 +270,7 @@ def decoded(answer: bytes, kind: type[T], address: NodeAddress) -> T:
     Raises ConnectionLostError for other bytes than JSON, RaftlogClientError for another shape.
     """
     try:
-        return msgspec.json.decode(answer, type=kind)
+        return json_decoder(kind).decode(answer)
     except msgspec.ValidationError as error:
         raise RaftlogClientError(
             f"{address} sent a malformed answer, no {kind.__name__}: {error}"
@@ -283,7 +284,7 @@ def decoded(answer: bytes, kind: type[T], address: NodeAddress) -> T:
 def refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientError:
     """Return the exception for an error response. Another form is judged by its status."""
     try:
-        error = msgspec.json.decode(answer, type=ErrorBody)
+        error = json_decoder(ErrorBody).decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = answer[:200].decode(errors="replace").strip()
         return server_error(

@@ -11,6 +11,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from raftlog.record.decoders import json_decoder
+
 CATALOG_TOPIC: Final = "raftlog.catalog"
 CATALOG_PARTITIONS: Final = 1
 CATALOG_CONFIG: Final = (("cleanup.policy", "compact"),)
@@ -47,6 +49,6 @@ def encode_entry(entry: CatalogEntry) -> bytes:
 def decode_entry(value: bytes) -> CatalogEntry:
     """Decode the value of a record. Raises ValueError for a value that is not an entry."""
     try:
-        return msgspec.json.decode(value, type=CatalogEntry)
+        return json_decoder(CatalogEntry).decode(value)
     except msgspec.DecodeError as error:
         raise ValueError(f"this is not a catalog entry: {error}") from error

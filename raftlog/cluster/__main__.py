@@ -20,6 +20,7 @@ from raftlog.cluster.control import answer_line
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.manifest import Plan
 from raftlog.cluster.service import ManagerService
+from raftlog.record.decoders import json_decoder
 
 EXIT_FAILED = 1
 ARGUMENTS = 3
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != ARGUMENTS:
         _log("usage: python -m raftlog.cluster DIRECTORY PLAN")
         return EXIT_FAILED
-    plan = msgspec.json.decode(arguments[2], type=Plan)
+    plan = json_decoder(Plan).decode(arguments[2])
     return asyncio.run(_run(Path(arguments[1]), plan))
 
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from raftlog.cluster.errors import ClusterError
+from raftlog.record.decoders import json_decoder
 
 FORMAT_VERSION: Final = 1
 NODES_MAX: Final = 32
@@ -288,7 +289,7 @@ def encoded(manifest: Manifest) -> bytes:
 def decoded(content: bytes, where: str) -> Manifest:
     """The inverse of `encoded`. Raises ClusterError."""
     try:
-        return msgspec.json.decode(content, type=Manifest)
+        return json_decoder(Manifest).decode(content)
     except msgspec.DecodeError as error:
         raise ClusterError(
             f"{where} cannot be read: {error}",

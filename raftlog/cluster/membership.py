@@ -21,6 +21,7 @@ from raftlog_client import Admin, RaftlogClientError, ServerError
 from raftlog.api.cluster import ClusterInfo, NodeInfo, QuorumInfo
 from raftlog.api.common import ErrorBody
 from raftlog.cluster.errors import ClusterError
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import ILLEGAL_STATE
 
 T = TypeVar("T")
@@ -187,7 +188,7 @@ class Probes:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return NO_ANSWER
         try:
-            return msgspec.json.decode(body, type=ErrorBody).message[:REASON_CHARACTERS_MAX]
+            return json_decoder(ErrorBody).decode(body).message[:REASON_CHARACTERS_MAX]
         except (msgspec.DecodeError, UnicodeDecodeError):
             return body[:REASON_CHARACTERS_MAX].decode(errors="replace")
 
@@ -213,7 +214,7 @@ class Probes:
         try:
             async with self._session.get(f"http://{address}{path}") as response:
                 body = await response.content.read(ANSWER_BYTES_MAX)
-            return msgspec.json.decode(body, type=kind)
+            return json_decoder(kind).decode(body)
         except (
             aiohttp.ClientError,
             TimeoutError,

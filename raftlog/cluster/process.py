@@ -21,6 +21,7 @@ import msgspec
 
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.layout import read_file, replace_file
+from raftlog.record.decoders import json_decoder
 
 SERVE: Final = (sys.executable, "-m", "raftlog.cli", "serve")
 SETTINGS_PREFIX: Final = "RAFTLOG_"
@@ -224,7 +225,7 @@ def load_records(path: Path) -> dict[int, ProcessRecord]:
     if content is None:
         return {}
     try:
-        records = msgspec.json.decode(content, type=_Records)
+        records = json_decoder(_Records).decode(content)
     except msgspec.DecodeError:
         # The file only saves a restart. Without records, a taken port shows a running node.
         return {}

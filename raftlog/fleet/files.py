@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from raftlog.cluster.layout import SECRET_BYTES, read_file, replace_file
 from raftlog.fleet.errors import FleetError
 from raftlog.fleet.spec import ClusterSpec, FleetSpec, HostEntry
+from raftlog.record.decoders import json_decoder
 
 _OWNER_ONLY: Final = 0o600
 
@@ -100,7 +101,7 @@ class FleetFiles:
         except FileNotFoundError:
             return Applied()
         try:
-            return msgspec.json.decode(content, type=Applied)
+            return json_decoder(Applied).decode(content)
         except msgspec.DecodeError as error:
             raise FleetError(
                 f"{path} cannot be read: {error}",

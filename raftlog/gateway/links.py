@@ -20,6 +20,7 @@ import msgspec
 from yarl import URL
 
 from raftlog.api.common import ErrorBody
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import (
     ERROR_TABLE,
     INTERNAL,
@@ -254,7 +255,7 @@ class Link:
         if reply.is_error:
             raise reply.error()
         try:
-            return msgspec.json.decode(reply.body or b"{}", type=kind)
+            return json_decoder(kind).decode(reply.body or b"{}")
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise LogError(INTERNAL, f"{self.name} returned another shape: {error}") from error
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from raftlog.node.settings import NodeSettings
 from raftlog.raft.log.store import JOURNAL_NAME, SNAPSHOT_NAME
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import when_directory_is_lost
 from raftlog.storage.repair.quarantine import REPLICAS
 from raftlog.world import Disk, DiskFullError, Randomness, read_small_file
@@ -282,6 +283,6 @@ def _read_path(path: Path) -> bytes | None:
 
 def _decode(content: bytes, kind: type[_S], name: str) -> _S:
     try:
-        return msgspec.json.decode(content, type=kind)
+        return json_decoder(kind).decode(content)
     except msgspec.DecodeError as error:
         raise IdentityError(f"{name} in the data directory is damaged: {error}") from error

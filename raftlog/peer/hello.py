@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import BAD_REQUEST, ERROR_TABLE, ILLEGAL_STATE, NOT_FOUND
 from raftlog.world.network import RejectedError
 
@@ -67,13 +68,13 @@ def decode_hello(content: bytes, hello_type: type[HelloT], channel: str, protoco
         raise RejectedError(BAD_REQUEST.code, f"A hello of {len(content)} bytes is too long.")
     try:
         # Another protocol may have changed all other fields, and must get a readable refusal.
-        front = msgspec.json.decode(content, type=_Front)
+        front = json_decoder(_Front).decode(content)
         check_protocol(front.protocol, protocol, front.software_version)
         if front.channel != channel:
             raise RejectedError(
                 BAD_REQUEST.code, f"A hello for channel {front.channel!r} came on {channel!r}."
             )
-        return msgspec.json.decode(content, type=hello_type)
+        return json_decoder(hello_type).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedError(BAD_REQUEST.code, f"The hello is malformed: {error}.") from error
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, LogError
 
 VOTERS_MAX: Final = 9
@@ -129,7 +130,7 @@ def encode_voters(voters: VoterSet) -> bytes:
 def decode_voters(content: bytes) -> VoterSet:
     """Decode a set of `encode_voters`. Raises LogError(STORAGE_FAILED) for any other bytes."""
     try:
-        voters = msgspec.json.decode(content, type=VoterSet)
+        voters = json_decoder(VoterSet).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error)
     else:

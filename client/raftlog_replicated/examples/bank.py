@@ -33,6 +33,9 @@ from raftlog_replicated.examples.table import Table
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
+_FIELDS: Final = msgspec.json.Decoder(dict[str, str | int])
+_AMOUNT: Final[msgspec.json.Decoder[int]] = msgspec.json.Decoder(Amount)
+
 
 class Open(msgspec.Struct, tag=True, frozen=True):
     """Open an account with coins from outside."""
@@ -112,11 +115,11 @@ def application(bank: Replicated[Ledger, Open | Transfer, Receipt]) -> web.Appli
         return web.json_response(body, status=status, headers={TOKEN_HEADER: str(applied.token)})
 
     async def transfer(request: web.Request) -> web.Response:
-        fields = msgspec.json.decode(await request.read(), type=dict[str, str | int])
+        fields = _FIELDS.decode(await request.read())
         return await execute(request, msgspec.convert(fields | {"type": "Transfer"}, Transfer))
 
     async def open_account(request: web.Request) -> web.Response:
-        amount = msgspec.json.decode(await request.read(), type=Amount)
+        amount = _AMOUNT.decode(await request.read())
         return await execute(request, Open(request.match_info["account"], amount))
 
     async def balance(request: web.Request) -> web.Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import click
@@ -16,6 +16,7 @@ from raftlog.cli.common.errors import CommandError, ExitCode
 from raftlog.cli.common.options import format_option, servers_option
 from raftlog.cli.common.session import run, unready_too
 from raftlog.fleet.partitions import min_isr_by_topic, out_of_sync
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import NOT_READY
 from raftlog.storage.compaction.retention import CLOCK_SKEW_MS_MAX
 
@@ -294,7 +295,7 @@ async def _not_ready(nodes: Iterable[NodeInfo]) -> dict[int, str]:
 
 def _reason(body: bytes) -> str:
     try:
-        answer: Any = msgspec.json.decode(body)
+        answer = json_decoder(dict[str, object]).decode(body)
         return str(answer["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return body[:200].decode(errors="replace")

@@ -16,6 +16,7 @@ import msgspec
 from crc32c import crc32c
 
 from raftlog.peer.channel import PEERS_MAX
+from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import ILLEGAL_STATE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.world import Disk, read_small_file
 
@@ -121,9 +122,9 @@ def encode_peers(peers: dict[int, str]) -> bytes:
 def decode_peers(path: str, content: bytes) -> dict[int, str]:
     """Decode the content of `encode_peers`. Raises LogError(STORAGE_FAILED) for anything else."""
     try:
-        whole = msgspec.json.decode(content, type=_Content)
+        whole = json_decoder(_Content).decode(content)
         if crc32c(bytes(whole.peers)) == whole.crc:
-            return msgspec.json.decode(whole.peers, type=dict[int, str])
+            return json_decoder(dict[int, str]).decode(whole.peers)
         reason = "the CRC does not match"
     except msgspec.DecodeError as error:
         reason = str(error)
