@@ -16,7 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec
+from itertools import product
+from typing import Final, ParamSpec
 
 import pytest
 
@@ -250,8 +251,19 @@ VALUES: dict[str, Callable[[], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("compression", Compression)
-@pytest.mark.parametrize("name", VALUES)
+FURTHER: Final = pytest.mark.full  # the quick suite has each values and each compression once
+
+READS: Final = [
+    pytest.param(
+        name,
+        compression,
+        marks=() if name == "values" or compression is Compression.NONE else FURTHER,
+    )
+    for name, compression in product(VALUES, Compression)
+]
+
+
+@pytest.mark.parametrize(("name", "compression"), READS)
 @best_of_three
 async def test_reads_of_stored_batches(
     name: str, compression: Compression, monkeypatch: pytest.MonkeyPatch
