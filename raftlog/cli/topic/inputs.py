@@ -70,14 +70,15 @@ class ChunkReader:
     def __init__(self) -> None:
         self.is_stopped = False
         self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
         """End after the present chunk, even if more could come.
 
-        Safe at any time in the loop.
+        Safe at any time in the loop's thread, also in a signal handler.
         """
         self.is_stopped = True
-        self._wake.set()
+        self._loop.call_soon_threadsafe(self._wake.set)
 
     async def chunks(self, source: Source) -> AsyncIterator[bytes]:
         """The chunks as they arrive, at most CHUNK_BYTES at a time."""
@@ -101,12 +102,11 @@ class ChunkReader:
         if self.is_stopped:
             return False
         self._wake.clear()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(file_descriptor, self._wake.set)
+        self._loop.add_reader(file_descriptor, self._wake.set)
         try:
             await self._wake.wait()
         finally:
-            loop.remove_reader(file_descriptor)
+            self._loop.remove_reader(file_descriptor)
         return not self.is_stopped
 
     async def _read_without_waiting(self, file_descriptor: int) -> AsyncIterator[bytes]:

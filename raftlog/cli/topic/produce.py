@@ -276,11 +276,14 @@ def _ends_on_interrupt(feed: Feed) -> Iterator[None]:
     """
     loop = asyncio.get_running_loop()
 
-    def interrupted() -> None:
+    def interrupted(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         feed.stop()
-        loop.remove_signal_handler(signal.SIGINT)
 
-    loop.add_signal_handler(signal.SIGINT, interrupted)
+    # The loop's handler wakes the loop, but runs in a later turn. Ctrl-C also ends the program
+    # before a pipe, and the end of its unfinished output must not come first.
+    loop.add_signal_handler(signal.SIGINT, feed.stop)
+    signal.signal(signal.SIGINT, interrupted)
     try:
         yield
     finally:

@@ -1,7 +1,10 @@
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import sys
+import termios
 from pathlib import Path
 from subprocess import PIPE
 from uuid import uuid4
@@ -269,35 +272,46 @@ def test_reader_that_leaves_ends_consume_quietly(node: RunningNode, topic: str) 
         assert process.wait(SECONDS_MAX) == 0
 
 
+def unread_bytes(pipe: int) -> int:
+    """The bytes in a pipe that its reader has not read."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def test_line_of_an_open_pipe_is_followed_at_once_and_ctrl_c_ends_both(
     node: RunningNode, topic: str
 ) -> None:
-    producer = start(
-        node, "topic", "produce", topic, "--format", "json",
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    consumer = start(node, "topic", "consume", topic, "--follow", stdout=subprocess.PIPE)
-    try:
-        assert producer.stdin is not None
-        assert consumer.stdout is not None
-        for line in (b"first\n", b"second\n"):
-            producer.stdin.write(line)
+    with (
+        start(
+            node, "topic", "produce", topic, "--format", "json", stdin=PIPE, stdout=PIPE
+        ) as producer,
+        start(node, "topic", "consume", topic, "--follow", stdout=PIPE) as consumer,
+    ):
+        try:
+            assert producer.stdin is not None
+            assert producer.stdout is not None
+            assert consumer.stdout is not None
+            pipe = producer.stdin.fileno()
+            for line in (b"first\n", b"second\n"):
+                producer.stdin.write(line)
+                producer.stdin.flush()
+                assert consumer.stdout.readline() == line
+            # Text without a line end is no line yet, and is not sent.
+            producer.stdin.write(b"unfinished")
             producer.stdin.flush()
-            assert consumer.stdout.readline() == line
-        # Its end without a line end is no line yet, and is not sent.
-        producer.stdin.write(b"unfinished")
-        producer.stdin.flush()
-        producer.send_signal(signal.SIGINT)
-        summary, _ = producer.communicate(timeout=SECONDS_MAX)
-        assert producer.returncode == 130
-        assert json.loads(summary)["records"] == 2
-        consumer.send_signal(signal.SIGINT)
-        rest, _ = consumer.communicate(timeout=SECONDS_MAX)
-        assert consumer.returncode == 130
-        assert rest == b""
-    finally:
-        producer.kill()
-        consumer.kill()
+            wait_until(lambda: unread_bytes(pipe) == 0)
+            # Ctrl-C also ends the program before the pipe. The producer finds both at once.
+            producer.send_signal(signal.SIGSTOP)
+            producer.send_signal(signal.SIGINT)
+            producer.stdin.close()
+            producer.send_signal(signal.SIGCONT)
+            assert producer.wait(SECONDS_MAX) == 130
+            assert json.loads(producer.stdout.read())["records"] == 2
+            consumer.send_signal(signal.SIGINT)
+            assert consumer.wait(SECONDS_MAX) == 130
+            assert consumer.stdout.read() == b""
+        finally:
+            producer.kill()
+            consumer.kill()
 
 
 def test_starting_at_the_end_waits_for_what_comes(
