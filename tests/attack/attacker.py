@@ -42,6 +42,11 @@ class Attack:
         print(READY, flush=True)
         self.deadline = time.monotonic() + self.seconds
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the attack's time has passed."""
+        return time.monotonic() >= self.deadline
+
     @asynccontextmanager
     async def connection(
         self, address: int = 0
@@ -109,11 +114,14 @@ class Attack:
         self.counts["breaches"] += 1
 
     async def repeat(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
-        """Run `count` loops of `work`, each with its number, for the attack's time."""
+        """Run `count` loops of `work`, each with its number, for the attack's time.
+
+        After the deadline no loop and no step starts, and running steps are cancelled.
+        """
         self.begin()
 
         async def loop(number: int) -> None:
-            while True:
+            while not self.is_over:
                 try:
                     await work(number)
                 except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -125,6 +133,8 @@ class Attack:
         async with asyncio.TaskGroup() as group:
             tasks = []
             for number in range(count):
+                if self.is_over:
+                    break
                 tasks.append(group.create_task(loop(number)))
                 if number % BEGUN_AT_ONCE == BEGUN_AT_ONCE - 1:
                     # All at once, thousands would be half begun for the whole attack.

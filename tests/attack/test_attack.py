@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -23,6 +24,7 @@ from raftlog.record.frames import parse_produce_frames
 from raftlog.record.header import parse_header
 from raftlog.record.types import Buffer
 from raftlog.rest.routes import ROUTES
+from tests.attack.attacker import BEGUN_AT_ONCE, Attack
 from tests.attack.attacks import ATTACKS
 from tests.attack.inputs import (
     MIB,
@@ -112,6 +114,38 @@ def test_only_findings_of_time_may_be_the_machines() -> None:
 
 def test_every_attack_names_the_least_of_its_work() -> None:
     assert all(kind.least and min(kind.least.values()) > 0 for kind in ATTACKS.values())
+
+
+@pytest.fixture
+def attack() -> Attack:
+    """An attack with much time, which the first step of each test takes away."""
+    return Attack("127.0.0.1", 0, 3600.0, random.Random(1))
+
+
+async def test_no_loop_and_no_step_starts_after_the_deadline(attack: Attack) -> None:
+    async def work(_number: int) -> None:
+        attack.counts["steps"] += 1
+        attack.deadline = 0.0
+
+    async with asyncio.timeout(10):
+        await attack.repeat(work, 1 << 40)
+    assert attack.counts == {"steps": 1}
+
+
+async def test_a_step_that_takes_the_cancellation_with_it_is_the_last_of_its_loop(
+    attack: Attack,
+) -> None:
+    async def work(_number: int) -> None:
+        attack.counts["steps"] += 1
+        assert attack.counts["steps"] == 1
+        attack.deadline = 0.0
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise TimeoutError from None
+
+    await attack.repeat(work, BEGUN_AT_ONCE)
+    assert attack.counts == {"steps": 1, "broken": 1}
 
 
 def test_operations_are_parsed_without_a_torn_last_line() -> None:
