@@ -291,7 +291,8 @@ def _recreate(node: MeasuredNode) -> None:
     "--slack",
     default=1.0,
     show_default=True,
-    help="Bounds of time are so many times as wide: for a machine that has other work to do.",
+    help="Bounds of time are so many times as wide, and the least work of an attack is divided by "
+    "so much. This is for a machine that has other work to do.",
 )
 def main(
     *, minutes: float, only: tuple[str, ...], inputs: int, nodes: int, seed: int, slack: float

@@ -101,6 +101,17 @@ def test_beside_other_tests_a_p99_of_a_second_is_the_bound() -> None:
     assert "p99" in found
 
 
+@pytest.mark.parametrize(("least", "slack", "enough"), [(50, 5.0, 10), (7, 5.0, 2), (3, 5.0, 1)])
+def test_slack_divides_the_least_work_down_to_a_count_of_1(
+    least: int, slack: float, enough: int
+) -> None:
+    done = replace(HELD, least={"200": least}, work=Work({"200": enough}))
+    assert findings(CALM, done, slack) == []
+    assert f"{enough} of 200 (at least {least})" in findings(CALM, done)[0]
+    (found,) = findings(CALM, replace(done, work=Work({"200": enough - 1})), slack)
+    assert f"{enough - 1} of 200 (at least {enough})" in found
+
+
 def test_only_findings_of_time_may_be_the_machines() -> None:
     slow = replace(HELD, operations=operations(3.1 * P99_FLOOR_S), elections=1, work=Work({}))
     assert may_be_the_machine(findings(CALM, slow))

@@ -62,11 +62,12 @@ class Work(msgspec.Struct, frozen=True):
 
     counts: Mapping[str, int]
 
-    def lacks(self, least: Mapping[str, int]) -> list[str]:
-        """The counts below their least, in words."""
+    def lacks(self, least: Mapping[str, int], slack: float = 1.0) -> list[str]:
+        """The counts below their least, in words. `slack` divides the least, down to 1."""
+        bounds = {name: math.ceil(count / slack) for name, count in least.items()}
         return [
             f"{self.counts.get(name, 0)} of {name} (at least {count})"
-            for name, count in least.items()
+            for name, count in bounds.items()
             if self.counts.get(name, 0) < count
         ]
 
@@ -129,14 +130,15 @@ def may_be_the_machine(found: Sequence[str]) -> bool:
 def findings(calm: Observed, attacked: Observed, slack: float = 1.0) -> list[str]:
     """Every bound that was broken, in words; empty: none was.
 
-    Bounds of time are `slack` times as wide. With `slack`, the p99 has a higher floor.
+    Bounds of time are `slack` times as wide, and `slack` divides the least work. With `slack`, the
+    p99 has a higher floor.
     """
     p99_floor_s = P99_FLOOR_S if slack == 1.0 else SHARED_P99_FLOOR_S
     found = []
     if attacked.work is None:
         found.append("the attack ended without its summary")
     else:
-        if lacks := attacked.work.lacks(attacked.least):
+        if lacks := attacked.work.lacks(attacked.least, slack):
             found.append(f"the attack did too little: {', '.join(lacks)}")
         if breaches := attacked.work.counts.get("breaches", 0):
             found.append(f"{breaches} answers that a bound of the node must prevent")
