@@ -41,12 +41,14 @@ _SERVER_CONFIG: Mapping[str, str] = {
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
 }
-_LOCAL_SERVER_CONFIG: Mapping[str, str] = {
+LOCAL_SERVER_CONFIG: Mapping[str, str] = {
     # Two flows that started together were both seen to fail for good, in serializing a collection
     # that Spark had changed in between (docs/decisions/spark-pipelines.md). One flow has all cores
     # of this machine.
     "spark.sql.pipelines.execution.maxConcurrentFlows": "1"
 }
+"""Further settings of a Connect server on this machine that runs pipelines."""
+
 # Settings of the place where Spark runs, which is fixed before the server starts.
 _PLACES = frozenset({"spark.master", "spark.remote", "spark.api.mode"})
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -194,7 +196,7 @@ def _server_config(spec: PipelineSpec, config: Mapping[str, str], place: str) ->
     named = {**spec.configuration, **config}
     given = {key: value for key, value in named.items() if key not in _PLACES}
     plugins = [part for part in (given.get("spark.plugins"), _PLUGIN) if part]
-    own = {**_SERVER_CONFIG, **(_LOCAL_SERVER_CONFIG if place.startswith("local") else {})}
+    own = {**_SERVER_CONFIG, **(LOCAL_SERVER_CONFIG if place.startswith("local") else {})}
     return {**own, **given, "spark.plugins": ",".join(plugins)}
 
 

@@ -40,6 +40,7 @@ _numbers = count(1)
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session as users get it, in two threads. A failed task is retried once."""
+    from raftlog_spark.pipelines import LOCAL_SERVER_CONFIG
     from raftlog_spark.session import session
 
     running = session(
@@ -47,6 +48,7 @@ def spark() -> Iterator[SparkSession]:
         master="local[2,2]",
         config={
             **SMALL_QUERIES,
+            **LOCAL_SERVER_CONFIG,
             "spark.python.daemon.module": "tests.spark.warm_daemon",
             # The session also serves Spark Connect.
             "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
@@ -59,6 +61,16 @@ def spark() -> Iterator[SparkSession]:
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_server(spark: SparkSession) -> str:
+    """The address of the session for clients of Spark Connect."""
+    service = getattr(
+        spark.sparkContext._jvm,  # type: ignore[attr-defined]
+        "org.apache.spark.sql.connect.service.SparkConnectService$",
+    )
+    return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
 
 
 @pytest.fixture(scope="session")

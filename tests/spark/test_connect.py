@@ -6,26 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from .fault_parts import ROOT
 from .sink_parts import create
 from .test_local_cluster import PROGRAM_TIMEOUT_S, without_java
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def connect_server(spark: SparkSession) -> str:
-    """The address of the session for clients of Spark Connect."""
-    service = getattr(
-        spark.sparkContext._jvm,  # type: ignore[attr-defined]
-        "org.apache.spark.sql.connect.service.SparkConnectService$",
-    )
-    return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
 
 
 def test_a_thin_client_writes_reads_and_copies_exactly_once(

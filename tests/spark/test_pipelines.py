@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,11 @@ from .test_examples import HALF, hourly
 
 PROJECT = Path(raftlog_spark.examples.__file__).parent / "flights_project"
 RUN_TIMEOUT_S = 600
+PRIVATE_SPARK = (
+    *("--master", "local[2]"),
+    *(word for pair in SMALL_QUERIES.items() for word in ("--conf", "=".join(pair))),
+)
+"""Arguments of a run that starts Spark in its process."""
 
 
 @pytest.fixture
@@ -51,15 +56,15 @@ def make_project(directory: Path, definitions: Mapping[str, str]) -> Path:
 
 
 def run(
-    *arguments: object, code: int = 0, environ: Mapping[str, str] = os.environ, cwd: Path = ROOT
+    *arguments: object,
+    place: Sequence[str] = PRIVATE_SPARK,
+    code: int = 0,
+    environ: Mapping[str, str] = os.environ,
+    cwd: Path = ROOT,
 ) -> str:
     """Run `raftlog pipeline run` as a process; return its output."""
-    settings = (
-        *("--master", "local[2]"),
-        *(word for pair in SMALL_QUERIES.items() for word in ("--conf", "=".join(pair))),
-    )
     ended = subprocess.run(
-        [sys.executable, "-m", "raftlog.cli", "pipeline", "run", *settings, *map(str, arguments)],
+        [sys.executable, "-m", "raftlog.cli", "pipeline", "run", *place, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=dict(environ),
@@ -223,10 +228,17 @@ def flights_topics(servers: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("flights_topics")
-@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.full)])  # each starts Spark
+@pytest.mark.parametrize(
+    ("is_shared", "runs"),
+    [
+        pytest.param(True, 1, id="shared Spark"),
+        pytest.param(False, 2, id="private Spark", marks=pytest.mark.full),  # starts Spark twice
+    ],
+)
 def test_the_flights_project_takes_what_is_new_in_every_run(
-    servers: str, tmp_path: Path, runs: int
+    connect_server: str, servers: str, tmp_path: Path, is_shared: bool, runs: int
 ) -> None:
+    place = ("--master", connect_server) if is_shared else PRIVATE_SPARK
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project)
     spec = project / "spark-pipeline.yml"
@@ -238,7 +250,7 @@ def test_the_flights_project_takes_what_is_new_in_every_run(
         send(servers, "flights", letters(known[done:], "flight"))
         if not done:
             send(servers, "flights", [(b"bad", b"UA1 is late")])
-        output = run(project, "--servers", servers, cwd=tmp_path)
+        output = run(project, "--servers", servers, place=place, cwd=tmp_path)
         assert "COMPLETED" in output
         delays = table_of(read(servers, "flights-delays"), ["hour"])
         assert_equal(delays, hourly(known))
