@@ -583,6 +583,21 @@ class Meter:
             for name, now in self._now().items()
         }
 
+    def percent(self, seconds: float) -> dict[str, float]:
+        """Share of a core that each node used in so many seconds, in percent."""
+        return {
+            name: sum(times) / seconds * 100
+            for name, times in self.used().items()
+            if name != "client"
+        }
+
+    def microseconds_each(self, count: int) -> dict[str, float]:
+        """Processor time of each process for one of `count` operations, for the report."""
+        return {
+            f"{name}, processor µs each": sum(times) / count * 1e6
+            for name, times in self.used().items()
+        }
+
     def _now(self) -> dict[str, tuple[float, float]]:
         times = {
             f"node{node_id}": node.cpu_times() for node_id, node in self._cluster.nodes.items()

@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import repeat
 
 import uvloop
-from raftlog_client import Consumer, Producer, TopicPartition
 
+from bench.loads import consume_many
 from bench.node import LoneNode, data_directory
 from bench.report import Options, Result
-from raftlog.workloads.load import PARTITIONS, payload
+from raftlog.workloads.load import PARTITIONS, send_many
 
 MIB = 1 << 20
 IDLE_S = 3.0
@@ -24,12 +23,7 @@ SLOW_CLIENTS = 64
 def fill(node: LoneNode, topic: str, total_bytes: int) -> int:
     """Produce about `total_bytes` of 1 KB values; return the number of records."""
     count = total_bytes // 1000
-
-    async def produce() -> None:
-        async with Producer(bootstrap_servers=node.address) as producer:
-            await producer.send_many(topic, repeat(payload(1000), count))
-
-    uvloop.run(produce())
+    uvloop.run(send_many(node.address, topic, 1000, count))
     return count
 
 
@@ -73,18 +67,8 @@ def slow_clients(node: LoneNode, topic: str) -> Iterator[None]:
             client.close()
 
 
-async def read_all(node: LoneNode, topic: str, count: int) -> None:
-    """Read a whole topic, keeping nothing."""
-    async with Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer:
-        consumer.assign([TopicPartition(topic, partition) for partition in range(PARTITIONS)])
-        seen = 0
-        while seen < count:
-            for records in (await consumer.getmany(timeout_ms=5000)).values():
-                seen += len(records)
-
-
-def run(options: Options) -> list[Result]:
-    """Idle memory and processor, start to ready, recovery by log size, memory under load."""
+def start_and_idle(options: Options) -> list[Result]:
+    """Start to ready, and idle memory and processor."""
     idle_rss = Result("idle RSS", "MiB", goal=60)
     idle_cpu = Result("idle CPU", "% of a core")
     start = Result("start to ready, empty log", "s", goal=1.0)
@@ -97,12 +81,13 @@ def run(options: Options) -> list[Result]:
             idle_cpu.runs.append((node.cpu_seconds() - cpu) / IDLE_S * 100)
             idle_rss.runs.append(node.rss_bytes() / MIB)
             node.stop()
-    return [idle_rss, idle_cpu, start, *_recovery_and_backlog(options)]
+    return [idle_rss, idle_cpu, start]
 
 
-def _recovery_and_backlog(options: Options) -> list[Result]:
+def backlog(options: Options) -> list[Result]:
+    """Recovery by log size, and memory under a backlog with slow clients."""
     results, scale = [], options.scale
-    backlog = Result(
+    rss = Result(
         f"RSS, {5 * scale:g} GB backlog read, {SLOW_CLIENTS} slow clients", "MiB", goal=200
     )
     with data_directory() as directory:
@@ -124,7 +109,7 @@ def _recovery_and_backlog(options: Options) -> list[Result]:
             results.append(recovery)
             if gigabytes == 5:
                 with slow_clients(node, "backlog"), peak_rss(node) as peak:
-                    uvloop.run(read_all(node, "backlog", count))
-                backlog.runs.append(peak[0] / MIB)
+                    uvloop.run(consume_many(node.address, "backlog", count))
+                rss.runs.append(peak[0] / MIB)
         node.stop()
-    return [*results, backlog]
+    return [*results, rss]

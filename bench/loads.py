@@ -11,8 +11,8 @@ from typing import Any, Final
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
-from bench.node import LoneNode
-from bench.report import Options, Result
+from bench.node import running_node
+from bench.report import Options, Percentiles, Result
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import KEY_BYTES, PARTITIONS, keys, payload, send_many
 from raftlog.workloads.open_loop import open_loop
@@ -92,10 +92,11 @@ def _consumer(servers: str, topic: str, partitions: int) -> Consumer:
     return consumer
 
 
-def throughput(node: LoneNode, options: Options) -> list[Result]:
+def throughput(options: Options) -> list[Result]:
     """All throughput figures, the workloads in turn within each run."""
     small_count, large_count = int(3_000_000 * options.scale), int(1_000_000 * options.scale)
     send_count = int(600_000 * options.scale)
+    each_count, keyed_count = small_count // 2, small_count // 3
     workloads = {"partitions": PARTITIONS, "acks": "all"}
     small = {**workloads, "record_bytes": 100}
     large = {**workloads, "record_bytes": 1000}
@@ -108,64 +109,51 @@ def throughput(node: LoneNode, options: Options) -> list[Result]:
         Result("produce send_many keyed 100 B", "records/s", goal=1_200_000, parameters=small),
         Result("produce awaited send keyed 100 B", "records/s", goal=450_000, parameters=small),
     ]
-    for run_number in range(options.runs):
-        topic, large_topic = f"small-{run_number}", f"large-{run_number}"
-        node.create_topic(topic, PARTITIONS)
-        node.create_topic(large_topic, PARTITIONS)
-        seconds = uvloop.run(send_many(node.address, topic, 100, small_count))
-        results[0].runs.append(small_count / seconds)
-        seconds = uvloop.run(awaited_sends(node.address, topic, 100, send_count))
-        results[1].runs.append(send_count / seconds)
-        seconds = uvloop.run(send_many(node.address, large_topic, 1000, large_count))
-        results[2].runs.append(large_count * 1000 / seconds / 1e6)
-        seconds = uvloop.run(consume_many(node.address, topic, small_count))
-        results[3].runs.append(small_count / seconds)
-        each = int(small_count / 2)
-        seconds = uvloop.run(consume_each(node.address, topic, each))
-        results[4].runs.append(each / seconds)
-        keyed_count = int(small_count / 3)
-        seconds = uvloop.run(send_many(node.address, topic, 100, keyed_count, keyed=True))
-        results[5].runs.append(keyed_count / seconds)
-        seconds = uvloop.run(awaited_sends(node.address, topic, 100, send_count, keyed=True))
-        results[6].runs.append(send_count / seconds)
-        node.delete_topic(topic)
-        node.delete_topic(large_topic)
+    with running_node(options.flush) as node:
+        for run_number in range(options.runs):
+            topic, large_topic = f"small-{run_number}", f"large-{run_number}"
+            node.create_topic(topic, PARTITIONS)
+            node.create_topic(large_topic, PARTITIONS)
+            to_small = (node.address, topic, 100)
+            work = [
+                (small_count, send_many(*to_small, small_count)),
+                (send_count, awaited_sends(*to_small, send_count)),
+                (large_count * 1000 / 1e6, send_many(node.address, large_topic, 1000, large_count)),
+                (small_count, consume_many(node.address, topic, small_count)),
+                (each_count, consume_each(node.address, topic, each_count)),
+                (keyed_count, send_many(*to_small, keyed_count, keyed=True)),
+                (send_count, awaited_sends(*to_small, send_count, keyed=True)),
+            ]
+            for result, (amount, workload) in zip(results, work, strict=True):
+                result.runs.append(amount / uvloop.run(workload))
+            node.delete_topic(topic)
+            node.delete_topic(large_topic)
     return results
 
 
-def latency(node: LoneNode, options: Options) -> list[Result]:
+def latency(options: Options) -> list[Result]:
     """Publish and end-to-end latency at 1,000 records a second."""
     rate, seconds = 1_000, max(3.0, 10.0 * options.scale)
     parameters = {"rate": rate, "record_bytes": 100, "seconds": seconds, "acks": "all"}
     parameters["partitions"] = PARTITIONS
-    results = [
-        Result("publish latency p50, 1,000/s", "ms", goal=1.0, parameters=parameters),
-        Result("publish latency p99, 1,000/s", "ms", goal=5.0, parameters=parameters),
-        Result("end-to-end latency p50, 1,000/s", "ms", parameters=parameters),
-        Result("end-to-end latency p99, 1,000/s", "ms", parameters=parameters),
-    ]
-    for run_number in range(options.runs):
-        topic = f"latency-{run_number}"
-        node.create_topic(topic, PARTITIONS)
-        samples = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=False))
-        publish = Latencies.from_seconds(samples.publish)
-        delay = Latencies.from_seconds(samples.publish_delay)
-        node.delete_topic(topic)
-        node.create_topic(topic, PARTITIONS)
-        both = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=True))
-        end_to_end = Latencies.from_seconds(both.end_to_end)
-        for result, latencies, name in (
-            (results[0], publish, "50pct"),
-            (results[1], publish, "99pct"),
-            (results[2], end_to_end, "50pct"),
-            (results[3], end_to_end, "99pct"),
-        ):
-            result.runs.append(latencies.percentiles[name])
-        results[0].details[f"run {run_number}"] = {
-            **publish.as_fields("publishLatency"),
-            **delay.as_fields("publishDelayLatency"),
-            **end_to_end.as_fields("endToEndLatency"),
-            "publishErrors": samples.errors + both.errors,
-        }
-        node.delete_topic(topic)
-    return results
+    publish = Percentiles("publish latency {}, 1,000/s", {"p50": 1.0, "p99": 5.0}, parameters)
+    end_to_end = Percentiles(
+        "end-to-end latency {}, 1,000/s", {"p50": None, "p99": None}, parameters
+    )
+    with running_node(options.flush) as node:
+        for run_number in range(options.runs):
+            topic = f"latency-{run_number}"
+            node.create_topic(topic, PARTITIONS)
+            samples = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=False))
+            node.delete_topic(topic)
+            delay = Latencies.from_seconds(samples.publish_delay)
+            publish.note(
+                Latencies.from_seconds(samples.publish),
+                **delay.as_fields("publishDelayLatency"),
+                publishErrors=samples.errors,
+            )
+            node.create_topic(topic, PARTITIONS)
+            both = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=True))
+            node.delete_topic(topic)
+            end_to_end.note(Latencies.from_seconds(both.end_to_end), publishErrors=both.errors)
+    return [*publish.results, *end_to_end.results]

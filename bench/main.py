@@ -21,7 +21,6 @@ from bench.coordination import groups, takeover, transactions
 from bench.kafka import beside, faults
 from bench.kafka import lone as kafka_lone
 from bench.kafka import suite as kafka_clients
-from bench.node import running_node
 from bench.replication import catch_up, gaps, many, produce
 from bench.report import Options, Result, machine, plot, print_table, write_json
 from bench.sources import claims, linger, promises
@@ -33,6 +32,17 @@ from raftlog.cluster.manifest import Flush
 Part = Callable[[Options], list[Result]]
 
 PARTS: Final[dict[str, dict[str, Part]]] = {
+    "limits": {"limits": limits.run},
+    "throughput": {"one-node-throughput": loads.throughput},
+    "latency": {"one-node-latency": loads.latency},
+    "rest": {"rest": rest.run},
+    "footprint": {"start-and-idle": footprint.start_and_idle, "backlog": footprint.backlog},
+    "quorum": {
+        "quorum-commits": quorum.commits,
+        "failover": quorum.failovers,
+        "quorum-idle": quorum.idle,
+        "metadata": quorum.much_metadata,
+    },
     "cluster": {
         "produce": produce.produce,
         "latency": produce.latency,
@@ -98,18 +108,7 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "peer": peer.peer,
     },
 }
-"""Parts of the suites that have parts, by suite and name."""
-WHOLE: Final[dict[str, Part]] = {
-    "limits": limits.run,
-    "footprint": footprint.run,
-    "quorum": quorum.run,
-}
-ONE_NODE: Final = {"throughput": loads.throughput, "latency": loads.latency, "rest": rest.run}
-"""Suites that load a node, which is started for each."""
-SUITES = (
-    *("limits", "throughput", "latency", "rest", "footprint", "quorum"),
-    *("cluster", "groups", "transactions", "state", "sources", "kafka", "spark"),
-)
+"""Parts of the suites, by suite and name."""
 NOT_QUICK = {"groups", "transactions", "state", "sources", "kafka", "spark"}
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 1
@@ -167,7 +166,7 @@ def _terminable() -> Iterator[None]:
 
 
 @click.command()
-@click.argument("suites", nargs=-1, type=click.Choice(SUITES))
+@click.argument("suites", nargs=-1, type=click.Choice(list(PARTS)))
 @click.option("--runs", default=3, show_default=True, help="Runs of each workload.")
 @click.option("--scale", default=1.0, show_default=True, help="Size of the workloads.")
 @click.option("--flush", default="sync", type=click.Choice(["sync", "async"]), show_default=True)
@@ -221,7 +220,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     if quick:
         runs, scale = 1, scale * QUICK_SCALE
         trials, gb = min(trials, QUICK_TRIALS), gb * QUICK_SCALE
-    suites = suites or tuple(suite for suite in SUITES if not (quick and suite in NOT_QUICK))
+    suites = suites or tuple(suite for suite in PARTS if not (quick and suite in NOT_QUICK))
     try:
         own = [parts for suite, parts in PARTS.items() if suite in suites]
         parts = choose_parts(only, [part for each in own for part in each])
@@ -240,18 +239,10 @@ def main(  # noqa: PLR0917 - click passes them by name
     results: list[Result] = []
     failed: list[str] = []
     for suite in suites:
-        print(f"-- {suite} ({time.strftime('%H:%M:%S')})", flush=True)
-        if suite in PARTS:
-            wanted = [part for part in PARTS[suite] if part in parts]
-            found, failures = run_parts(suite, wanted, options)
-            results += found
-            failed += failures
-            continue
-        if suite in WHOLE:
-            results += WHOLE[suite](options)
-            continue
-        with running_node(flush) as node:
-            results += ONE_NODE[suite](node, options)
+        wanted = [part for part in PARTS[suite] if part in parts]
+        found, failures = run_parts(suite, wanted, options)
+        results += found
+        failed += failures
     command = shlex.join(["scripts/bench", *sys.argv[1:]])
     if results:
         print_table(results)

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from itertools import count, cycle
 from typing import Any, Final
 
-from bench.cluster import NODES, Cluster, running_cluster
+from bench.cluster import NODES, Cluster, Meter, running_cluster
 from bench.kept_connection import NoAnswerError, request_once
 from bench.node import MeasuredNode
-from bench.report import Options, Result, distribution
+from bench.report import Options, Percentiles, Result, distribution
 from raftlog.workloads.latencies import Latencies
 
 CLIENTS: Final = 32
@@ -79,22 +79,13 @@ def execute(node: MeasuredNode, command: str) -> dict[str, Any]:
     return ConsoleCall(node, command).result()
 
 
-def run(options: Options) -> list[Result]:
-    """The figures of the quorum."""
-    return [
-        *commits(options),
-        *failovers(options),
-        *idle(options),
-        *much_metadata(options),
-    ]
-
-
 def commits(options: Options) -> list[Result]:
     """Commit latency one at a time, and commands a second of many proposers."""
     count = max(200, int(COMMITS * options.scale))
     seconds = max(1.0, THROUGHPUT_S * options.scale)
-    p50 = Result("quorum: commit p50, 3 nodes", "ms", goal=1.5, parameters={"commands": count})
-    p99 = Result("quorum: commit p99, 3 nodes", "ms", parameters={"commands": count})
+    commit = Percentiles(
+        "quorum: commit {}, 3 nodes", {"p50": 1.5, "p99": None}, {"commands": count}
+    )
     rate = Result(
         f"quorum: commands/s, {CLIENTS} proposers",
         "1/s",
@@ -102,15 +93,12 @@ def commits(options: Options) -> list[Result]:
         parameters={"seconds": seconds},
     )
     with running_cluster(options.flush, program=WITH_CONSOLE) as cluster:
-        for number in range(options.runs):
+        for _ in range(options.runs):
             leader = cluster.nodes[cluster.wait_quiet()]
-            latencies = Latencies.from_seconds(execute(leader, f"latency {count}")["seconds"])
-            p50.runs.append(latencies.percentiles["50pct"])
-            p99.runs.append(latencies.percentiles["99pct"])
-            p50.details[f"run {number}"] = latencies.as_fields("commitLatency")
+            commit.note(Latencies.from_seconds(execute(leader, f"latency {count}")["seconds"]))
             counted = execute(leader, f"throughput {CLIENTS} {seconds}")
             rate.runs.append(counted["committed"] / counted["seconds"])
-    return [p50, p99, rate]
+    return [*commit.results, rate]
 
 
 def failovers(options: Options) -> list[Result]:
@@ -137,12 +125,9 @@ def idle(options: Options) -> list[Result]:
     with running_cluster(options.flush) as cluster:
         time.sleep(SETTLE_S)
         for number in range(options.runs):
-            before = {node_id: node.cpu_seconds() for node_id, node in cluster.nodes.items()}
+            meter = Meter(cluster)
             time.sleep(seconds)
-            used = {
-                node_id: (node.cpu_seconds() - before[node_id]) / seconds * 100
-                for node_id, node in cluster.nodes.items()
-            }
+            used = meter.percent(seconds)
             cpu.runs.append(max(used.values()))
             cpu.details[f"run {number}"] = {"leader": cluster.leader(), "percent": used}
             rss.runs.append(max(cluster.rss_mib().values()))

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from raftlog.cluster.manifest import Flush
+from raftlog.workloads.latencies import Latencies
 
 RATIO_MAX = 1_000.0
 """Most that a plot shows of a figure that is better than its goal."""
@@ -68,6 +69,38 @@ class Result:
         if self.goal is None:
             return None
         return self.median <= self.goal if self.lower_is_better else self.median >= self.goal
+
+
+class Percentiles:
+    """Figures of the same latencies, one for each rank with its goal."""
+
+    def __init__(
+        self,
+        name: str,
+        goals: Mapping[str, float | None],
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        unit: Literal["ms", "s"] = "ms",
+    ) -> None:
+        """`name` has braces in the place of the rank, such as p50, p99.9 or max."""
+        self._ranks = {
+            rank: Result(name.format(rank), unit, goal=goal, parameters=dict(parameters or {}))
+            for rank, goal in goals.items()
+        }
+        self._scale = {"ms": 1.0, "s": 1e-3}[unit]
+
+    @property
+    def results(self) -> list[Result]:
+        """The figures, in the order of the goals."""
+        return list(self._ranks.values())
+
+    def note(self, latencies: Latencies, **details: Any) -> None:
+        """Add a run. All percentiles and the details go to the details of the first figure."""
+        for rank, result in self._ranks.items():
+            value = latencies.max if rank == "max" else latencies.percentiles[f"{rank[1:]}pct"]
+            result.runs.append(value * self._scale)
+        first = self.results[0]
+        first.details[f"run {len(first.runs)}"] = {**latencies.as_fields("latency"), **details}
 
 
 def ratio(name: str, ours: Result, theirs: Result, goal: float) -> Result:

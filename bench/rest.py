@@ -20,7 +20,7 @@ from typing import Final, TypeVar, cast
 import uvloop
 from raftlog_client.produce.sender import PRODUCE_FRAME_HEAD
 
-from bench.node import LoneNode, cpu_times, data_directory, free_port
+from bench.node import LoneNode, cpu_times, data_directory, free_port, running_node
 from bench.report import Options, Result
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.frames import BATCHES_MEDIA_TYPE
@@ -171,7 +171,13 @@ def bare_server(*arguments: str) -> Iterator[tuple[int, int]]:
         process.wait()
 
 
-def run(node: LoneNode, options: Options) -> list[Result]:
+def run(options: Options) -> list[Result]:
+    """JSON requests, and the cost of raw requests, on the same node."""
+    with running_node(options.flush) as node:
+        return [*json_rates(node, options), *raw_cost(node, options)]
+
+
+def json_rates(node: LoneNode, options: Options) -> list[Result]:
     """Single-record requests a second, and records a second in requests of 500."""
     seconds = max(2.0, 5.0 * options.scale)
     parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": PARTITIONS}
@@ -196,7 +202,7 @@ def run(node: LoneNode, options: Options) -> list[Result]:
                 "errors": sum(connection.errors for connection in connections),
             }
         node.delete_topic(topic)
-    return [bare, single, bulk, *raw_cost(node, options)]
+    return [bare, single, bulk]
 
 
 def raw_cost(node: LoneNode, options: Options) -> list[Result]:

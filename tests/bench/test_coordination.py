@@ -36,12 +36,8 @@ async def test_operations_that_began_before_the_moment_do_not_count() -> None:
     await waiting
 
 
-def test_parts_of_both_suites_have_names_of_their_own() -> None:
-    names = [
-        part
-        for suite in ("cluster", "groups", "transactions", "kafka", "spark")
-        for part in PARTS[suite]
-    ]
+def test_parts_of_all_suites_have_names_of_their_own() -> None:
+    names = [part for parts in PARTS.values() for part in parts]
     assert len(names) == len(set(names))
     own = [*PARTS["groups"], *PARTS["transactions"]]
     assert choose_parts(["coordinator-kill"], own) == ["coordinator-kill"]
