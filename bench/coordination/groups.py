@@ -30,7 +30,7 @@ from bench.cluster import (
     running_cluster,
 )
 from bench.kept_connection import KeptConnection
-from bench.report import Options, Result
+from bench.report import Options, Percentiles, Result
 from raftlog.record.coordinators import OFFSETS_TOPIC, partition_of
 from raftlog.workloads import groups as load
 from raftlog.workloads.latencies import Latencies
@@ -59,13 +59,10 @@ def rebalance(options: Options) -> list[Result]:
     """A member joins and leaves a group of 8 on 64 partitions."""
     trials = max(3, int(TRIALS * options.scale))
     given = {"members": MEMBERS, "partitions": GROUP_PARTITIONS, "trials": trials}
-    goals = (("p50", "50pct", 0.15), ("p99", "99pct", 0.5))
-    joins = [
-        Result(f"groups: member joins, {n}", "s", goal=g, parameters=given) for n, _, g in goals
-    ]
-    leaves = [
-        Result(f"groups: member leaves, {n}", "s", goal=g, parameters=given) for n, _, g in goals
-    ]
+    joins, leaves = (
+        Percentiles(f"groups: member {what}, {{}}", {"p50": 0.15, "p99": 0.5}, given, unit="s")
+        for what in ("joins", "leaves")
+    )
     kept = Result("groups: kept partitions, gap", "s", parameters=given)
     calm = Result("groups: no rebalance, gap", "s", parameters=given)
     with running_cluster(options.flush) as cluster:
@@ -81,15 +78,12 @@ def rebalance(options: Options) -> list[Result]:
                     trials=trials,
                 )
             )
-            for results, seconds in ((joins, found.joins), (leaves, found.leaves)):
-                latencies = Latencies.from_seconds(seconds)
-                for result, (_, key, _) in zip(results, goals, strict=True):
-                    result.runs.append(latencies.percentiles[key] / 1000)
-                results[0].details[f"run {run + 1}"] = latencies.as_fields("latency")
+            joins.note(Latencies.from_seconds(found.joins))
+            leaves.note(Latencies.from_seconds(found.leaves))
             kept.runs.append(statistics.median(found.kept_gaps))
             calm.runs.append(statistics.median(found.calm_gaps))
             kept.details[f"run {run + 1}"] = {"all": found.kept_gaps, "calm": found.calm_gaps}
-    return [*joins, *leaves, kept, calm]
+    return [*joins.results, *leaves.results, kept, calm]
 
 
 def member_kill(options: Options) -> list[Result]:
@@ -156,7 +150,7 @@ def members_idle(options: Options) -> list[Result]:
         for _ in range(options.runs):
             meter = Meter(cluster)
             time.sleep(seconds)
-            empty.runs.append(_percent(meter, seconds))
+            empty.runs.append(sum(meter.percent(seconds).values()))
         loaded.runs += run_workload(_idle(cluster, groups, seconds, options.runs), 1_800)
         loaded.details["load average"] = os.getloadavg()[0]
         loaded.details["rss MiB"] = cluster.rss_mib()
@@ -237,7 +231,7 @@ async def _idle(cluster: Cluster, groups: int, seconds: float, runs: int) -> lis
         for _ in range(runs):
             meter = Meter(cluster)
             await asyncio.sleep(seconds)
-            found.append(_percent(meter, seconds))
+            found.append(sum(meter.percent(seconds).values()))
             print(f"   {len(members):,} members: {found[-1]:.1f} % of a core", flush=True)
         assert is_settled(), "members lost their sessions"
         return found
@@ -247,13 +241,6 @@ async def _idle(cluster: Cluster, groups: int, seconds: float, runs: int) -> lis
             member.close()
 
 
-def _percent(meter: Meter, seconds: float) -> float:
-    """Processor time of all nodes, in percent of a core."""
-    used = meter.used()
-    used.pop("client")
-    return sum(map(sum, used.values())) / seconds * 100
-
-
 def commits(options: Options) -> list[Result]:
     """Offset commits of 32 clients, and of one."""
     seconds = max(1.0, COMMIT_S * options.scale)
@@ -261,36 +248,28 @@ def commits(options: Options) -> list[Result]:
     rate = Result(
         f"groups: commits of {CLIENTS} clients", "commits/s", goal=10_000, parameters=given
     )
-    p99 = Result(f"groups: commits of {CLIENTS} clients, p99", "ms", parameters=given)
-    lone = Result("groups: lone commit p50", "ms", goal=1.5, parameters=given)
-    lone_p99 = Result("groups: lone commit p99", "ms", parameters=given)
+    many = Percentiles(f"groups: commits of {CLIENTS} clients, {{}}", {"p99": None}, given)
+    lone = Percentiles("groups: lone commit {}", {"p50": 1.5, "p99": None}, given)
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC))
         for run in range(options.runs):
-            meter = Meter(cluster)
-            many = run_workload(
-                load.commits(
-                    cluster.servers, TOPIC, PARTITIONS, f"c{run}", clients=CLIENTS, seconds=seconds
+            for figures, clients in ((many, CLIENTS), (lone, 1)):
+                meter = Meter(cluster)
+                found = run_workload(
+                    load.commits(
+                        cluster.servers,
+                        TOPIC,
+                        PARTITIONS,
+                        f"{clients}-{run}",
+                        clients=clients,
+                        seconds=seconds,
+                    )
                 )
-            )
-            used = meter.used()
-            rate.runs.append(len(many.latencies) / many.seconds)
-            rate.details[f"run {run + 1}"] = {
-                "processor µs a commit": {
-                    name: sum(times) / len(many.latencies) * 1e6 for name, times in used.items()
-                }
-            }
-            p99.runs.append(Latencies.from_seconds(many.latencies).percentiles["99pct"])
-            one = run_workload(
-                load.commits(
-                    cluster.servers, TOPIC, PARTITIONS, f"l{run}", clients=1, seconds=seconds
-                )
-            )
-            latencies = Latencies.from_seconds(one.latencies)
-            lone.runs.append(latencies.percentiles["50pct"])
-            lone_p99.runs.append(latencies.percentiles["99pct"])
-            lone.details[f"run {run + 1}"] = latencies.as_fields("commitLatency")
-    return [rate, p99, lone, lone_p99]
+                each = meter.microseconds_each(len(found.latencies))
+                figures.note(Latencies.from_seconds(found.latencies), **each)
+                if clients == CLIENTS:
+                    rate.runs.append(len(found.latencies) / found.seconds)
+    return [rate, *many.results, *lone.results]
 
 
 def consume_in_group(options: Options) -> list[Result]:

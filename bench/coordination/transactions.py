@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from raftlog_client import Consumer, Producer, TopicPartition
 
 from bench.cluster import PARTITIONS, Meter, run_workload, running_cluster
-from bench.report import Options, Result
+from bench.report import Options, Percentiles, Result
 from raftlog.workloads import transactions as load
 from raftlog.workloads.latencies import Latencies
-from raftlog.workloads.load import POLL_MS, Progress, no_progress, payload, send_many
+from raftlog.workloads.load import POLL_MS, payload, send_many
 
 RECORDS: Final = 10
 SPREAD: Final = 3
@@ -31,15 +31,14 @@ def small(options: Options) -> list[Result]:
     """Transactions of 10 records on 3 partitions: one producer, then 32."""
     seconds = max(1.0, SMALL_S * options.scale)
     given = {"records": RECORDS, "partitions": SPREAD, "seconds": seconds, "record_bytes": 100}
-    p50 = Result("transactions: one producer p50", "ms", goal=6.0, parameters=given)
-    p99 = Result("transactions: one producer p99", "ms", goal=25.0, parameters=given)
+    lone = Percentiles("transactions: one producer {}", {"p50": 6.0, "p99": 25.0}, given)
     rate = Result(
         f"transactions: {PRODUCERS} producers", "transactions/s", goal=1_500, parameters=given
     )
-    many_p99 = Result(f"transactions: {PRODUCERS} producers p99", "ms", parameters=given)
+    many = Percentiles(f"transactions: {PRODUCERS} producers {{}}", {"p99": None}, given)
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC))
-        for run in range(options.runs):
+        for _ in range(options.runs):
             for producers in (1, PRODUCERS):
                 meter = Meter(cluster)
                 found = run_workload(
@@ -53,32 +52,12 @@ def small(options: Options) -> list[Result]:
                         seconds=seconds,
                     )
                 )
-                used = meter.used()
-                latencies = Latencies.from_seconds(found.latencies)
-                if producers == 1:
-                    p50.runs.append(latencies.percentiles["50pct"])
-                    p99.runs.append(latencies.percentiles["99pct"])
-                    p50.details[f"run {run + 1}"] = latencies.as_fields("transactionLatency")
-                    continue
-                rate.runs.append(len(found.latencies) / found.seconds)
-                many_p99.runs.append(latencies.percentiles["99pct"])
-                rate.details[f"run {run + 1}"] = {
-                    **latencies.as_fields("transactionLatency"),
-                    "processor µs a transaction": {
-                        name: sum(times) / len(found.latencies) * 1e6
-                        for name, times in used.items()
-                    },
-                }
-    return [p50, p99, rate, many_p99]
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to write at full speed."""
-
-    name: str
-    transactional_id: str | None = None
-    idempotent: bool = True
+                each = meter.microseconds_each(len(found.latencies))
+                figures = lone if producers == 1 else many
+                figures.note(Latencies.from_seconds(found.latencies), **each)
+                if producers == PRODUCERS:
+                    rate.runs.append(len(found.latencies) / found.seconds)
+    return [*lone.results, rate, *many.results]
 
 
 def throughput(options: Options) -> list[Result]:
@@ -87,7 +66,10 @@ def throughput(options: Options) -> list[Result]:
         options,
         "transactions: throughput in 100 ms / without, 1 KB",
         0.95,
-        (Way("in transactions of 100 ms", "throughput"), Way("without transactions")),
+        {
+            "in transactions of 100 ms": {"transactional_id": "throughput"},
+            "without transactions": {},
+        },
     )
 
 
@@ -97,20 +79,23 @@ def idempotence(options: Options) -> list[Result]:
         options,
         "transactions: idempotence on / off, 1 KB",
         0.97,
-        (Way("idempotent"), Way("not idempotent", idempotent=False)),
+        {"idempotent": {}, "not idempotent": {"idempotent": False}},
     )
 
 
-def _compared(options: Options, name: str, goal: float, ways: tuple[Way, Way]) -> list[Result]:
+def _compared(
+    options: Options, name: str, goal: float, ways: dict[str, dict[str, Any]]
+) -> list[Result]:
     """The ratio of the medians of two ways to write, one after the other in each run."""
     seconds = max(1.0, THROUGHPUT_S * options.scale)
     given = {"record_bytes": LARGE_BYTES, "seconds": seconds, "partitions": PARTITIONS}
-    results = [Result(f"transactions: {way.name}, 1 KB", "MB/s", parameters=given) for way in ways]
+    results = [Result(f"transactions: {way}, 1 KB", "MB/s", parameters=given) for way in ways]
     with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
             # In alternating order: a write fills the caches of the next one.
-            for number in (0, 1) if run % 2 == 0 else (1, 0):
-                topic = f"{TOPIC}-{run}-{number}"
+            turns = list(zip(results, ways.items(), strict=True))
+            for result, (way, settings) in turns if run % 2 == 0 else reversed(turns):
+                topic = f"{TOPIC}-{run}-{way.replace(' ', '-')}"
                 run_workload(cluster.create_topic(topic, PARTITIONS))
                 found = run_workload(
                     write_at_full_speed(
@@ -119,14 +104,12 @@ def _compared(options: Options, name: str, goal: float, ways: tuple[Way, Way]) -
                         record_bytes=LARGE_BYTES,
                         seconds=seconds,
                         transaction_s=TRANSACTION_S,
-                        transactional_id=ways[number].transactional_id,
-                        idempotent=ways[number].idempotent,
+                        **settings,
                     )
                 )
-                rate = found.records * LARGE_BYTES / found.seconds / 1e6
-                results[number].runs.append(rate)
-                results[number].details[f"run {run + 1}"] = {"transactions": found.transactions}
-                print(f"   {ways[number].name}: {rate:.0f} MB/s", flush=True)
+                result.runs.append(found.records * LARGE_BYTES / found.seconds / 1e6)
+                result.details[f"run {run + 1}"] = {"transactions": found.transactions}
+                print(f"   {way}: {result.runs[-1]:.0f} MB/s", flush=True)
                 run_workload(cluster.wait_in_sync([topic]))
                 run_workload(cluster.delete_topic(topic))
     ratio = Result(
@@ -188,7 +171,6 @@ async def copy_exactly_once(
     *,
     partitions: int,
     transaction_s: float = 0.1,
-    progress: Progress = no_progress,
 ) -> Written:
     """Copy all values of `source` to `target`, with the group's offsets in the transactions.
 
@@ -221,7 +203,6 @@ async def copy_exactly_once(
                 while fetched:
                     values = [record.value for found in fetched.values() for record in found]
                     written += (await producer.send_many(target, values)).count
-                    progress(written / total, f"{written:,} records")
                     if written >= total or time.perf_counter() >= until:
                         break
                     fetched = await consumer.getmany(timeout_ms=0)

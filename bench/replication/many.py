@@ -96,9 +96,7 @@ def _idle(cluster: Cluster, what: str, options: Options) -> list[Result]:
     for run in range(options.runs):
         meter = Meter(cluster)
         time.sleep(seconds)
-        used = meter.used()
-        used.pop("client")
-        percent = {name: sum(times) / seconds * 100 for name, times in used.items()}
+        percent = meter.percent(seconds)
         cpu.runs.append(sum(percent.values()))
         cpu.details[f"run {run + 1}"] = {
             "percent": percent,

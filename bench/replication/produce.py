@@ -25,7 +25,7 @@ from bench.cluster import (
 )
 from bench.loads import awaited_sends, consume_each, consume_many
 from bench.node import LoneNode, running_node
-from bench.report import Options, Result
+from bench.report import Options, Percentiles, Result
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload, send_many
 from raftlog.workloads.open_loop import open_loop
@@ -191,20 +191,26 @@ LONE_RECORDS: Final = 3_000
 WARM_UP: Final = 200
 RATE: Final = 1_000
 OPEN_LOOP_S: Final = 10.0
-LONE_GOALS: Final = (("50pct", "p50", 1.2), ("99pct", "p99", 5.0), ("99.9pct", "p99.9", None))
+LONE_GOALS: Final = {"p50": 1.2, "p99": 5.0, "p99.9": None, "max": None}
 
 
 def latency(options: Options) -> list[Result]:
     """Both ways, in turn within each run."""
     count = max(WARM_UP, int(LONE_RECORDS * options.scale))
     seconds = max(2.0, OPEN_LOOP_S * options.scale)
-    alone = _results("one at a time", {"records": count})
-    steady = _results(f"{RATE:,}/s", {"rate": RATE, "seconds": seconds})
+    given = {"record_bytes": 100, "partitions": PARTITIONS, "acks": "all"}
+    alone, steady = (
+        Percentiles(f"cluster: publish {{}}, {how}", LONE_GOALS, {**given, **own})
+        for how, own in (
+            ("one at a time", {"records": count}),
+            (f"{RATE:,}/s", {"rate": RATE, "seconds": seconds}),
+        )
+    )
     with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
             topic = f"latency-{run}"
             run_workload(cluster.create_topic(topic))
-            _note(alone, run_workload(one_at_a_time(cluster, topic, count)))
+            alone.note(run_workload(one_at_a_time(cluster, topic, count)))
             samples = run_workload(
                 open_loop(
                     cluster.servers,
@@ -216,13 +222,13 @@ def latency(options: Options) -> list[Result]:
                     spin_s=0.0,  # three nodes need both cores
                 )
             )
-            _note(steady, samples.publish, samples.errors)
+            steady.note(Latencies.from_seconds(samples.publish), publishErrors=samples.errors)
             run_workload(cluster.delete_topic(topic))
-    return [*alone, *steady]
+    return [*alone.results, *steady.results]
 
 
-async def one_at_a_time(cluster: Cluster, topic: str, count: int) -> list[float]:
-    """Seconds of each of `count` sends; the next leaves when the last is acknowledged."""
+async def one_at_a_time(cluster: Cluster, topic: str, count: int) -> Latencies:
+    """Latencies of `count` sends. Each leaves when the last is acknowledged."""
     value = payload(100)
     taken: list[float] = []
     async with Producer(bootstrap_servers=cluster.servers) as producer:
@@ -231,26 +237,4 @@ async def one_at_a_time(cluster: Cluster, topic: str, count: int) -> list[float]
             await producer.send_and_wait(topic, value, partition=number % PARTITIONS)
             if number >= WARM_UP:
                 taken.append(time.perf_counter() - started)
-    return taken
-
-
-def _results(how: str, parameters: dict[str, object]) -> list[Result]:
-    given = {**parameters, "record_bytes": 100, "partitions": PARTITIONS, "acks": "all"}
-    return [
-        *(
-            Result(f"cluster: publish {name}, {how}", "ms", goal=goal, parameters=given)
-            for _, name, goal in LONE_GOALS
-        ),
-        Result(f"cluster: publish max, {how}", "ms", parameters=given),
-    ]
-
-
-def _note(results: list[Result], seconds: list[float], errors: int = 0) -> None:
-    latencies = Latencies.from_seconds(seconds)
-    for result, (key, _, _) in zip(results, LONE_GOALS, strict=False):
-        result.runs.append(latencies.percentiles[key])
-    results[-1].runs.append(latencies.max)
-    results[0].details[f"run {len(results[0].runs)}"] = {
-        **latencies.as_fields("publishLatency"),
-        "publishErrors": errors,
-    }
+    return Latencies.from_seconds(taken)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from raftlog_spark.options import DELIVERY_GUARANTEES
 
 from bench.cluster import run_workload
 from bench.node import LoneNode, running_node
-from bench.report import Options, Result
+from bench.report import Options, Percentiles, Result
 from bench.spark.running import checkpoint, source, spark
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.open_loop import open_loop
@@ -28,7 +27,7 @@ SECONDS: Final = 20.0
 SECONDS_MIN: Final = 5.0
 WARM_UP_S: Final = 10.0
 """The query's first batches start its workers, and Java compiles."""
-GOALS: Final = (("50pct", "p50", 350.0), ("99pct", "p99", 700.0))
+GOALS: Final = {"p50": 350.0, "p99": 700.0}
 EPOCH_GOAL_MS: Final = 60.0
 
 
@@ -36,30 +35,28 @@ def micro_batch(options: Options) -> list[Result]:
     """Latency of records through a query, durations of its batches, and what an epoch adds."""
     seconds = max(SECONDS_MIN, SECONDS * options.scale)
     parameters = {"rate": RATE, "seconds": seconds, "partitions": PARTITIONS, "master": "local[*]"}
-    results: dict[str, list[Result]] = {}
+    results: dict[str, tuple[Percentiles, Result]] = {}
     for guarantee in DELIVERY_GUARANTEES:
         name = f"spark: source to sink, {guarantee}"
-        results[guarantee] = [
-            *(
-                Result(f"{name}, {of}", "ms", goal=goal, parameters=parameters)
-                for _, of, goal in GOALS
-            ),
+        results[guarantee] = (
+            Percentiles(f"{name}, {{}}", GOALS, parameters),
             Result(f"{name}, median batch", "ms", parameters=parameters),
-        ]
+        )
     with running_node(options.flush) as node:
         for run in range(options.runs):
             for guarantee in DELIVERY_GUARANTEES:
                 _copy(node, f"{guarantee}-{run}", seconds, guarantee, results[guarantee])
-    once, least = (results[guarantee][-1].runs for guarantee in DELIVERY_GUARANTEES)
+    once, least = (results[guarantee][1].runs for guarantee in DELIVERY_GUARANTEES)
     added = [one - other for one, other in zip(once, least, strict=True)]
     epoch = Result("spark: added by a sink epoch", "ms", runs=added, goal=EPOCH_GOAL_MS)
-    return [*(one for each in results.values() for one in each), epoch]
+    return [*(one for ends, batch in results.values() for one in (*ends.results, batch)), epoch]
 
 
 def _copy(
-    node: LoneNode, name: str, seconds: float, guarantee: str, results: Sequence[Result]
+    node: LoneNode, name: str, seconds: float, guarantee: str, results: tuple[Percentiles, Result]
 ) -> None:
-    """One run: into the results of its guarantee, in their order."""
+    """Run once, into the latencies and the batches of its guarantee."""
+    ends, batch = results
     topics = (f"in-{name}", f"out-{name}")
     for topic in topics:
         node.create_topic(topic, PARTITIONS)
@@ -81,16 +78,12 @@ def _copy(
             parts = _durations_ms(query)
         finally:
             query.stop()
-    latencies = Latencies.from_seconds(samples.end_to_end)
-    for result, (key, _, _) in zip(results, GOALS, strict=False):
-        result.runs.append(latencies.percentiles[key])
-    run = f"run {len(results[0].runs)}"
-    results[0].details[run] = latencies.as_fields("endToEndLatency")
-    results[-1].runs.append(parts.get("triggerExecution", float("nan")))
-    results[-1].details[run] = parts
+    ends.note(Latencies.from_seconds(samples.end_to_end))
+    batch.runs.append(parts.get("triggerExecution", float("nan")))
+    batch.details[f"run {len(batch.runs)}"] = parts
     phases = ", ".join(f"{phase} {ms:.0f}" for phase, ms in sorted(parts.items()))
     print(
-        f"   {guarantee}: p50 {results[0].runs[-1]:.0f} ms, p99 {results[1].runs[-1]:.0f} ms; "
+        f"   {guarantee}: {', '.join(f'{one.runs[-1]:.0f} ms' for one in ends.results)}; "
         f"a batch's parts, ms: {phases}",
         flush=True,
     )

@@ -16,9 +16,10 @@ from raftlog_replicated.examples.kv import CODEC, KeyValues, Outcome, Put
 
 from bench.cluster import Cluster, run_workload, running_cluster
 from bench.node import data_directory
-from bench.report import Options, Result, ratio
+from bench.report import Options, Percentiles, Result, ratio
 from bench.rest import drive
 from bench.state import etcd
+from bench.state.follower import role_is
 from bench.state.processes import Store, running_store
 from raftlog.workloads.latencies import Latencies
 
@@ -32,15 +33,18 @@ WARM: Final = 200
 InProcess = Replicated[KeyValues, Put, Outcome]
 
 
+def key_values(servers: str, name: str, replica_id: str) -> InProcess:
+    """A replica of the store in this process."""
+    return Replicated(
+        KeyValues(), codec=CODEC, name=name, replica_id=replica_id, bootstrap_servers=servers
+    )
+
+
 @asynccontextmanager
 async def primary_in_process(servers: str, name: str) -> AsyncIterator[InProcess]:
     """A replica in this process that is the primary."""
-    async with Replicated(
-        KeyValues(), codec=CODEC, name=name, replica_id="bench", bootstrap_servers=servers
-    ) as store:
-        async for change in store.changes():
-            if change.role is Role.PRIMARY:
-                break
+    async with key_values(servers, name, "bench") as store:
+        await role_is(store, Role.PRIMARY)
         for number in range(WARM):
             await store.submit(Put(f"k{number}", VALUE))
         yield store
@@ -76,11 +80,10 @@ async def many(
 def in_process(options: Options) -> list[Result]:
     """Puts and gets in the process of the primary, without HTTP."""
     given = {"value_bytes": len(VALUE), "clients": CLIENTS}
+    put = Percentiles("state: put, lone, {}", {"p50": 1.2, "p99": 4.0}, given)
+    get = Percentiles("state: get LINEARIZABLE, lone, {}", {"p50": 1.0}, given)
     results = {
-        "put p50": Result("state: put, lone, p50", "ms", goal=1.2, parameters=given),
-        "put p99": Result("state: put, lone, p99", "ms", goal=4.0, parameters=given),
         "puts": Result("state: puts, 256 clients", "puts/s", goal=40_000, parameters=given),
-        "get p50": Result("state: get LINEARIZABLE, lone, p50", "ms", goal=1.0, parameters=given),
         "gets": Result("state: gets LINEARIZABLE, 256", "gets/s", goal=40_000, parameters=given),
         "lease": Result("state: gets LEASE", "gets/s", goal=200_000, parameters=given),
         "session": Result("state: gets session", "gets/s", goal=200_000, parameters=given),
@@ -89,10 +92,7 @@ def in_process(options: Options) -> list[Result]:
 
     async def run(cluster: Cluster, number: int) -> None:
         async with primary_in_process(cluster.servers, f"in-process-{number}") as store:
-            puts = await lone(lambda: store.submit(Put("lone", VALUE)), LONE_S * options.scale)
-            results["put p50"].runs.append(puts.percentiles["50pct"])
-            results["put p99"].runs.append(puts.percentiles["99pct"])
-            results["put p50"].details[f"run {number}"] = puts.as_fields("putLatency")
+            put.note(await lone(lambda: store.submit(Put("lone", VALUE)), LONE_S * options.scale))
             seconds = MANY_S * options.scale
             results["puts"].runs.append(
                 await many(lambda client: store.submit(Put(f"key{client}", VALUE)), seconds)
@@ -101,8 +101,7 @@ def in_process(options: Options) -> list[Result]:
             def query(state: KeyValues) -> str | None:
                 return state.values.get("lone")
 
-            gets = await lone(lambda: store.read(query, LINEARIZABLE), seconds / 2)
-            results["get p50"].runs.append(gets.percentiles["50pct"])
+            get.note(await lone(lambda: store.read(query, LINEARIZABLE), seconds / 2))
             results["gets"].runs.append(
                 await many(lambda _: store.read(query, LINEARIZABLE), seconds / 2)
             )
@@ -112,18 +111,14 @@ def in_process(options: Options) -> list[Result]:
                 ("eventual", EVENTUAL),
             ):
                 results[name].runs.append(await _local_reads(store, kind))
-            print(
-                f"   put p50 {results['put p50'].runs[-1]:.2f} ms, "
-                f"{results['puts'].runs[-1]:,.0f} puts/s, "
-                f"get p50 {results['get p50'].runs[-1]:.2f} ms, "
-                f"{results['gets'].runs[-1]:,.0f} linearizable gets/s",
-                flush=True,
-            )
+            for result in (put.results[0], results["puts"], get.results[0], results["gets"]):
+                print(f"   {result.name}: {result.runs[-1]:,.2f} {result.unit}", flush=True)
 
     with running_cluster(options.flush) as cluster:
         for number in range(options.runs):
             run_workload(run(cluster, number))
-    return list(results.values())
+    puts, *gets = results.values()
+    return [*put.results, puts, *get.results, *gets]
 
 
 async def _local_reads(store: InProcess, kind: Read) -> float:

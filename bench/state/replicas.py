@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from raftlog_replicated import Replicated, Role
-from raftlog_replicated.examples.kv import CODEC, KeyValues, Put
+from raftlog_replicated import Role
+from raftlog_replicated.examples.kv import Put
 from raftlog_replicated.logs.topics import Layout
 
 from bench.cluster import Cluster, run_workload, running_cluster
-from bench.report import Options, Result
+from bench.report import Options, Percentiles, Result
 from bench.state.follower import Command, Shape, Timed, following, replica, role_is
-from bench.state.key_values import CLIENTS, lone, many
+from bench.state.key_values import CLIENTS, key_values, lone, many
 from raftlog.workloads.latencies import Latencies
 
 RATE: Final = 10_000
@@ -42,16 +42,16 @@ async def timed_primary(servers: str, name: str, layout: Layout = "shared") -> A
 def lag(options: Options) -> list[Result]:
     """How long after the primary two replicas have applied commands, at 10,000 a second."""
     given = {"rate": RATE, "replicas": 3}
-    p50 = Result("state: replica behind at 10,000 puts/s, p50", "ms", goal=5.0, parameters=given)
-    p99 = Result("state: replica behind at 10,000 puts/s, p99", "ms", goal=20.0, parameters=given)
+    behind = Percentiles(
+        "state: replica behind at 10,000 puts/s, {}", {"p50": 5.0, "p99": 20.0}, given
+    )
     with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
             found = run_workload(_lag(cluster, f"lag-{run}", LAG_S * options.scale))
-            p50.runs.append(found.percentiles["50pct"])
-            p99.runs.append(found.percentiles["99pct"])
-            p99.details[f"run {run}"] = found.as_fields("lag")
-            print(f"   behind: p50 {p50.runs[-1]:.1f}, p99 {p99.runs[-1]:.1f} ms", flush=True)
-    return [p50, p99]
+            behind.note(found)
+            p50, p99 = (result.runs[-1] for result in behind.results)
+            print(f"   behind: p50 {p50:.1f}, p99 {p99:.1f} ms", flush=True)
+    return behind.results
 
 
 async def _lag(cluster: Cluster, name: str, seconds: float) -> Latencies:
@@ -156,9 +156,7 @@ def new_replica(options: Options) -> list[Result]:
     result = Result("state: new replica", "MB/s", goal=100, parameters=given)
 
     async def fill(cluster: Cluster, name: str) -> None:
-        async with Replicated(
-            KeyValues(), codec=CODEC, name=name, replica_id="a", bootstrap_servers=cluster.servers
-        ) as store:
+        async with key_values(cluster.servers, name, "a") as store:
             await role_is(store, Role.PRIMARY)
             value = "x" * VALUE_BYTES
             for begin in range(0, size // VALUE_BYTES, AT_ONCE):
@@ -170,13 +168,7 @@ def new_replica(options: Options) -> list[Result]:
 
     async def join(cluster: Cluster, name: str, replica_id: str) -> float:
         begun = time.perf_counter()
-        async with Replicated(
-            KeyValues(),
-            codec=CODEC,
-            name=name,
-            replica_id=replica_id,
-            bootstrap_servers=cluster.servers,
-        ) as store:
+        async with key_values(cluster.servers, name, replica_id) as store:
             await role_is(store, Role.REPLICA, Role.PRIMARY)
             found = time.perf_counter() - begun
             count = await store.read(lambda state: sum(1 for _ in state.values.items()))
