@@ -18,7 +18,7 @@ import click
 
 from bench import footprint, limits, loads, quorum, rest
 from bench.coordination import groups, takeover, transactions
-from bench.kafka import beside, faults
+from bench.kafka import beside
 from bench.kafka import lone as kafka_lone
 from bench.kafka import suite as kafka_clients
 from bench.replication import catch_up, gaps, many, produce
@@ -94,7 +94,7 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "clients-produce": kafka_clients.produce,
         "clients-consume": kafka_clients.consume,
         "kafka-lone": kafka_lone.lone_requests,
-        "kafka-leader-kill": faults.leader_kill,
+        "kafka-leader-kill": beside.leader_kill,
         "kafka-idle": kafka_lone.idle,
         "beside-lone": beside.one_at_a_time,
         "beside-memory": beside.memory,

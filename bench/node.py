@@ -30,6 +30,7 @@ from raftlog.cluster.process import SERVE, clean_environment, free_ports
 
 READY_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
+PROGRAM_TIMEOUT_S: Final = 600.0
 READY_POLL_S: Final = 0.005
 LOG_LINES_SHOWN: Final = 15
 
@@ -249,6 +250,14 @@ def running_node(flush: str, *arguments: str) -> Iterator[LoneNode]:
             yield node
         finally:
             node.stop()
+
+
+def output_of(command: Sequence[str], timeout_s: float = PROGRAM_TIMEOUT_S) -> str:
+    """Run a program and return its output. Raises RuntimeError, subprocess.TimeoutExpired."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+    if done.returncode:
+        raise RuntimeError(f"{command[:4]}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
 
 
 def cpu_times(pid: int) -> tuple[float, float]:

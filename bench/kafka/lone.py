@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
 from bench.cluster import MIB, run_workload
-from bench.node import LoneNode, data_directory, free_port
-from bench.report import Options, Result
+from bench.node import free_port, running_node
+from bench.report import Options, Percentiles, Result
 from bench.rest import BusyConnection, drive_all
 from raftlog.kafka.apis import APIS
 from raftlog.kafka.messages.produce import (
@@ -88,27 +90,20 @@ def lone_requests(options: Options) -> list[Result]:
     seconds = max(1.0, SECONDS * options.scale)
     given = {"connections": CONNECTIONS}
     rate = Result("Kafka listener: lone records, acks=all", "/s", goal=10_000, parameters=given)
-    latency = Result("Kafka listener: lone record, one connection, p50", "ms", goal=0.35)
-    with data_directory() as directory:
-        port = free_port()
-        node = LoneNode(directory, options.flush, arguments=("--kafka-listen", f"127.0.0.1:{port}"))
-        node.start()
-        try:
-            node.create_topic(TOPIC, PARTITIONS)
-            run_workload(load(port, CONNECTIONS, seconds))  # to warm up
-            for _ in range(options.runs):
-                before = node.cpu_seconds()
-                found, latencies = run_workload(load(port, CONNECTIONS, seconds))
-                used = node.cpu_seconds() - before
-                rate.runs.append(found)
-                rate.details["node, us each"] = used / latencies.count * 1e6
-                rate.details.update(latencies.as_fields("latency"))
-                _, alone = run_workload(load(port, 1, seconds))
-                latency.runs.append(alone.percentiles["50pct"])
-                latency.details.update(alone.as_fields("latency"))
-        finally:
-            node.stop()
-    return [rate, latency]
+    latency = Percentiles("Kafka listener: lone record, one connection, {}", {"p50": 0.35})
+    port = free_port()
+    with running_node(options.flush, "--kafka-listen", f"127.0.0.1:{port}") as node:
+        node.create_topic(TOPIC, PARTITIONS)
+        run_workload(load(port, CONNECTIONS, seconds))  # to warm up
+        for _ in range(options.runs):
+            before = node.cpu_seconds()
+            found, latencies = run_workload(load(port, CONNECTIONS, seconds))
+            used = node.cpu_seconds() - before
+            rate.runs.append(found)
+            rate.details["node, us each"] = used / latencies.count * 1e6
+            rate.details.update(latencies.as_fields("latency"))
+            latency.note(run_workload(load(port, 1, seconds))[1])
+    return [rate, *latency.results]
 
 
 def idle(options: Options) -> list[Result]:
@@ -116,45 +111,34 @@ def idle(options: Options) -> list[Result]:
     listener = Result("Kafka listener: idle memory", "MiB", goal=2.0)
     each = Result("Kafka listener: idle connection", "KiB", goal=30.0)
     for _ in range(options.runs):
-        without = _idle_bytes(options, None)[0]
+        with running_node(options.flush) as node:
+            time.sleep(SETTLE_S)
+            without = node.rss_bytes()
         port = free_port()
-        idle_bytes, connected_bytes = _idle_bytes(options, port)
+        with running_node(options.flush, "--kafka-listen", f"127.0.0.1:{port}") as node:
+            time.sleep(SETTLE_S)
+            with _connected(port, 1):
+                idle_bytes = node.rss_bytes()
+                with _connected(port, IDLE_CONNECTIONS):
+                    time.sleep(SETTLE_S)
+                    connected_bytes = node.rss_bytes()
         listener.runs.append((idle_bytes - without) / MIB)
         each.runs.append((connected_bytes - idle_bytes) / KIB / IDLE_CONNECTIONS)
         listener.details["MiB without"] = without / MIB
     return [listener, each]
 
 
-def _idle_bytes(options: Options, port: int | None) -> tuple[int, int]:
-    """Resident bytes of a fresh node: idle, and with connections of one request each."""
-    arguments = () if port is None else ("--kafka-listen", f"127.0.0.1:{port}")
-    with data_directory() as directory:
-        node = LoneNode(directory, options.flush, arguments=arguments)
-        node.start()
-        try:
-            time.sleep(SETTLE_S)
-            idle_bytes = node.rss_bytes()
-            if port is None:
-                return idle_bytes, idle_bytes
-            # ApiVersions 0, as each client's first request.
-            request = struct.pack(">ihhih", 10, 18, 0, 1, 0)
-            sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(1)]
-            try:
-                sockets[0].sendall(request)
-                _receive(sockets[0])
-                idle_bytes = node.rss_bytes()
-                for _ in range(IDLE_CONNECTIONS):
-                    client = socket.create_connection(("127.0.0.1", port))
-                    sockets.append(client)
-                    client.sendall(request)
-                    _receive(client)
-                time.sleep(SETTLE_S)
-                return idle_bytes, node.rss_bytes()
-            finally:
-                for client in sockets:
-                    client.close()
-        finally:
-            node.stop()
+@contextmanager
+def _connected(port: int, count: int) -> Iterator[None]:
+    """Connections of one request each."""
+    # ApiVersions 0, as each client's first request.
+    request = struct.pack(">ihhih", 10, 18, 0, 1, 0)
+    with ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(request)
+            _receive(client)
+        yield
 
 
 def _receive(client: socket.socket) -> bytes:

@@ -14,6 +14,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from bench.node import output_of
 from raftlog.cluster.process import free_ports
 
 NODES: Final = 3
@@ -65,17 +66,13 @@ class KafkaPeer:
         return [process.pid for process in self._processes.values()]
 
     def start(self) -> None:
-        """Format the directories and start all nodes. Raises PeerError."""
+        """Format the directories and start all nodes. Raises PeerError, RuntimeError."""
         self._directory.mkdir(parents=True)
         for node_id in NODE_IDS:
             config = self._config(node_id)
             config.write_text(self._properties(node_id))
             tool = ("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(config))
-            done = subprocess.run(
-                java(self._classpath, *tool), capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise PeerError(done.stdout + done.stderr)
+            output_of(java(self._classpath, *tool))
         for node_id in NODE_IDS:
             self.revive(node_id)
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench.cluster import NODES, PARTITIONS, Cluster, running_cluster
 from bench.kafka.peer import KafkaPeer, classpath_of, java, running_peer
-from bench.node import data_directory
+from bench.node import data_directory, output_of
 from bench.report import Options, Result, ratio
 
 SIZES: Final = (100, 1000)
@@ -30,7 +29,6 @@ COUNTS: Final[Mapping[str, Mapping[int, int]]] = {
 """Records of one run, by client and size: some seconds each."""
 WARM_UP_SHARE: Final = 0.5
 """Of a run, before the first: Kafka's JVM compiles while it is used."""
-WORKLOAD_TIMEOUT_S: Final = 600.0
 ADMIN_TIMEOUT_S: Final = 60.0
 PERFORMANCE: Final = "rdkafka_performance"
 """librdkafka's own performance program (its examples/), if it is installed."""
@@ -48,14 +46,18 @@ class System:
     """For Kafka's clients."""
 
 
+Run = Callable[[System, str, str, int, int], float]
+"""Records a second: of a system, a workload, a topic, a size and a count."""
+
+
 @dataclass(frozen=True)
 class Client:
-    """One of Kafka's clients, measured: `run` returns records a second."""
+    """One of Kafka's clients."""
 
     name: str
     goals: Mapping[str, float]
     """raftlog's rate by Kafka's: by workload."""
-    run: Callable[[System, str, str, int, int], float]
+    run: Run
 
 
 def produce(options: Options) -> list[Result]:
@@ -98,7 +100,7 @@ def _compare(
             rate = client.run(system, workload, topic, size, records)
             if number >= 0:
                 found[system.name].runs.append(rate)
-            _delete(system, topic)
+            admin(system).delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
     for result in found.values():
         print(f"{result.name}: {result.median:,.0f} records/s {result.runs}", flush=True)
     if len(measured) == 1:
@@ -126,32 +128,34 @@ def systems(options: Options) -> Iterator[list[System]]:
 
 def _clients(options: Options) -> list[Client]:
     clients = [
-        Client("confluent", {"produce": 1.2, "consume": 1.0}, _by_python),
-        Client("aiokafka", {"produce": 1.2, "consume": 1.0}, _by_python),
+        Client("confluent", {"produce": 1.2, "consume": 1.0}, _by_python("confluent")),
+        Client("aiokafka", {"produce": 1.2, "consume": 1.0}, _by_python("aiokafka")),
     ]
     if shutil.which(PERFORMANCE):
         clients.insert(0, Client("librdkafka", {"produce": 1.5}, _by_librdkafka))
     else:
         print(f"left out: {PERFORMANCE} is not installed (librdkafka's examples)", flush=True)
     if options.kafka_classpath is not None and shutil.which("java"):
-        by_java = _JavaTools(classpath_of(options.kafka_classpath))
-        clients.append(Client("java", {"produce": 1.2, "consume": 1.0}, by_java.run))
+        by_java = _by_java(classpath_of(options.kafka_classpath))
+        clients.append(Client("java", {"produce": 1.2, "consume": 1.0}, by_java))
     else:
         print("left out: Kafka's own performance tools (no --kafka-classpath, or no Java)")
     return clients
 
 
-def _by_python(system: System, workload: str, topic: str, size: int, count: int) -> float:
-    given = {
-        "servers": system.servers,
-        "topic": topic,
-        "size": size,
-        "count": count,
-        "partitions": PARTITIONS,
-    }
-    client = topic.partition("-")[0]
-    command = [sys.executable, "-m", "bench.kafka.programs", client, workload, json.dumps(given)]
-    return count / float(json.loads(_output(command))["seconds"])
+def _by_python(client: str) -> Run:
+    def run(system: System, workload: str, topic: str, size: int, count: int) -> float:
+        given = {
+            "servers": system.servers,
+            "topic": topic,
+            "size": size,
+            "count": count,
+            "partitions": PARTITIONS,
+        }
+        program = ("-m", "bench.kafka.programs", client, workload, json.dumps(given))
+        return count / float(json.loads(output_of([sys.executable, *program]))["seconds"])
+
+    return run
 
 
 def _by_librdkafka(system: System, _workload: str, topic: str, size: int, count: int) -> float:
@@ -160,21 +164,17 @@ def _by_librdkafka(system: System, _workload: str, topic: str, size: int, count:
     settings = ("enable.idempotence=true", "acks=all", "queue.buffering.max.messages=500000")
     for setting in settings:
         command += ["-X", setting]
-    output = _output(command)
+    output = output_of(command)
     match = _MS.findall(output)
     if not match:
         raise RuntimeError(f"{PERFORMANCE}: {output[-2000:]}")
     return count / (int(match[-1]) / 1000)
 
 
-class _JavaTools:
-    """ProducerPerformance and ConsumerPerformance."""
+def _by_java(classpath: str) -> Run:
+    """ProducerPerformance and ConsumerPerformance, by the rates that they report."""
 
-    def __init__(self, classpath: str) -> None:
-        self._classpath = classpath
-
-    def run(self, system: System, workload: str, topic: str, size: int, count: int) -> float:
-        """Records a second, as the tool reports them."""
+    def run(system: System, workload: str, topic: str, size: int, count: int) -> float:
         tool: tuple[str, ...]
         if workload == "produce":
             tool = (
@@ -182,41 +182,29 @@ class _JavaTools:
                 *("--num-records", str(count), "--record-size", str(size), "--throughput", "-1"),
                 *("--producer-props", f"bootstrap.servers={system.servers}", "acks=all"),
             )
-            output = _output(java(self._classpath, *tool))
-            return float(_JAVA_RATE.findall(output)[-1])
+            return float(_JAVA_RATE.findall(output_of(java(classpath, *tool)))[-1])
         tool = (
             *("org.apache.kafka.tools.ConsumerPerformance", "--topic", topic),
             *("--num-records", str(count), "--bootstrap-server", system.servers),
             *("--timeout", "60000", "--hide-header"),
         )
         # The last column: records a second while fetching, without the time to join the group.
-        return float(_output(java(self._classpath, *tool)).strip().splitlines()[-1].split(",")[-1])
+        return float(output_of(java(classpath, *tool)).strip().splitlines()[-1].split(",")[-1])
+
+    return run
 
 
-def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=WORKLOAD_TIMEOUT_S
-    )
-    if done.returncode:
-        raise RuntimeError(f"{command[:4]}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
+def admin(system: System) -> AdminClient:
+    """Kafka's admin client of a system."""
+    return AdminClient({"bootstrap.servers": system.servers, "log_level": 0})
 
 
 def create(system: System, topic: str) -> None:
     """Create a topic of three replicas."""
-    admin = AdminClient({"bootstrap.servers": system.servers, "log_level": 0})
-    config = {"min.insync.replicas": "2"}
-    wanted = NewTopic(topic, PARTITIONS, NODES, config=config)
-    admin.create_topics([wanted])[topic].result(ADMIN_TIMEOUT_S)
-
-
-def _delete(system: System, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": system.servers, "log_level": 0})
-    admin.delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
+    wanted = NewTopic(topic, PARTITIONS, NODES, config={"min.insync.replicas": "2"})
+    admin(system).create_topics([wanted])[topic].result(ADMIN_TIMEOUT_S)
 
 
 def fill(system: System, topic: str, size: int, count: int) -> None:
     """Write `count` records and one more, by librdkafka."""
-    given = {"servers": system.servers, "topic": topic, "size": size, "count": count}
-    command = [sys.executable, "-m", "bench.kafka.programs", "confluent", "produce"]
-    _output([*command, json.dumps({**given, "partitions": PARTITIONS})])
+    _by_python("confluent")(system, "produce", topic, size, count)

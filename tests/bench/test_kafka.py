@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kafka.faults import gap_after
+from bench.kafka.beside import gap_after
 from bench.kafka.lone import PARTITIONS, TOPIC, load
 from bench.node import LoneNode, free_port
 
