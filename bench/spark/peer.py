@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any, Final
 from raftlog_spark.session import session
 
 from bench.kafka.suite import create, fill, systems
+from bench.node import output_of
 from bench.report import Options, Result, ratio
 from bench.spark.running import CONFIG, LARGE_BYTES, SMALL_BYTES, source, sum_of_lengths
 
@@ -70,10 +70,8 @@ def _compared(
     title: str, reads: dict[str, tuple[str, str, str]], asked: dict[str, object], rows: int
 ) -> list[Result]:
     command = [sys.executable, "-m", "bench.spark.peer", json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-4000:])
-    seconds = dict(zip(reads, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    output = output_of(command, TIMEOUT_S)
+    seconds = dict(zip(reads, json.loads(output.splitlines()[-1]), strict=True))
     rates = {
         name: Result(
             f"{title}, {name}",

@@ -15,6 +15,7 @@ from bench.spark.running import (
     Meter,
     checkpoint,
     fill,
+    note,
     records_in,
     source,
     spark,
@@ -59,10 +60,7 @@ class Workload:
         used = meter.used()
         if rows != expected:
             raise RuntimeError(f"{self.name}: {rows} rows of {expected}")
-        self.rate.runs.append(rows / used.seconds)
-        self.rate.details[f"run {len(self.rate.runs)}"] = used.details(rows)
-        shares = ", ".join(f"{who} {ns / rows * 1e9:.0f}" for who, ns in used.processor.items())
-        print(f"   {self.name}: {self.rate.runs[-1]:,.0f} rows/s; CPU ns/row: {shares}", flush=True)
+        note(self.rate, used, rows)
 
 
 def batch(options: Options) -> list[Result]:

@@ -15,6 +15,7 @@ from raftlog_spark.cluster import Cluster
 from raftlog_spark.session import session
 
 from bench.node import MeasuredNode
+from bench.report import Result
 from raftlog.record.codec import BatchBuilder, RecordTuple
 from raftlog.record.compression import Compression
 
@@ -108,6 +109,14 @@ class Used(NamedTuple):
             "seconds": self.seconds,
             **{f"{who} ns/row": used / rows * 1e9 for who, used in self.processor.items()},
         }
+
+
+def note(result: Result, used: Used, rows: int) -> None:
+    """Add a run to a figure in rows a second, and print it."""
+    result.runs.append(rows / used.seconds)
+    result.details[f"run {len(result.runs)}"] = used.details(rows)
+    shares = ", ".join(f"{who} {taken / rows * 1e9:.0f}" for who, taken in used.processor.items())
+    print(f"   {result.name}: {result.runs[-1]:,.0f} rows/s; CPU ns/row: {shares}", flush=True)
 
 
 class Meter:

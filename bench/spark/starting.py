@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
-from bench.node import running_node
+from bench.node import output_of, running_node
 from bench.report import Options, Result
 from bench.spark.running import PARTITIONS, fill
 
 RECORDS: Final = 10_000
 RECORD_BYTES: Final = 100
 TIMEOUT_S: Final = 300
-ROOT: Final = Path(__file__).parents[2]
 NAMES: Final = {
     "session": "spark: session start, imports included",
     "first": "spark: first query of a session",
@@ -51,14 +48,6 @@ def start(options: Options) -> list[Result]:
 
 
 def _seconds(arguments: list[str]) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.spark.first", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr.decode(errors="replace"))
-    taken: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    output = output_of([sys.executable, "-m", "bench.spark.first", *arguments], TIMEOUT_S)
+    taken: dict[str, float] = json.loads(output.splitlines()[-1])
     return taken

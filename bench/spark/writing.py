@@ -10,7 +10,7 @@ from raftlog_spark.options import DELIVERY_GUARANTEES
 from bench.cluster import Cluster, run_workload, running_cluster
 from bench.node import MeasuredNode, running_node
 from bench.report import Options, Result, ratio
-from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, records_in, spark
+from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, note, records_in, spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,12 +48,12 @@ def write(options: Options) -> list[Result]:
         for run in range(options.runs):
             meter = Meter()
             rows(count).write.format("noop").mode("overwrite").save()
-            _note(made, meter.used(), count)
+            note(made, meter.used(), count)
             for (place, guarantee), rate in rates.items():
                 used = _written(
                     cluster, (place, places[place]), f"{guarantee}-{run}", count, guarantee
                 )
-                _note(rate, used, count)
+                note(rate, used, count)
     once, least = DELIVERY_GUARANTEES
     ratios = [
         ratio(
@@ -105,10 +105,3 @@ def _written(
         raise RuntimeError(f"{name}: {written} records of {count}")
     nodes[0].delete_topic(topic)
     return used
-
-
-def _note(result: Result, used: Used, count: int) -> None:
-    result.runs.append(count / used.seconds)
-    result.details[f"run {len(result.runs)}"] = used.details(count)
-    shares = ", ".join(f"{who} {ns / count * 1e9:.0f}" for who, ns in used.processor.items())
-    print(f"   {result.name}: {result.runs[-1]:,.0f} rows/s; CPU ns/row: {shares}", flush=True)
