@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -206,30 +207,18 @@ class ClusterNode(MeasuredNode):
 
     def relaunch(self) -> None:
         """Start the process from its data directory; do not wait until it is ready."""
-
-        async def launch() -> int | None:
-            self._cluster.local.launch(self._node_id)
-            return self._cluster.local.pid(self._node_id)
-
-        self._known_pid = self._cluster.run(launch())
+        self._cluster.call(self._cluster.local.launch, self._node_id)
+        self._known_pid = self._cluster.local.pid(self._node_id)
 
     def pause(self) -> None:
         """Pause the process (SIGSTOP): it keeps its connections and answers nothing."""
-
-        async def pause() -> None:
-            self._cluster.local.pause(self._node_id)
-
-        self._cluster.run(pause())
+        self._cluster.call(self._cluster.local.pause, self._node_id)
         self.is_paused = True
 
     def resume(self) -> None:
         """Let a paused process go on. Harmless if it is not paused."""
-
-        async def resume() -> None:
-            self._cluster.local.resume(self._node_id)
-
         if self.is_paused:
-            self._cluster.run(resume())
+            self._cluster.call(self._cluster.local.resume, self._node_id)
         self.is_paused = False
 
 
@@ -288,6 +277,14 @@ class Cluster:
         """Run a coroutine of the manager in its event loop; wait for the result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def call(self, method: Callable[..., _T], *arguments: int) -> _T:
+        """Call a plain method of the manager in its event loop; wait for the result."""
+
+        async def called() -> _T:
+            return method(*arguments)
+
+        return self.run(called())
+
     def open(self) -> None:
         """Launch all nodes; do not wait until the cluster serves. Raises ClusterError, OSError."""
         self.run(self.local.open())
@@ -308,13 +305,8 @@ class Cluster:
 
     def join(self) -> ClusterNode:
         """Start a new node that joins the others; return it once it is ready."""
-
-        async def add() -> NodeEntry:
-            entry = self.local.add_entry()
-            self.local.launch(entry.node_id)
-            return entry
-
-        entry = self.run(add())
+        entry = self.call(self.local.add_entry)
+        self.call(self.local.launch, entry.node_id)
         node = self.nodes[entry.node_id] = ClusterNode(self, entry)
         node.wait_ready()
         return node
@@ -548,12 +540,7 @@ class Cluster:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answers(self, node_id: int) -> bool:
@@ -567,6 +554,13 @@ class Cluster:
         for node_id, node in self.nodes.items():
             if node.has_ended:
                 raise RuntimeError(f"node {node_id} has ended by itself; see {node.log}")
+
+
+def leads_most(rows: Sequence[Row], randomness: random.Random) -> int:
+    """The node that leads most of these partitions, drawn among equals."""
+    led = Counter(row.leader for row in rows)
+    most = max(led.values())
+    return randomness.choice([one for one, count in sorted(led.items()) if count == most])
 
 
 class Meter:

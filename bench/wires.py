@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Final
 
 from bench.cluster import Place
@@ -60,12 +59,7 @@ class Wires:
             self._undo = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def _build(self, stack: ExitStack) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from raftlog_client import Admin, Consumer, Producer, RaftlogClientError, TopicPartition
@@ -16,8 +17,15 @@ from bench.cluster import (
     Cluster,
     Meter,
     cancelled,
+    leads_most,
     run_workload,
     running_cluster,
+)
+from bench.replication.probes import (
+    RECOVERY_S_MAX,
+    Acknowledgements,
+    wait_all_since,
+    while_probing,
 )
 from bench.report import Options, Result, distribution
 
@@ -31,9 +39,11 @@ OFFSETS_EACH: Final = 500
 COMMITTERS: Final = 8
 PROBES: Final = 16
 """Groups, and transactional ids, so that all nodes coordinate some."""
-RECOVERY_S_MAX: Final = 30.0
 CALM_S: Final = (0.3, 0.9)
 SEED: Final = 13
+
+Probe = Callable[[Cluster, int, Acknowledgements], Awaitable[None]]
+"""Completes operations with a coordinator, one after the other, until cancelled."""
 
 
 def million_offsets(options: Options) -> list[Result]:
@@ -128,33 +138,7 @@ async def _leads_all(cluster: Cluster, node_id: int) -> bool:
     return {row.leader for row in rows} == {node_id}
 
 
-class Completions:
-    """When each probe completed an operation that began after the newest mark."""
-
-    def __init__(self) -> None:
-        self.last = [0.0] * PROBES
-        self.gap = [0.0] * PROBES
-        self.newest_start = [0.0] * PROBES
-
-    def note(self, number: int, started: float) -> None:
-        """An operation of a probe, begun at `started`, is complete."""
-        now = time.perf_counter()
-        self.gap[number] = max(self.gap[number], now - self.last[number])
-        self.last[number] = now
-        self.newest_start[number] = started
-
-    def forget(self) -> None:
-        """Begin a new measurement of the gaps."""
-        self.gap = [0.0] * PROBES
-
-    async def wait_all_since(self, moment: float) -> None:
-        """Wait until all probes have completed something begun later. Raises TimeoutError."""
-        async with asyncio.timeout(RECOVERY_S_MAX):
-            while min(self.newest_start) <= moment:  # noqa: ASYNC110 - of 16 probes
-                await asyncio.sleep(0.005)
-
-
-async def _commits(cluster: Cluster, number: int, done: Completions) -> None:
+async def _commits(cluster: Cluster, number: int, seen: Acknowledgements) -> None:
     place = TopicPartition(TOPIC, number)
     async with _group_client(cluster, f"probe-{number}") as consumer:
         offset = 0
@@ -162,11 +146,11 @@ async def _commits(cluster: Cluster, number: int, done: Completions) -> None:
             started = time.perf_counter()
             offset += 1
             await consumer.commit({place: offset})
-            done.note(number, started)
+            seen.note(number, started, time.perf_counter())
             await asyncio.sleep(0.01)
 
 
-async def _transactions(cluster: Cluster, number: int, done: Completions) -> None:
+async def _transactions(cluster: Cluster, number: int, seen: Acknowledgements) -> None:
     async with Producer(
         bootstrap_servers=cluster.servers, transactional_id=f"probe-{number}"
     ) as producer:
@@ -174,26 +158,46 @@ async def _transactions(cluster: Cluster, number: int, done: Completions) -> Non
             started = time.perf_counter()
             async with producer.transaction():
                 await producer.send_and_wait(TOPIC, b"x", partition=number)
-            done.note(number, started)
+            seen.note(number, started, time.perf_counter())
             await asyncio.sleep(0.02)
 
 
-def groups_killed(options: Options) -> list[Result]:
-    """SIGKILL of the node that coordinates most groups: the longest gap of commits."""
-    return _killed(options, "groups", OFFSETS_TOPIC, _commits)
+async def _trial(
+    cluster: Cluster, internal_topic: str, seen: Acknowledgements, randomness: random.Random
+) -> float:
+    await cluster.wait_settled([TOPIC, internal_topic])
+    await asyncio.sleep(randomness.uniform(*CALM_S))
+    rows = await cluster.known([internal_topic])
+    victim = leads_most(rows, randomness)
+    seen.clear()
+    started = time.perf_counter()
+    await asyncio.to_thread(cluster.kill, victim)
+    await wait_all_since(seen, time.perf_counter())
+    ended = time.perf_counter()
+    gap = max(seen.gaps(started, ended))
+    print(
+        f"   node {victim} (of {sum(row.leader == victim for row in rows)} shards) killed: "
+        f"{gap:.3f} s, all again after {ended - started:.3f} s",
+        flush=True,
+    )
+    await asyncio.to_thread(cluster.revive, victim)
+    return gap
 
 
-def transactions_killed(options: Options) -> list[Result]:
-    """SIGKILL of the node that coordinates most transactional ids: the longest gap of commits."""
-    return _killed(options, "transactions", TRANSACTIONS_TOPIC, _transactions)
+async def _trials(cluster: Cluster, internal_topic: str, probe: Probe, count: int) -> list[float]:
+    randomness, seen = random.Random(SEED), Acknowledgements(PROBES)
+    probing = asyncio.gather(*(probe(cluster, number, seen) for number in range(PROBES)))
+    try:
+        await while_probing(probing, wait_all_since(seen, 0.0))
+        return [
+            await while_probing(probing, _trial(cluster, internal_topic, seen, randomness))
+            for _ in range(count)
+        ]
+    finally:
+        await cancelled(probing)
 
 
-def _killed(
-    options: Options,
-    what: str,
-    internal_topic: str,
-    probe: Callable[[Cluster, int, Completions], Awaitable[None]],
-) -> list[Result]:
+def _killed(what: str, internal_topic: str, probe: Probe, options: Options) -> list[Result]:
     with running_cluster(options.flush) as cluster:
         run_workload(cluster.create_topic(TOPIC, PARTITIONS))
         gaps = run_workload(_trials(cluster, internal_topic, probe, options.trials), 3_600)
@@ -201,50 +205,7 @@ def _killed(
     return distribution(name, gaps, {"p50": None, "p99": 0.6}, {"probes": PROBES})
 
 
-async def _trials(
-    cluster: Cluster,
-    internal_topic: str,
-    probe: Callable[[Cluster, int, Completions], Awaitable[None]],
-    count: int,
-) -> list[float]:
-    randomness = random.Random(SEED)
-    done = Completions()
-    probes = [asyncio.ensure_future(probe(cluster, number, done)) for number in range(PROBES)]
-    gaps: list[float] = []
-
-    async def trial() -> float:
-        await cluster.wait_settled([TOPIC, internal_topic])
-        await asyncio.sleep(randomness.uniform(*CALM_S))
-        led: dict[int, int] = {}
-        for row in await cluster.known([internal_topic]):
-            led[row.leader] = led.get(row.leader, 0) + 1
-        victim = max(led, key=lambda node_id: led[node_id])
-        done.forget()
-        started = time.perf_counter()
-        await asyncio.to_thread(cluster.kill, victim)
-        await done.wait_all_since(time.perf_counter())
-        gap = max(done.gap)
-        print(
-            f"   node {victim} (of {led[victim]} shards) killed: {gap:.3f} s, all again after "
-            f"{time.perf_counter() - started:.3f} s",
-            flush=True,
-        )
-        await asyncio.to_thread(cluster.revive, victim)
-        return gap
-
-    async def all_trials() -> None:
-        await done.wait_all_since(0.0)
-        for _ in range(count):
-            gaps.append(await trial())
-
-    running = asyncio.ensure_future(all_trials())
-    try:
-        # A probe ends with an error only.
-        await asyncio.wait({running, *probes}, return_when=asyncio.FIRST_COMPLETED)
-        for task in probes:
-            if task.done():
-                task.result()
-        await running
-    finally:
-        await cancelled(running, *probes)
-    return gaps
+groups_killed: Final = partial(_killed, "groups", OFFSETS_TOPIC, _commits)
+"""SIGKILL of the node that coordinates most groups: the longest gap of commits."""
+transactions_killed: Final = partial(_killed, "transactions", TRANSACTIONS_TOPIC, _transactions)
+"""SIGKILL of the node that coordinates most transactional ids: the longest gap of commits."""

@@ -11,34 +11,35 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Final
 
 from bench.cluster import (
     NODES,
     PARTITIONS,
     Cluster,
     NotWholeError,
+    Place,
     Row,
     cancelled,
+    leads_most,
     run_workload,
     running_cluster,
 )
 from bench.replication.probes import (
-    FIRST_TIMEOUT_S,
     Acknowledgements,
     Prober,
     by_client,
     by_http,
     wait_all_since,
+    while_probing,
 )
 from bench.report import Options, Result, distribution
 from bench.wires import NoWiresError, Wires
 
 TOPIC: Final = "gaps"
-RECOVERY_S_MAX: Final = 30.0
-"""A trial in which some partition acknowledges nothing for so long has failed, and is the last."""
 AFTERMATH_S: Final = 0.3
 """Events so soon after the recovery still belong to the fault."""
 CALM_S: Final = (0.3, 0.9)
@@ -68,12 +69,7 @@ class Trial:
     errors: dict[str, int] = field(default_factory=dict)
     failure: str | None = None
 
-    def as_document(self) -> dict[str, Any]:
-        """For the JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
-
-_T = TypeVar("_T")
 Act = Callable[[Cluster, Trial], Awaitable[None]]
 
 
@@ -87,20 +83,9 @@ class Fault:
     heal: Act
 
 
-async def _kill(cluster: Cluster, trial: Trial) -> None:
-    await asyncio.to_thread(cluster.kill, trial.victim)
-
-
-async def _revive(cluster: Cluster, trial: Trial) -> None:
-    await asyncio.to_thread(cluster.revive, trial.victim)
-
-
-async def _pause(cluster: Cluster, trial: Trial) -> None:
-    cluster.pause(trial.victim)
-
-
-async def _resume(cluster: Cluster, trial: Trial) -> None:
-    cluster.resume(trial.victim)
+def _on_victim(act: Callable[[Cluster, int], None]) -> Act:
+    """An act on the victim that blocks, in a thread."""
+    return lambda cluster, trial: asyncio.to_thread(act, cluster, trial.victim)
 
 
 async def _move(cluster: Cluster, trial: Trial) -> None:
@@ -115,61 +100,44 @@ async def _nothing(_cluster: Cluster, _trial: Trial) -> None:
     """A planned move needs no healing."""
 
 
-KILL: Final = Fault("kill -9", 0.5, _kill, _revive)
-PAUSE: Final = Fault("pause", 2.5, _pause, _resume)
+KILL: Final = Fault("kill -9", 0.5, _on_victim(Cluster.kill), _on_victim(Cluster.revive))
+PAUSE: Final = Fault("pause", 2.5, _on_victim(Cluster.pause), _on_victim(Cluster.resume))
 MOVE: Final = Fault("planned move", 0.1, _move, _nothing)
-
-
-def gap_kill(options: Options) -> list[Result]:
-    """SIGKILL of the node with most leaderships."""
-    return _on_loopback(KILL, options)
-
-
-def gap_pause(options: Options) -> list[Result]:
-    """SIGSTOP of the node with most leaderships."""
-    return _on_loopback(PAUSE, options)
-
-
-def gap_move(options: Options) -> list[Result]:
-    """A planned move of one partition's leadership."""
-    return _on_loopback(MOVE, options)
 
 
 def gap_cut(options: Options) -> list[Result]:
     """A network cut of the node with most leaderships."""
     try:
         with Wires(NODES) as wires:
-
-            async def cut(_cluster: Cluster, trial: Trial) -> None:
-                wires.cut(trial.victim)
-
-            async def mend(_cluster: Cluster, trial: Trial) -> None:
-                wires.mend(trial.victim)
-
+            cut = _on_victim(lambda _, victim: wires.cut(victim))
+            mend = _on_victim(lambda _, victim: wires.mend(victim))
             fault = Fault("network cut", 2.5, cut, mend)
-            with running_cluster(options.flush, wires.places) as cluster:
-                return _both_ways(fault, cluster, options)
+            return _both_ways(fault, options, wires.places)
     except NoWiresError as error:
         print(f"   skipped: {error}", flush=True)
         return []
 
 
-def _on_loopback(fault: Fault, options: Options) -> list[Result]:
-    with running_cluster(options.flush) as cluster:
-        return _both_ways(fault, cluster, options)
-
-
-def _both_ways(fault: Fault, cluster: Cluster, options: Options) -> list[Result]:
-    run_workload(cluster.create_topic(TOPIC))
+def _both_ways(fault: Fault, options: Options, places: Sequence[Place] = ()) -> list[Result]:
     results: list[Result] = []
-    for how, prober in (("client", by_client), ("any node by HTTP", by_http)):
-        trials = run_workload(
-            _trials(fault, cluster, prober, options.trials), options.trials * TRIAL_TIMEOUT_S
-        )
-        results += gap_results(fault, how, trials)
-        if any(trial.failure for trial in trials):
-            break
+    with running_cluster(options.flush, places) as cluster:
+        run_workload(cluster.create_topic(TOPIC))
+        for how, prober in (("client", by_client), ("any node by HTTP", by_http)):
+            trials = run_workload(
+                _trials(fault, cluster, prober, options.trials), options.trials * TRIAL_TIMEOUT_S
+            )
+            results += gap_results(fault, how, trials)
+            if any(trial.failure for trial in trials):
+                break
     return results
+
+
+gap_kill: Final = partial(_both_ways, KILL)
+"""SIGKILL of the node with most leaderships."""
+gap_pause: Final = partial(_both_ways, PAUSE)
+"""SIGSTOP of the node with most leaderships."""
+gap_move: Final = partial(_both_ways, MOVE)
+"""A planned move of one partition's leadership."""
 
 
 def gap_results(fault: Fault, how: str, trials: list[Trial]) -> list[Result]:
@@ -180,7 +148,7 @@ def gap_results(fault: Fault, how: str, trials: list[Trial]) -> list[Result]:
         {"p50": None, "p99": fault.goal_s, "max": None},
         {"partitions": PARTITIONS, "replicas": NODES},
     )
-    found[0].details["trials"] = [trial.as_document() for trial in trials]
+    found[0].details["trials"] = trials
     return found
 
 
@@ -191,9 +159,9 @@ async def _trials(fault: Fault, cluster: Cluster, prober: Prober, count: int) ->
     seen = Acknowledgements(PARTITIONS)
     probing = asyncio.create_task(prober(cluster.addresses, TOPIC, seen, PARTITIONS))
     try:
-        await _while_probing(probing, wait_all_since(seen, time.perf_counter(), FIRST_TIMEOUT_S))
+        await while_probing(probing, wait_all_since(seen, time.perf_counter()))
         while len(done) < count and not (done and done[-1].failure):
-            trial = await _while_probing(probing, _trial(fault, cluster, seen, randomness))
+            trial = await while_probing(probing, _trial(fault, cluster, seen, randomness))
             done.append(trial)
             print(
                 f"   {fault.name} of node {trial.victim}"
@@ -209,23 +177,6 @@ async def _trials(fault: Fault, cluster: Cluster, prober: Prober, count: int) ->
     return done
 
 
-async def _while_probing(probing: asyncio.Task[None], work: Coroutine[Any, Any, _T]) -> _T:
-    """Await the work; raise the prober's error if the prober ends first."""
-    working = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({probing, working}, return_when=asyncio.FIRST_COMPLETED)
-        if probing.done() and not working.done():
-            probing.result()
-        return await working
-    finally:
-        await cancelled(working)
-
-
-async def _recovered(seen: Acknowledgements, moment: float) -> None:
-    if not await wait_all_since(seen, moment, RECOVERY_S_MAX):
-        raise NotWholeError(f"not every partition acknowledged anything in {RECOVERY_S_MAX} s")
-
-
 def _choose_trial(
     fault: Fault, rows: Sequence[Row], controller: int | None, randomness: random.Random
 ) -> Trial:
@@ -233,13 +184,9 @@ def _choose_trial(
     if fault is MOVE:
         row = randomness.choice(rows)
         return Trial(row.leader, row.leader == controller, [row.partition])
-    led = {
-        node_id: [row.partition for row in rows if row.leader == node_id]
-        for node_id in range(1, NODES + 1)
-    }
-    most = max(map(len, led.values()))
-    victim = randomness.choice([one for one, own in led.items() if len(own) == most])
-    return Trial(victim, victim == controller, led[victim])
+    victim = leads_most(rows, randomness)
+    led = [row.partition for row in rows if row.leader == victim]
+    return Trial(victim, victim == controller, led)
 
 
 async def _trial(
@@ -258,9 +205,9 @@ async def _trial(
     try:
         await fault.strike(cluster, trial)
         struck = time.perf_counter()
-        await _recovered(seen, struck)
+        await wait_all_since(seen, struck)
         await asyncio.sleep(AFTERMATH_S)
-        await _recovered(seen, time.perf_counter())
+        await wait_all_since(seen, time.perf_counter())
     except NotWholeError as error:
         trial.failure = str(error)
     ended = time.perf_counter()
@@ -272,7 +219,7 @@ async def _trial(
     try:
         await fault.heal(cluster, trial)
         await cluster.wait_settled([TOPIC])
-        await _recovered(seen, time.perf_counter())
+        await wait_all_since(seen, time.perf_counter())
     except NotWholeError as error:
         trial.failure = trial.failure or str(error)
     trial.whole_s = time.perf_counter() - healed

@@ -18,6 +18,7 @@ from bench.cluster import (
     Cluster,
     Meter,
     Row,
+    leads_most,
     run_workload,
     running_cluster,
 )
@@ -118,11 +119,7 @@ async def _fail(
     """
     await cluster.wait_settled(names)
     rows = await cluster.known(names)
-    by_leader = {
-        node_id: sum(row.leader == node_id for row in rows) for node_id in range(1, NODES + 1)
-    }
-    most = max(by_leader.values())
-    victim = randomness.choice([one for one, number in by_leader.items() if number == most])
+    victim = leads_most(rows, randomness)
     controller = await asyncio.to_thread(cluster.leader)
     done: dict[Row, float] = {}
 

@@ -11,13 +11,15 @@ import json
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias, TypeVar
 
 from raftlog_client import Producer
 
+from bench.cluster import NotWholeError, cancelled
 from bench.kept_connection import KeptConnection, NoAnswerError
 
 PERIOD_S: Final = 0.005
@@ -28,9 +30,12 @@ HTTP_TIMEOUT_S: Final = 3.0
 PROBES_WAITING_MAX: Final = 8
 """By node and partition: most unanswered HTTP requests at once."""
 DELIVERY_TIMEOUT_MS: Final = 60_000
-FIRST_TIMEOUT_S: Final = 30.0
+RECOVERY_S_MAX: Final = 30.0
+"""A trial in which some partition acknowledges nothing for so long has failed."""
 CHECK_S: Final = 0.005
 VALUE: Final = b"0123456789" * 10
+
+_T = TypeVar("_T")
 
 
 class Acknowledgements:
@@ -72,23 +77,33 @@ class Acknowledgements:
         return found
 
 
-async def wait_all_since(seen: Acknowledgements, moment: float, timeout_s: float) -> bool:
-    """Wait until all partitions acknowledged something sent after `moment`; whether in time."""
+async def wait_all_since(
+    seen: Acknowledgements, moment: float, timeout_s: float = RECOVERY_S_MAX
+) -> None:
+    """Wait until all partitions acknowledged a probe sent after `moment`. Raises NotWholeError."""
     deadline = time.perf_counter() + timeout_s
     while not seen.has_all_since(moment):
         if time.perf_counter() > deadline:
-            return False
+            raise NotWholeError(f"not every partition acknowledged anything in {timeout_s} s")
         await asyncio.sleep(CHECK_S)
-    return True
 
 
-class Prober(Protocol):
-    """Probes all partitions of a topic until cancelled."""
+async def while_probing(probing: asyncio.Future[Any], work: Coroutine[Any, Any, _T]) -> _T:
+    """Await the work. Raises the error of the probers if they end first."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({probing, working}, return_when=asyncio.FIRST_COMPLETED)
+        if probing.done() and not working.done():
+            probing.result()
+        return await working
+    finally:
+        await cancelled(working)
 
-    async def __call__(
-        self, addresses: dict[int, str], topic: str, seen: Acknowledgements, partitions: int
-    ) -> None:
-        """Probe."""
+
+Prober: TypeAlias = Callable[
+    [dict[int, str], str, Acknowledgements, int], Coroutine[Any, Any, None]
+]
+"""Probes all partitions of a topic, at these addresses of nodes, until cancelled."""
 
 
 async def by_client(

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.cluster import cancelled
+from bench.cluster import NotWholeError, cancelled
 from bench.replication import probes
-from bench.replication.probes import Acknowledgements, by_http, wait_all_since
+from bench.replication.probes import Acknowledgements, by_http, wait_all_since, while_probing
 
 
 def seen(*times: list[float]) -> Acknowledgements:
@@ -55,8 +55,18 @@ async def test_recovery_asks_for_probes_that_were_sent_after_the_fault() -> None
     assert found.has_all_since(9.5)
     # A late answer to an old probe does not undo this.
     found.note(1, 9.0, 10.3)
-    assert await wait_all_since(found, 9.5, 0.0)
-    assert not await wait_all_since(found, 9.7, 0.0)
+    await wait_all_since(found, 9.5, 0.0)
+    with pytest.raises(NotWholeError, match="acknowledged anything"):
+        await wait_all_since(found, 9.7, 0.0)
+
+
+async def test_what_the_prober_ends_by_ends_the_trial() -> None:
+    async def broken() -> None:
+        raise ValueError("the prober")
+
+    waiting = asyncio.Event()
+    with pytest.raises(ValueError, match="the prober"):
+        await while_probing(asyncio.ensure_future(broken()), waiting.wait())
 
 
 class FakeNode:
