@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,22 +40,7 @@ async def _hand_over(store: Store, victim: str) -> None:
     assert answer.status == 204, answer
 
 
-def killed(options: Options) -> list[Result]:
-    """SIGKILL."""
-    return _measure(options, "killed", 0.6, _kill)
-
-
-def paused(options: Options) -> list[Result]:
-    """SIGSTOP, for longer than the lease."""
-    return _measure(options, "paused", 2.0, _pause)
-
-
-def handed_over(options: Options) -> list[Result]:
-    """A planned change."""
-    return _measure(options, "handed over", 0.1, _hand_over)
-
-
-def _measure(options: Options, how: str, goal_s: float, fault: Fault) -> list[Result]:
+def _measure(how: str, goal_s: float, fault: Fault, options: Options) -> list[Result]:
     gaps: list[float] = []
 
     async def trials(servers: str, directory: Path) -> None:
@@ -97,3 +83,11 @@ async def _trial(store: Store, victim: str, fault: Fault) -> float:
                     continue
         target = others[turn % len(others)]
         await asyncio.sleep(RETRY_S)
+
+
+killed: Final = partial(_measure, "killed", 0.6, _kill)
+"""SIGKILL."""
+paused: Final = partial(_measure, "paused", 2.0, _pause)
+"""SIGSTOP, for longer than the lease."""
+handed_over: Final = partial(_measure, "handed over", 0.1, _hand_over)
+"""A planned change."""
