@@ -100,7 +100,7 @@ def _compare(
             rate = client.run(system, workload, topic, size, records)
             if number >= 0:
                 found[system.name].runs.append(rate)
-            admin(system).delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
+            delete(system, topic)
     for result in found.values():
         print(f"{result.name}: {result.median:,.0f} records/s {result.runs}", flush=True)
     if len(measured) == 1:
@@ -202,7 +202,14 @@ def admin(system: System) -> AdminClient:
 def create(system: System, topic: str) -> None:
     """Create a topic of three replicas."""
     wanted = NewTopic(topic, PARTITIONS, NODES, config={"min.insync.replicas": "2"})
-    admin(system).create_topics([wanted])[topic].result(ADMIN_TIMEOUT_S)
+    client = admin(system)  # its end would fail the request
+    client.create_topics([wanted])[topic].result(ADMIN_TIMEOUT_S)
+
+
+def delete(system: System, topic: str) -> None:
+    """Delete a topic."""
+    client = admin(system)
+    client.delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
 
 
 def fill(system: System, topic: str, size: int, count: int) -> None:
