@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Literal
 
 from raftlog.cluster.manifest import Flush
@@ -103,7 +104,7 @@ class Percentiles:
         first.details[f"run {len(first.runs)}"] = {**latencies.as_fields("latency"), **details}
 
 
-def ratio(name: str, ours: Result, theirs: Result, goal: float) -> Result:
+def ratio(name: str, ours: Result, theirs: Result, goal: float | None) -> Result:
     """One figure by another, run by run."""
     runs = [own / other for own, other in zip(ours.runs, theirs.runs, strict=True)]
     return Result(name, "ratio", runs=runs, goal=goal)
@@ -142,17 +143,14 @@ def machine() -> dict[str, Any]:
         model = names[0].split(":", 1)[1].strip() if names else model
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     packages = ("raftlog", "aiohttp", "uvloop", "orjson", "msgspec", "aiokafka", "crc32c")
-    spark = ("pyspark", "pyarrow", "numpy")
+    of_spark = ("pyspark", "pyarrow", "numpy")
     return {
         "cpu": model,
         "cores": os.cpu_count(),
         "memory_gib": round(memory_bytes / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {
-            **{name: version(name) for name in packages},
-            **{name: _version_if_any(name) for name in spark},
-        },
+        "packages": {name: _version_if_any(name) for name in (*packages, *of_spark)},
         "revision": _revision(),
     }
 
@@ -209,13 +207,18 @@ def write_json(path: Path, results: Sequence[Result], command: str, flush: str) 
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def plot(path: Path, results: Sequence[Result]) -> bool:
-    """Plot the median by the goal of each result with a goal, on a ratio scale; whether any has."""
-    import matplotlib as mpl  # noqa: PLC0415 - slow to import, and only this function needs it
+def pyplot() -> ModuleType:
+    """Matplotlib's plots, drawn into files."""
+    import matplotlib as mpl  # noqa: PLC0415 - slow to import, and only plots need it
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
 
+    return plt
+
+
+def plot(path: Path, results: Sequence[Result]) -> bool:
+    """Plot the median by the goal of each result with a goal, on a ratio scale; whether any has."""
     shown = [result for result in results if result.goal is not None]
     if not shown:
         return False
@@ -226,6 +229,7 @@ def plot(path: Path, results: Sequence[Result]) -> bool:
         else result.median / (result.goal or 1)
         for result in shown
     ]
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(10, 0.45 * len(shown) + 1.5), layout="constrained")
     colours = ["#2a6f97" if ratio >= 1 else "#c1543c" for ratio in ratios]
     axes.barh([result.name for result in shown], ratios, color=colours)

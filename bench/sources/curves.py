@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.report import COSTS, Result
+from bench.report import COSTS, Result, pyplot
 
 CURVE: Final = "curve"
 """The key of a curve in the details of a result."""
@@ -70,11 +70,6 @@ class Curves:
 
 def plot_curves(path: Path, results: Sequence[Result]) -> bool:
     """Plot all panels with curves among the results; whether there are any."""
-    import matplotlib as mpl  # noqa: PLC0415 - slow to import, and only this function needs it
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
-
     panels: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         if CURVE in result.details:
@@ -82,7 +77,7 @@ def plot_curves(path: Path, results: Sequence[Result]) -> bool:
             panels.setdefault(curve["panel"]["title"], []).append(curve)
     if not panels:
         return False
-    rows = (len(panels) + 1) // 2
+    plt, rows = pyplot(), (len(panels) + 1) // 2
     figure, grid = plt.subplots(
         rows, 2, figsize=(13, 4.2 * rows), layout="constrained", squeeze=False
     )
