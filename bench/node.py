@@ -12,13 +12,15 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,7 @@ from raftlog.cluster.process import SERVE, clean_environment, free_ports
 
 READY_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
+LISTEN_TIMEOUT_S: Final = 30.0
 PROGRAM_TIMEOUT_S: Final = 600.0
 READY_POLL_S: Final = 0.005
 LOG_LINES_SHOWN: Final = 15
@@ -250,6 +253,39 @@ def running_node(flush: str, *arguments: str) -> Iterator[LoneNode]:
             yield node
         finally:
             node.stop()
+
+
+@contextmanager
+def listening(
+    module: str, arguments: Sequence[Sequence[str]]
+) -> Iterator[list[tuple[int, subprocess.Popen[bytes]]]]:
+    """Programs once they listen on their ports, killed at the end. Raises RuntimeError.
+
+    Each takes its port and some of the arguments.
+    """
+    ports = free_ports("127.0.0.1", len(arguments))
+    found = []
+    with ExitStack() as stack:
+        for port, own in zip(ports, arguments, strict=True):
+            process = subprocess.Popen([sys.executable, "-m", module, str(port), *own])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            found.append((port, process))
+        for port, process in found:
+            deadline = time.perf_counter() + LISTEN_TIMEOUT_S
+            while not _is_open(port):
+                if time.perf_counter() > deadline or process.poll() is not None:
+                    raise RuntimeError(f"{module} does not listen on port {port}")
+                time.sleep(READY_POLL_S)
+        yield found
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def output_of(command: Sequence[str], timeout_s: float = PROGRAM_TIMEOUT_S) -> str:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar, cast
 
 import uvloop
 from raftlog_client.produce.sender import PRODUCE_FRAME_HEAD
 
-from bench.node import LoneNode, cpu_times, data_directory, free_port, running_node
+from bench.node import LoneNode, cpu_times, data_directory, listening, running_node
 from bench.report import Options, Result
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.frames import BATCHES_MEDIA_TYPE
@@ -28,11 +24,11 @@ from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import PARTITIONS, payload
 
 CONNECTIONS = 32
+BARE = "bench.bare_http"
 RAW_BYTES = 1_000_000
 RAW_RECORD_BYTES = 1_000
 RAW_SECONDS = 1.0
 """Some hundred MB, so that the page cache takes memory that earlier runs have freed."""
-BARE_START_TIMEOUT_S = 10.0
 
 
 GOOD: Final = b'"error_code":null'
@@ -150,27 +146,6 @@ async def drive_all(port: int, makers: Sequence[Callable[[], ConnectionT]]) -> l
     return [connection for _, connection in opened]
 
 
-@contextmanager
-def bare_server(*arguments: str) -> Iterator[tuple[int, int]]:
-    """Run a bare server (bench/bare_http.py); yield its port and process id."""
-    port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "bench.bare_http", str(port), *arguments])
-    try:
-        deadline = time.perf_counter() + BARE_START_TIMEOUT_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except ConnectionRefusedError:
-                if time.perf_counter() > deadline or process.poll() is not None:
-                    raise
-                time.sleep(0.01)
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def run(options: Options) -> list[Result]:
     """JSON requests, and the cost of raw requests, on the same node."""
     with running_node(options.flush) as node:
@@ -187,7 +162,7 @@ def json_rates(node: LoneNode, options: Options) -> list[Result]:
     for run_number in range(options.runs):
         topic = f"rest-{run_number}"
         node.create_topic(topic, PARTITIONS)
-        with bare_server() as (port, _):
+        with listening(BARE, [()]) as [(port, _)]:
             connections = uvloop.run(
                 drive(port, [json_request(port, topic, 1)] * CONNECTIONS, seconds)
             )
@@ -219,9 +194,9 @@ def raw_cost(node: LoneNode, options: Options) -> list[Result]:
         node.create_topic(topic, 1)
         with (
             data_directory(str(node.data_dir.parent)) as path,
-            bare_server(str(path)) as (port, pid),
+            listening(BARE, [(str(path),)]) as [(port, process)],
         ):
-            bare.runs.append(_cpu_ms(port, pid, raw_request(port, topic)))
+            bare.runs.append(_cpu_ms(port, process.pid, raw_request(port, topic)))
         raw.runs.append(_cpu_ms(node.port, node.pid, raw_request(node.port, topic)))
         node.delete_topic(topic)
     return [bare, raw]

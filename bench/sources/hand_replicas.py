@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,12 +22,10 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from bench.kept_connection import KeptConnection, NoAnswerError, request_once
-from raftlog.cluster.process import free_ports
+from bench.kept_connection import KeptConnection, request_once
+from bench.node import listening
 
 TIMEOUT_S: Final = 30.0
-START_TIMEOUT_S: Final = 30.0
-POLL_S: Final = 0.02
 BODY_BYTES_MAX: Final = 64 << 20
 KEYS: Final = 1_000
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -117,35 +113,12 @@ class HandReplica:
 def running_replicas(
     directory: Path, count: int, *, is_flushed: bool
 ) -> Iterator[list[HandReplica]]:
-    """Replicas as processes of their own, killed at the end. Raises TimeoutError."""
-    with ExitStack() as stack:
-        found: list[HandReplica] = []
-        for port in free_ports("127.0.0.1", count):
-            file = [str(directory / f"by-hand-{port}")] if is_flushed else []
-            process = subprocess.Popen(
-                [sys.executable, "-m", "bench.sources.hand_replicas", str(port), *file]
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            found.append(HandReplica(f"127.0.0.1:{port}", process))
-        for replica in found:
-            asyncio.run(_answers(replica))
-        yield found
-
-
-async def _answers(replica: HandReplica) -> None:
-    connection = KeptConnection(replica.address)
-    deadline = time.perf_counter() + START_TIMEOUT_S
-    while True:
-        try:
-            await _call(connection, _encode([]))
-        except NoAnswerError:
-            if time.perf_counter() > deadline or replica.process.poll() is not None:
-                raise TimeoutError(f"the replica {replica.address} does not answer") from None
-            await asyncio.sleep(POLL_S)
-        else:
-            connection.close()
-            return
+    """Replicas as processes of their own, killed at the end. Raises RuntimeError."""
+    files = [
+        [str(directory / f"by-hand-{number}")] if is_flushed else [] for number in range(count)
+    ]
+    with listening("bench.sources.hand_replicas", files) as programs:
+        yield [HandReplica(f"127.0.0.1:{port}", process) for port, process in programs]
 
 
 class _Flushes:
@@ -174,7 +147,7 @@ class _Flushes:
 
 
 async def serve(port: int, path: str | None) -> None:
-    """Serve one replica until SIGTERM."""
+    """Serve one replica until killed."""
     values = Values()
     flushes = None if path is None else _Flushes(path)
 
@@ -194,9 +167,7 @@ async def serve(port: int, path: str | None) -> None:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    await ended.wait()
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
