@@ -18,7 +18,8 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -28,7 +29,7 @@ from raftlog_client import Producer
 
 from bench.cluster import Cluster, cancelled, run_workload, running_cluster
 from bench.node import data_directory
-from bench.report import Options, Result
+from bench.report import Options, Percentiles, Result
 from bench.sources.curves import Curves, Panel
 from bench.sources.hand_replicas import ByHand, HandReplica, running_replicas
 from bench.state.follower import Command, Shape, following
@@ -77,26 +78,21 @@ class Way:
     """Their processes; none where a producer alone is measured."""
 
 
+@dataclass(frozen=True, slots=True)
 class Stage:
     """A cluster, and replicas by hand that all measurements use."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        flushed: list[HandReplica],
-        in_memory: list[HandReplica],
-    ) -> None:
-        self._cluster = cluster
-        self._flushed = flushed
-        self._in_memory = in_memory
-        self._names = count()
+    cluster: Cluster
+    flushed: list[HandReplica]
+    in_memory: list[HandReplica]
+    names: Iterator[int] = field(default_factory=count)
 
     @asynccontextmanager
     async def way(self, name: str, replicas: int) -> AsyncIterator[Way]:
         """One of WAYS, with so many replicas."""
-        cluster, topic = self._cluster, f"claim-{next(self._names)}"
+        cluster, topic = self.cluster, f"claim-{next(self.names)}"
         if name in FLUSHED or name in IN_MEMORY:
-            chosen = (self._flushed if name in FLUSHED else self._in_memory)[:replicas]
+            chosen = (self.flushed if name in FLUSHED else self.in_memory)[:replicas]
             primary = ByHand(
                 [one.address for one in chosen], is_side_by_side={**FLUSHED, **IN_MEMORY}[name]
             )
@@ -150,18 +146,13 @@ def claim_payloads(options: Options) -> list[Result]:
     """A lone put of 16 B to 64 KB."""
     alone = Curves(Panel(f"put, lone, p50, {SOME} replicas", "bytes", "ms", is_log_x=True))
 
-    async def measure(stage: Stage, name: str) -> None:
-        async with stage.way(name, SOME) as way:
-            for size in SIZES:
-                value = [payload(size)]
+    async def measure(name: str, way: Way) -> None:
+        for size in SIZES:
+            found = await lone(partial(way.put, [payload(size)]), LONE_S * options.scale)
+            alone.add(name, size, found.percentiles["50pct"])
 
-                async def put(value: list[bytes] = value) -> None:
-                    await way.put(value)
-
-                found = await lone(put, LONE_S * options.scale)
-                alone.add(name, size, found.percentiles["50pct"])
-
-    return _of_durable_ways(options, measure, alone)
+    _in_turn(options, DURABLE, measure)
+    return alone.results()
 
 
 def claim_batches(options: Options) -> list[Result]:
@@ -175,31 +166,17 @@ def claim_batches(options: Options) -> list[Result]:
         )
     )
 
-    async def measure(stage: Stage, name: str) -> None:
-        async with stage.way(name, SOME) as way:
-            for size in BATCHES:
-                values = [payload(PAYLOAD_BYTES)] * size
+    async def measure(name: str, way: Way) -> None:
+        for size in BATCHES:
+            values = [payload(PAYLOAD_BYTES)] * size
 
-                async def put(_: int, values: list[bytes] = values) -> None:
-                    await way.put(values)
+            async def put(_: int, values: list[bytes] = values) -> None:
+                await way.put(values)
 
-                rate = size * await many(put, MANY_S * options.scale, 1)
-                rates.add(name, size, rate)
+            rates.add(name, size, size * await many(put, MANY_S * options.scale, 1))
 
-    return _of_durable_ways(options, measure, rates)
-
-
-def _of_durable_ways(
-    options: Options, measure: Callable[[Stage, str], Awaitable[None]], curves: Curves
-) -> list[Result]:
-    async def all_ways(stage: Stage) -> None:
-        for name in DURABLE:
-            await measure(stage, name)
-
-    with _stage(options) as stage:
-        for _ in range(options.runs):
-            run_workload(all_ways(stage))
-    return curves.results()
+    _in_turn(options, DURABLE, measure)
+    return rates.results()
 
 
 def claim_pauses(options: Options) -> list[Result]:
@@ -207,48 +184,49 @@ def claim_pauses(options: Options) -> list[Result]:
     seconds = max(2 * PERIOD_S, PAUSES_S * options.scale)
     given = {"rate": RATE, "replicas": SOME, "paused_s": PAUSED_S, "period_s": PERIOD_S}
     names = (*FLUSHED, LOG)
-    results = {
-        (name, is_paused, key): Result(
-            f"claim: put {label}, {'a replica pauses' if is_paused else 'no pauses'}, {name}",
-            "ms",
-            parameters=given,
-        )
+    when = ("no pauses", "a replica pauses")
+    ranks = dict.fromkeys(("p50", "p95", "p99"))
+    figures = {
+        (name, pauses): Percentiles(f"claim: put {{}}, {pauses}, {name}", ranks, given)
         for name in names
-        for is_paused in (False, True)
-        for key, label in (("50pct", "p50"), ("95pct", "p95"), ("99pct", "p99"))
+        for pauses in when
     }
 
-    async def measure(stage: Stage, name: str) -> None:
-        value = [payload(PAYLOAD_BYTES)]
-        async with stage.way(name, SOME) as way:
-            await lone(lambda: way.put(value), PAUSED_S)  # connections, and the first batches
-            for is_paused in (False, True):
-                pausing = asyncio.create_task(_pause(way.replicas[0])) if is_paused else None
-                try:
-                    found = await at_rate(lambda: way.put(value), RATE, seconds)
-                finally:
-                    if pausing is not None:
-                        await cancelled(pausing)
-                        way.replicas[0].send_signal(signal.SIGCONT)
-                for key in ("50pct", "95pct", "99pct"):
-                    results[name, is_paused, key].runs.append(found.percentiles[key])
-                details = results[name, is_paused, "50pct"].details
-                details[f"run {len(details)}"] = found.as_fields("putLatency")
-                print(
-                    f"   {name}, {'a replica pauses' if is_paused else 'no pauses'}: "
-                    f"p50 {found.percentiles['50pct']:.2f}, p99 {found.percentiles['99pct']:.2f}, "
-                    f"max {found.max:.1f} ms",
-                    flush=True,
-                )
+    async def measure(name: str, way: Way) -> None:
+        put = partial(way.put, [payload(PAYLOAD_BYTES)])
+        await lone(put, PAUSED_S)  # connections, and the first batches
+        for pauses in when:
+            pausing = asyncio.create_task(_pause(way.replicas[0])) if pauses == when[1] else None
+            try:
+                found = await at_rate(put, RATE, seconds)
+            finally:
+                if pausing is not None:
+                    await cancelled(pausing)
+                    way.replicas[0].send_signal(signal.SIGCONT)
+            figures[name, pauses].note(found)
+            print(
+                f"   {name}, {pauses}: p50 {found.percentiles['50pct']:.2f}, "
+                f"p99 {found.percentiles['99pct']:.2f}, max {found.max:.1f} ms",
+                flush=True,
+            )
+
+    _in_turn(options, names, measure)
+    return [result for each in figures.values() for result in each.results]
+
+
+def _in_turn(
+    options: Options, names: Sequence[str], measure: Callable[[str, Way], Awaitable[None]]
+) -> None:
+    """Measure each of these ways in each run."""
 
     async def all_ways(stage: Stage) -> None:
         for name in names:
-            await measure(stage, name)
+            async with stage.way(name, SOME) as way:
+                await measure(name, way)
 
     with _stage(options) as stage:
         for _ in range(options.runs):
             run_workload(all_ways(stage))
-    return list(results.values())
 
 
 async def _pause(process: subprocess.Popen[bytes]) -> None:
