@@ -479,7 +479,7 @@ class Cluster:
         raise NotWholeError(f"no node answered with metadata of {topics}")
 
     async def wait_in_sync(
-        self, topics: Sequence[str], timeout_s: float = IN_SYNC_TIMEOUT_S
+        self, topics: Sequence[str], timeout_s: float = IN_SYNC_TIMEOUT_S, *, replicas: int = NODES
     ) -> None:
         """Wait until, for every node, every partition has a leader and a full ISR."""
         deadline = time.perf_counter() + timeout_s
@@ -487,11 +487,11 @@ class Cluster:
         rows: list[Row] | None = None
         while waiting:
             rows = await self.rows(waiting[0], topics)
-            if rows and all(row.leader >= 0 and len(row.isr) == NODES for row in rows):
+            if rows and all(row.leader >= 0 and len(row.isr) == replicas for row in rows):
                 waiting.pop(0)
                 continue
             if time.perf_counter() > deadline:
-                lacking = [row for row in rows or () if row.leader < 0 or len(row.isr) < NODES]
+                lacking = [row for row in rows or () if row.leader < 0 or len(row.isr) < replicas]
                 raise NotWholeError(
                     f"node {waiting[0]} after {timeout_s} s: {lacking[:5] if rows else rows}, "
                     f"{len(lacking)} in all\n{self.log_ends()}"

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from raftlog_client import Admin, Consumer, Producer, RaftlogClientError, TopicPartition
+from raftlog_client import Admin, Consumer, Producer, TopicPartition
 
 from bench.cluster import (
     NODES,
@@ -83,19 +83,10 @@ async def _create(cluster: Cluster, partitions: int) -> None:
     # One replica: the partitions themselves are not what is measured.
     body = {"topic_name": TOPIC, "partitions_count": partitions, "replication_factor": 1}
     await cluster.change("POST", "/v3/clusters/-/topics", body)
+    await cluster.wait_in_sync([TOPIC], replicas=1)
     async with _group_client(cluster, "first") as consumer:
-        await _until_done(lambda: consumer.commit({TopicPartition(TOPIC, 0): 0}))
+        await consumer.commit({TopicPartition(TOPIC, 0): 0})
     await cluster.wait_in_sync([OFFSETS_TOPIC])
-
-
-async def _until_done(act: Callable[[], Awaitable[None]]) -> None:
-    """Repeat until it succeeds: right after its creation a topic is not known everywhere."""
-    async with asyncio.timeout(RECOVERY_S_MAX):
-        while True:
-            try:
-                return await act()
-            except RaftlogClientError:
-                await asyncio.sleep(0.1)
 
 
 def _group_client(cluster: Cluster, group: str) -> Consumer[Any, Any]:
