@@ -3,7 +3,7 @@
 The program takes the flags of `raftlog serve` and runs the same node; then it listens on a Unix
 socket beside the data directory. Each line is a command, answered by a line of JSON:
 
-    status                        leader, indexes, memory and processor time of this process
+    status                        leader, applied index, topics
     latency COUNT                 seconds of each of so many commands, one after the other
     throughput CLIENTS SECONDS    commands committed by so many proposers at once
     partitions COUNT              create metadata of so many partitions on absent brokers
@@ -25,8 +25,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import psutil
 
 from bench.node import console_of
 from raftlog.cli.main import cli
@@ -125,22 +123,14 @@ class Console:
             return {"error": f"{type(error).__name__}: {error}"}
 
     async def status(self) -> dict[str, Any]:
-        """The quorum's state, and the cost of this process."""
-        process = psutil.Process()
+        """The quorum's state."""
         status = self._quorum.status()
-        times = process.cpu_times()
-        topics = self._metadata.image.topics_by_name
         return {
             "node_id": self._node_id,
             "leader_id": status.leader_id,
             "is_active": status.is_active,
-            "term": status.term,
             "applied_index": status.applied_index,
-            "snapshot_index": status.snapshot_index,
-            "journal_bytes": status.journal_bytes,
-            "rss_bytes": process.memory_info().rss,
-            "cpu_s": times.user + times.system,
-            "topics": len(topics),
+            "topics": len(self._metadata.image.topics_by_name),
         }
 
     async def latency(self, count: float) -> dict[str, Any]:
