@@ -7,7 +7,6 @@ import os
 import random
 import time
 from functools import partial
-from itertools import repeat
 from typing import Any, Final
 
 from raftlog_client import Producer
@@ -23,7 +22,7 @@ from bench.cluster import (
     running_cluster,
 )
 from bench.report import Options, Result
-from raftlog.workloads.load import payload
+from raftlog.workloads.load import send_many
 
 TOPICS: Final = 10
 PARTITIONS_EACH: Final = 100
@@ -47,12 +46,7 @@ def partitions(options: Options) -> list[Result]:
         run_workload(_create(cluster, names))
         created.runs.append(time.perf_counter() - started)
         cost = _idle(cluster, f"{count:,} partitions", options)
-        run_workload(_load(cluster, names, max(1_000, int(LOAD_RECORDS * options.scale))))
-        loaded = Result(
-            f"cluster: {count:,} partitions, RSS after load", "MiB", goal=120, parameters=parameters
-        )
-        loaded.runs.append(max(cluster.rss_mib().values()))
-        loaded.details["by node"] = cluster.rss_mib()
+        cost.append(_loaded(cluster, names, f"{count:,} partitions", LOAD_RECORDS * options.scale))
         randomness = random.Random(SEED)
         for run in range(options.runs):
             seconds, all_seconds, details = run_workload(_fail(cluster, names, randomness))
@@ -60,7 +54,7 @@ def partitions(options: Options) -> list[Result]:
             led.runs.append(seconds)
             every.runs.append(all_seconds)
             led.details[f"run {run + 1}"] = details
-    return [led, every, created, *cost, loaded]
+    return [led, every, created, *cost]
 
 
 def idle(options: Options) -> list[Result]:
@@ -68,11 +62,7 @@ def idle(options: Options) -> list[Result]:
     with running_cluster(options.flush) as cluster:
         run_workload(_create(cluster, ["few"], PARTITIONS))
         cost = _idle(cluster, f"{PARTITIONS} partitions", options)
-        run_workload(_load(cluster, ["few"], max(1_000, int(1_000_000 * options.scale))))
-        loaded = Result(f"cluster: {PARTITIONS} partitions, RSS after load", "MiB", goal=120)
-        loaded.runs.append(max(cluster.rss_mib().values()))
-        loaded.details["by node"] = cluster.rss_mib()
-    return [*cost, loaded]
+        return [*cost, _loaded(cluster, ["few"], f"{PARTITIONS} partitions", 1e6 * options.scale)]
 
 
 async def _create(cluster: Cluster, names: list[str], each: int = PARTITIONS_EACH) -> None:
@@ -80,11 +70,20 @@ async def _create(cluster: Cluster, names: list[str], each: int = PARTITIONS_EAC
         await cluster.create_topic(name, each)
 
 
-async def _load(cluster: Cluster, names: list[str], count: int) -> None:
-    async with Producer(bootstrap_servers=cluster.servers) as producer:
+def _loaded(cluster: Cluster, names: list[str], what: str, records: float) -> Result:
+    """Memory of the largest node after so many records in each of the topics."""
+    count = max(1_000, int(records))
+
+    async def load() -> None:
         for name in names:
-            await producer.send_many(name, repeat(payload(100), count))
-    await cluster.wait_in_sync(names)
+            await send_many(cluster.servers, name, 100, count)
+        await cluster.wait_in_sync(names)
+
+    run_workload(load())
+    found = Result(f"cluster: {what}, RSS after load", "MiB", goal=120)
+    found.details["by node"] = cluster.rss_mib()
+    found.runs.append(max(found.details["by node"].values()))
+    return found
 
 
 def _idle(cluster: Cluster, what: str, options: Options) -> list[Result]:

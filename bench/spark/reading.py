@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bench.node import LoneNode, running_node
@@ -23,7 +24,7 @@ from bench.spark.running import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, DataFrameReader
 
 SMALL_RECORDS: Final = 10_000_000
 LARGE_RECORDS: Final = 2_000_000
@@ -85,11 +86,12 @@ def batch(options: Options) -> list[Result]:
 
 def stream(options: Options) -> list[Result]:
     """Streams over the existing records, from `start()` until they end."""
+    limited = partial(streamed, maxOffsetsPerTrigger=str(READ_LIMIT))
     return _measured(
         options,
         [
-            Workload("stream read 100 B", "small", stream_values, 1_500_000),
-            Workload(f"stream read 100 B, {READ_LIMIT:,} a batch", "small", stream_limited),
+            Workload("stream read 100 B", "small", streamed, 1_500_000),
+            Workload(f"stream read 100 B, {READ_LIMIT:,} a batch", "small", limited),
         ],
     )
 
@@ -121,30 +123,23 @@ def _ready(record_bytes: int) -> Read:
     return read
 
 
-def read_values(servers: str, topic: str) -> tuple[int, int]:
-    """A batch query over values alone."""
-    frame = spark().read.format("raftlog").options(**source(servers, topic)).schema(VALUES)
-    return sum_of_lengths(frame.load())
-
-
 def read_all(servers: str, topic: str) -> tuple[int, int]:
     """A batch query over all columns, using one."""
-    frame = spark().read.format("raftlog").options(**source(servers, topic))
-    return sum_of_lengths(frame.load())
+    return sum_of_lengths(_reader(servers, topic).load())
 
 
-def stream_values(servers: str, topic: str) -> tuple[int, int]:
-    """A stream over the whole topic in one batch."""
-    return _streamed(source(servers, topic, startingOffsets="earliest"))
+def read_values(servers: str, topic: str) -> tuple[int, int]:
+    """A batch query over values alone."""
+    return sum_of_lengths(_reader(servers, topic).schema(VALUES).load())
 
 
-def stream_limited(servers: str, topic: str) -> tuple[int, int]:
-    """A stream over the whole topic in several batches."""
-    limit = {"maxOffsetsPerTrigger": str(READ_LIMIT)}
-    return _streamed(source(servers, topic, startingOffsets="earliest", **limit))
+def _reader(servers: str, topic: str) -> DataFrameReader:
+    return spark().read.format("raftlog").options(**source(servers, topic))
 
 
-def _streamed(options: dict[str, str]) -> tuple[int, int]:
+def streamed(servers: str, topic: str, **limit: str) -> tuple[int, int]:
+    """A stream over the whole topic, in one batch without a limit."""
+    options = source(servers, topic, startingOffsets="earliest", **limit)
     found: list[tuple[int, int]] = []
 
     def take(frame: DataFrame, number: int) -> None:

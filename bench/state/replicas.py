@@ -14,7 +14,7 @@ from raftlog_replicated.examples.kv import Put
 from raftlog_replicated.logs.topics import Layout
 
 from bench.cluster import Cluster, run_workload, running_cluster
-from bench.report import Options, Percentiles, Result
+from bench.report import Options, Percentiles, Result, ratio
 from bench.state.follower import Command, Shape, Timed, following, replica, role_is
 from bench.state.key_values import CLIENTS, key_values, lone, many
 from raftlog.workloads.latencies import Latencies
@@ -132,11 +132,8 @@ def many_replicas(options: Options) -> list[Result]:
                 print(f"   {shape.layout}, {shape.replicas}: {rate:,.0f} puts/s", flush=True)
     shares = []
     for layout, goal in zip(layouts, (0.9, None), strict=True):
-        one, five = (results[Shape(count, layout)].runs for count in (1, MOST))
-        runs = [many_puts / lone_puts for many_puts, lone_puts in zip(five, one, strict=True)]
-        shares.append(
-            Result(f"state: puts, 5 replicas / 1, {layout}", "ratio", runs=runs, goal=goal)
-        )
+        one, five = (results[Shape(count, layout)] for count in (1, MOST))
+        shares.append(ratio(f"state: puts, 5 replicas / 1, {layout}", five, one, goal))
     return [*results.values(), *shares]
 
 
