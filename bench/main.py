@@ -232,7 +232,7 @@ def main(  # noqa: PLR0917 - click passes them by name
         scale=scale,
         trials=trials,
         gigabytes=gb,
-        kafka_classpath=kafka_classpath,
+        kafka_classpath=None if kafka_classpath is None else kafka_classpath.read_text().strip(),
     )
     facts = machine()
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, flush={flush}")

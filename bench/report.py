@@ -39,8 +39,8 @@ class Options:
     scale: float = 1.0
     trials: int = 30
     gigabytes: float = 1.0
-    kafka_classpath: Path | None = None
-    """A file with the classpath of Apache Kafka, to be measured beside."""
+    kafka_classpath: str | None = None
+    """The classpath of Apache Kafka, to be measured beside."""
 
 
 @dataclass(slots=True)

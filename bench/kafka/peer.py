@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -76,7 +76,15 @@ class KafkaPeer:
         for node_id in NODE_IDS:
             self.revive(node_id)
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        self._wait(lambda: len(admin.list_topics(timeout=METADATA_TIMEOUT_S).brokers) == NODES)
+        deadline = time.perf_counter() + READY_TIMEOUT_S
+        while not self._has_all_brokers(admin):
+            for node_id, process in self._processes.items():
+                if process.poll() is not None:
+                    output = self._log(node_id).read_text()
+                    raise PeerError(f"node {node_id} ended: {output[-2000:]}")
+            if time.perf_counter() > deadline:
+                raise PeerError(f"Apache Kafka was not ready within {READY_TIMEOUT_S} s")
+            time.sleep(POLL_S)
 
     def kill(self, node_id: int) -> None:
         """Kill a node (SIGKILL) and return once it has ended."""
@@ -106,20 +114,11 @@ class KafkaPeer:
                 process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _wait(self, is_true: Callable[[], bool]) -> None:
-        deadline = time.perf_counter() + READY_TIMEOUT_S
-        while time.perf_counter() < deadline:
-            for node_id, process in self._processes.items():
-                if process.poll() is not None:
-                    output = self._log(node_id).read_text()
-                    raise PeerError(f"node {node_id} ended: {output[-2000:]}")
-            try:
-                if is_true():
-                    return
-            except KafkaException:
-                pass  # not up yet
-            time.sleep(POLL_S)
-        raise PeerError(f"Apache Kafka was not ready within {READY_TIMEOUT_S} s")
+    def _has_all_brokers(self, admin: AdminClient) -> bool:
+        try:
+            return len(admin.list_topics(timeout=METADATA_TIMEOUT_S).brokers) == NODES
+        except KafkaException:
+            return False  # not up yet
 
     def _config(self, node_id: int) -> Path:
         return self._directory / f"{node_id}.properties"
@@ -158,8 +157,3 @@ def running_peer(directory: Path, classpath: str) -> Iterator[KafkaPeer]:
         yield peer
     finally:
         peer.stop()
-
-
-def classpath_of(file: Path) -> str:
-    """The classpath in a file, as `mvn dependency:build-classpath` writes it."""
-    return file.read_text().strip()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from itertools import repeat
 from typing import Any, Final
 
@@ -31,9 +31,8 @@ FULL_POLL_S: Final = 0.01
 """While the producer's queue is full."""
 
 
-def confluent_produce(servers: str, topic: str, size: int, count: int, partitions: int) -> float:
+def confluent_produce(servers: str, topic: str, count: int, size: int) -> float:
     """librdkafka from Python, with a delivery report for each record."""
-    del partitions
     producer = Producer(
         {"bootstrap.servers": servers, "enable.idempotence": True, "acks": "all", "log_level": 0}
     )
@@ -63,9 +62,8 @@ def confluent_produce(servers: str, topic: str, size: int, count: int, partition
     return elapsed
 
 
-def confluent_consume(servers: str, topic: str, size: int, count: int, partitions: int) -> float:
+def confluent_consume(servers: str, topic: str, count: int, partitions: int) -> float:
     """librdkafka from Python, by `consume`."""
-    del size
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -90,11 +88,8 @@ def confluent_consume(servers: str, topic: str, size: int, count: int, partition
     return elapsed
 
 
-async def aiokafka_produce(
-    servers: str, topic: str, size: int, count: int, partitions: int
-) -> float:
+async def aiokafka_produce(servers: str, topic: str, count: int, size: int) -> float:
     """aiokafka, every record's future awaited."""
-    del partitions
     value = payload(size)
     async with AIOKafkaProducer(
         bootstrap_servers=servers, acks="all", enable_idempotence=True
@@ -115,11 +110,8 @@ async def aiokafka_produce(
         return time.perf_counter() - started
 
 
-async def aiokafka_consume(
-    servers: str, topic: str, size: int, count: int, partitions: int
-) -> float:
+async def aiokafka_consume(servers: str, topic: str, count: int, partitions: int) -> float:
     """aiokafka, by `getmany`."""
-    del size
     consumer = AIOKafkaConsumer(
         bootstrap_servers=servers, auto_offset_reset="earliest", enable_auto_commit=False
     )
@@ -134,12 +126,14 @@ async def aiokafka_consume(
 
 def main(client: str, workload: str, given: dict[str, Any]) -> None:
     """See the module."""
-    if client == "confluent":
-        run = {"produce": confluent_produce, "consume": confluent_consume}[workload]
-        seconds = run(**given)
-    else:
-        start = {"produce": aiokafka_produce, "consume": aiokafka_consume}[workload]
-        seconds = uvloop.run(start(**given))
+    programs: dict[tuple[str, str], Callable[..., Any]] = {
+        ("confluent", "produce"): confluent_produce,
+        ("confluent", "consume"): confluent_consume,
+        ("aiokafka", "produce"): aiokafka_produce,
+        ("aiokafka", "consume"): aiokafka_consume,
+    }
+    found = programs[client, workload](**given)
+    seconds = found if client == "confluent" else uvloop.run(found)
     print(json.dumps({"seconds": seconds}))
 
 

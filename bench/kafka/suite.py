@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.cluster import NODES, PARTITIONS, Cluster, running_cluster
-from bench.kafka.peer import KafkaPeer, classpath_of, java, running_peer
+from bench.kafka.peer import KafkaPeer, java, running_peer
 from bench.node import data_directory, output_of
 from bench.report import Options, Result, ratio
 
@@ -119,9 +119,7 @@ def systems(options: Options) -> Iterator[list[System]]:
         found = [System("raftlog", cluster, cluster.kafka_servers)]
         if options.kafka_classpath is not None:
             beside = stack.enter_context(data_directory())
-            peer: KafkaPeer = stack.enter_context(
-                running_peer(beside, classpath_of(options.kafka_classpath))
-            )
+            peer = stack.enter_context(running_peer(beside, options.kafka_classpath))
             found.append(System("Kafka", peer, peer.servers))
         yield found
 
@@ -136,7 +134,7 @@ def _clients(options: Options) -> list[Client]:
     else:
         print(f"left out: {PERFORMANCE} is not installed (librdkafka's examples)", flush=True)
     if options.kafka_classpath is not None and shutil.which("java"):
-        by_java = _by_java(classpath_of(options.kafka_classpath))
+        by_java = _by_java(options.kafka_classpath)
         clients.append(Client("java", {"produce": 1.2, "consume": 1.0}, by_java))
     else:
         print("left out: Kafka's own performance tools (no --kafka-classpath, or no Java)")
@@ -145,13 +143,8 @@ def _clients(options: Options) -> list[Client]:
 
 def _by_python(client: str) -> Run:
     def run(system: System, workload: str, topic: str, size: int, count: int) -> float:
-        given = {
-            "servers": system.servers,
-            "topic": topic,
-            "size": size,
-            "count": count,
-            "partitions": PARTITIONS,
-        }
+        own = {"size": size} if workload == "produce" else {"partitions": PARTITIONS}
+        given = {"servers": system.servers, "topic": topic, "count": count, **own}
         program = ("-m", "bench.kafka.programs", client, workload, json.dumps(given))
         return count / float(json.loads(output_of([sys.executable, *program]))["seconds"])
 
