@@ -36,6 +36,7 @@ from bench.node import MeasuredNode, data_directory
 from raftlog.cluster.local import LocalCluster
 from raftlog.cluster.manifest import Flush, Manifest, NodeEntry, host_port
 from raftlog.cluster.process import SERVE, NodeProcess
+from raftlog.workloads.open_loop import Samples, open_loop
 
 ACTIVE_TIMEOUT_S: Final = 30.0
 START_TIMEOUT_S: Final = 60.0
@@ -628,6 +629,16 @@ def run_workload(work: Coroutine[Any, Any, _T], timeout_s: float = WORKLOAD_TIME
             return await work
 
     return uvloop.run(bounded())
+
+
+async def publish_at(
+    cluster: Cluster, topic: str, rate: int, seconds: float, **settings: Any
+) -> Samples:
+    """Send `rate` records a second on schedule, as `open_loop` with these settings does."""
+    # Without a busy wait before each record: three nodes need both cores.
+    return await open_loop(
+        cluster.servers, topic, rate, seconds, consume=False, spin_s=0.0, **settings
+    )
 
 
 async def cancelled(*tasks: asyncio.Future[Any]) -> None:

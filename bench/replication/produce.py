@@ -20,6 +20,7 @@ from bench.cluster import (
     PARTITIONS,
     Cluster,
     Meter,
+    publish_at,
     run_workload,
     running_cluster,
 )
@@ -28,7 +29,6 @@ from bench.node import LoneNode, running_node
 from bench.report import Options, Percentiles, Result
 from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload, send_many
-from raftlog.workloads.open_loop import open_loop
 
 Send = Callable[[str, str, int, int], Coroutine[Any, Any, float]]
 
@@ -211,17 +211,7 @@ def latency(options: Options) -> list[Result]:
             topic = f"latency-{run}"
             run_workload(cluster.create_topic(topic))
             alone.note(run_workload(one_at_a_time(cluster, topic, count)))
-            samples = run_workload(
-                open_loop(
-                    cluster.servers,
-                    topic,
-                    RATE,
-                    seconds,
-                    consume=False,
-                    partitions=PARTITIONS,
-                    spin_s=0.0,  # three nodes need both cores
-                )
-            )
+            samples = run_workload(publish_at(cluster, topic, RATE, seconds))
             steady.note(Latencies.from_seconds(samples.publish), publishErrors=samples.errors)
             run_workload(cluster.delete_topic(topic))
     return [*alone.results, *steady.results]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from bench.cluster import (
-    PARTITIONS,
     Cluster,
     Meter,
+    publish_at,
     run_workload,
     running_cluster,
 )
@@ -19,7 +19,6 @@ from bench.loads import awaited_sends
 from bench.report import Options, Result
 from bench.sources.curves import Curves, Panel
 from raftlog.workloads.latencies import Latencies
-from raftlog.workloads.open_loop import open_loop
 
 LINGERS_MS: Final = (0, 1, 2, 5, 10, 20, 50)
 RECORD_BYTES: Final = 100
@@ -61,18 +60,8 @@ class Sweep:
         """One run at RATE."""
         lasts_s = max(LATENCY_S_MIN, LATENCY_S * scale)
         meter = Meter(cluster)
-        samples = await open_loop(
-            cluster.servers,
-            topic,
-            RATE,
-            lasts_s,
-            consume=False,
-            partitions=PARTITIONS,
-            warm_up_s=WARM_UP_S,
-            spin_s=0.0,  # three nodes need both cores
-            record_bytes=RECORD_BYTES,
-            linger_ms=linger_ms,
-        )
+        settings = {"record_bytes": RECORD_BYTES, "linger_ms": linger_ms, "warm_up_s": WARM_UP_S}
+        samples = await publish_at(cluster, topic, RATE, lasts_s, **settings)
         used = meter.used()
         found = Latencies.from_seconds(samples.publish)
         for way, key in PERCENTILES.items():

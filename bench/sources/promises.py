@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal, TypeAlias
 
-from bench.cluster import NODES, Cluster, run_workload, running_cluster
+from bench.cluster import NODES, publish_at, run_workload, running_cluster
 from bench.report import Options, Result
 from bench.sources.curves import Curves, Panel
 from raftlog.cluster.manifest import Flush
 from raftlog.workloads.latencies import Latencies
-from raftlog.workloads.open_loop import open_loop
 
 Acks: TypeAlias = Literal["all", 1, 0]
 
@@ -63,28 +62,16 @@ def claim_promises(options: Options) -> list[Result]:
                 configs = {"flush": flush, "min.insync.replicas": str(min_isr)}
                 run_workload(cluster.create_topic(topic, 1, configs))
                 for acks in ACKS:
-                    found = run_workload(_latency(cluster, topic, acks, seconds))
+                    publishing = publish_at(
+                        cluster, topic, RATE, seconds, warm_up_s=WARM_UP_S, acks=acks
+                    )
+                    found = Latencies.from_seconds(run_workload(publishing).publish)
                     way = f"acks={acks}, flush={flush}"
                     p50.add(way, min_isr, found.percentiles["50pct"])
                     p99.add(way, min_isr, found.percentiles["99pct"])
                 run_workload(cluster.delete_topic(topic))
     print_promises(p50, p99)
     return [*p50.results(), *p99.results(), *death_curves().results()]
-
-
-async def _latency(cluster: Cluster, topic: str, acks: Acks, seconds: float) -> Latencies:
-    samples = await open_loop(
-        cluster.servers,
-        topic,
-        RATE,
-        seconds,
-        consume=False,
-        partitions=1,
-        warm_up_s=WARM_UP_S,
-        spin_s=0.0,  # three nodes need both cores
-        acks=acks,
-    )
-    return Latencies.from_seconds(samples.publish)
 
 
 def death_curves() -> Curves:
