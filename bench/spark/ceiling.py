@@ -14,10 +14,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 from raftlog_spark.data_source import spare_survivors
 
-from bench.spark.running import PARTITIONS, spark, sum_of_lengths
+from bench.spark.running import PARTITIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 NAME: Final = "bench-ceiling"
 BATCH_BYTES: Final = 3 * 1024 * 1024
@@ -67,9 +68,7 @@ class CeilingSource(DataSource):
         return CeilingReader(int(self.options["bytes"]), int(self.options["count"]))
 
 
-def read_ready(record_bytes: int, count: int) -> tuple[int, int]:
-    """Run a batch query over ready rows; return their number, and the sum of their lengths."""
-    running = spark()
-    running.dataSource.register(CeilingSource)
-    frame = running.read.format(NAME).options(bytes=str(record_bytes), count=str(count))
-    return sum_of_lengths(frame.load())
+def ready_rows(spark: SparkSession, record_bytes: int, count: int) -> DataFrame:
+    """Rows of the source."""
+    spark.dataSource.register(CeilingSource)
+    return spark.read.format(NAME).options(bytes=str(record_bytes), count=str(count)).load()

@@ -41,10 +41,9 @@ def _read(spark: SparkSession, servers: str, topic: str) -> DataFrame:
 
 
 def _ready(spark: SparkSession) -> DataFrame:
-    from bench.spark.ceiling import NAME, CeilingSource  # noqa: PLC0415 - Spark alone has it
+    from bench.spark.ceiling import ready_rows  # noqa: PLC0415 - Spark alone has it
 
-    spark.dataSource.register(CeilingSource)
-    return spark.read.format(NAME).options(bytes=str(ROW_BYTES), count=str(ROWS)).load()
+    return ready_rows(spark, ROW_BYTES, ROWS)
 
 
 if __name__ == "__main__":

@@ -115,10 +115,10 @@ def _measured(options: Options, workloads: list[Workload]) -> list[Result]:
 
 def _ready(record_bytes: int) -> Read:
     def read(servers: str, topic: str) -> tuple[int, int]:
-        from bench.spark.ceiling import read_ready  # noqa: PLC0415 - Spark is slow to import
+        from bench.spark.ceiling import ready_rows  # noqa: PLC0415 - Spark is slow to import
 
         # As many rows, but none from the topic.
-        return read_ready(record_bytes, records_in(servers, topic))
+        return sum_of_lengths(ready_rows(spark(), record_bytes, records_in(servers, topic)))
 
     return read
 
