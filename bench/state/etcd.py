@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 import urllib.request
@@ -30,13 +29,6 @@ class Etcd(NamedTuple):
     version: str
     leader_port: int
     """Of the leader's gateway: no request is passed on."""
-
-
-def missing() -> str | None:
-    """The reason why etcd cannot be measured here; None without one."""
-    if shutil.which("etcd") is None:
-        return "etcd is not installed (Debian: apt-get install etcd-server)"
-    return None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A replica process that follows, and notes when it has applied each command.
 
-`python -m bench.state.follower ORDER`: the order is JSON. The process prints a line once it has
-caught up. At the end of stdin it writes its times to stdout, and ends.
+`python -m bench.state.follower SERVERS NAME REPLICA LAYOUT` prints a line once it has caught up. At
+the end of stdin it writes its times to stdout, and ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import uvloop
@@ -58,15 +58,6 @@ class Times:
 Timed = Replicated[Times, Command, None]
 
 
-class FollowerOrder(msgspec.Struct, frozen=True):
-    """An order: the log to follow."""
-
-    servers: str
-    name: str
-    replica_id: str
-    layout: Layout
-
-
 def replica(servers: str, name: str, replica_id: str, layout: Layout = "shared") -> Timed:
     """A replica of the timed state."""
     return Replicated(
@@ -90,14 +81,15 @@ async def role_is(timed: Replicated[Any, Any, Any], *roles: Role) -> None:
 class Followers:
     """Running follower processes."""
 
-    def __init__(self, orders: list[FollowerOrder]) -> None:
+    def __init__(self, servers: str, name: str, shape: Shape) -> None:
+        program = (sys.executable, "-m", "bench.state.follower")
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.state.follower", msgspec.json.encode(order)],
+                [*program, servers, name, f"follower{number}", shape.layout],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
-            for order in orders
+            for number in range(shape.replicas - 1)
         ]
         for process in self.processes:
             assert process.stdout is not None
@@ -118,17 +110,8 @@ class Shape(NamedTuple):
 @asynccontextmanager
 async def following(servers: str, name: str, shape: Shape) -> AsyncIterator[Followers]:
     """All but the primary, which is there already; killed at the end."""
-    orders = [
-        FollowerOrder(
-            servers=servers,
-            name=name,
-            replica_id=f"follower{number}",
-            layout=shape.layout,
-        )
-        for number in range(shape.replicas - 1)
-    ]
     # The primary's heartbeats go on meanwhile.
-    followers = await asyncio.to_thread(Followers, orders)
+    followers = await asyncio.to_thread(Followers, servers, name, shape)
     try:
         yield followers
     finally:
@@ -138,8 +121,8 @@ async def following(servers: str, name: str, shape: Shape) -> AsyncIterator[Foll
 
 
 async def _main() -> None:
-    order = msgspec.json.decode(sys.argv[1], type=FollowerOrder)
-    async with replica(order.servers, order.name, order.replica_id, order.layout) as timed:
+    servers, name, replica_id, layout = sys.argv[1:]
+    async with replica(servers, name, replica_id, cast(Layout, layout)) as timed:
         await role_is(timed, Role.REPLICA, Role.PRIMARY)
         print("caught up", flush=True)
         await asyncio.to_thread(sys.stdin.read)
