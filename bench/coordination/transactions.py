@@ -234,17 +234,13 @@ async def write_at_full_speed(
     async with Producer(
         bootstrap_servers=servers, transactional_id=transactional_id, idempotent=idempotent
     ) as producer:
-
-        async def warm_up() -> None:
-            await producer.send_and_wait(topic, value)
-
         if transactional_id is None:
-            await warm_up()
+            await producer.send_and_wait(topic, value)
             started = time.perf_counter()
             written = (await producer.send_many(topic, until(started + seconds))).count
         else:
             async with producer.transaction():
-                await warm_up()
+                await producer.send_and_wait(topic, value)
             started = time.perf_counter()
             while (now := time.perf_counter()) < started + seconds:
                 async with producer.transaction():
