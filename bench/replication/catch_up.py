@@ -1,8 +1,7 @@
 """Catch-up of a stopped follower: its speed, and the cost for concurrent writes.
 
-The speed is the missed bytes plus the bytes written meanwhile, over the time from the first fetched
-byte until the follower is in sync in every partition. Writes go on at a fixed pace, before and
-during catch-up; the change of that pace is the second figure.
+The speed is all bytes that the follower missed, over the time from its first fetched byte until it
+is in sync in every partition. Writes go on at a fixed pace before and during catch-up.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from bench.cluster import (
     run_workload,
     running_cluster,
 )
+from bench.replication.probes import while_probing
 from bench.report import Options, Result
 from raftlog.workloads.load import payload
 
@@ -111,15 +111,8 @@ async def _run(cluster: Cluster, missed: int) -> dict[str, float]:
         launched = time.perf_counter()
         stored = _stored_bytes(follower.data_dir)
         follower.relaunch()
-        first = await _first_bytes(follower.data_dir, stored, writing)
-        waiting = asyncio.create_task(cluster.wait_in_sync([TOPIC], CATCH_UP_TIMEOUT_S))
-        try:
-            await asyncio.wait({waiting, writing}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                writing.result()
-            await waiting
-        finally:
-            await cancelled(waiting)
+        first = await while_probing(writing, _first_bytes(follower.data_dir, stored))
+        await while_probing(writing, cluster.wait_in_sync([TOPIC], CATCH_UP_TIMEOUT_S))
         done = time.perf_counter()
     finally:
         await cancelled(writing)
@@ -135,12 +128,10 @@ async def _run(cluster: Cluster, missed: int) -> dict[str, float]:
     }
 
 
-async def _first_bytes(directory: Path, stored: int, writing: asyncio.Task[None]) -> float:
-    """The time of the follower's first fetch. Raises NotWholeError, and any error of the writer."""
+async def _first_bytes(directory: Path, stored: int) -> float:
+    """The time of the follower's first fetch. Raises NotWholeError."""
     deadline = time.perf_counter() + CATCH_UP_TIMEOUT_S
     while _stored_bytes(directory) < stored + FIRST_BYTES:
-        if writing.done():
-            writing.result()
         if time.perf_counter() > deadline:
             raise NotWholeError("the follower fetched nothing")
         await asyncio.sleep(POLL_S)
