@@ -1,12 +1,10 @@
 """The cluster of real processes that benches and tests drive.
 
-`raftlog.cluster` starts, signals and stops the nodes, and gives them ports, data directories, logs
-and the secret. `LocalCluster` belongs to one event loop, which must keep running, while each
+`LocalCluster` manages the nodes. It belongs to one event loop, which must keep running, while each
 workload here has another event loop. So the manager's loop runs in a thread.
 
-This module adds the view from outside: the leader, when quorum and replicas are whole again, and
-whether a node died by itself. `LocalCluster` starts such a node again. For a bench its death is an
-error. Methods that manage processes block. Requests of the benchmarks are coroutines.
+This module adds the view from outside. `LocalCluster` restarts a node that dies by itself. For a
+bench its death is an error. Methods that manage processes block. Requests are coroutines.
 """
 
 from __future__ import annotations
@@ -417,18 +415,23 @@ class Cluster:
         return {node_id: node.address for node_id, node in self.nodes.items()}
 
     async def create_topic(
-        self, name: str, partitions: int = PARTITIONS, configs: Mapping[str, str] | None = None
+        self,
+        name: str,
+        partitions: int = PARTITIONS,
+        configs: Mapping[str, str] | None = None,
+        *,
+        replicas: int = NODES,
     ) -> None:
-        """Create a topic of three replicas, and wait until all replicas are in sync."""
+        """Create a topic, and wait until all replicas are in sync."""
         wanted = {"min.insync.replicas": MIN_ISR, **(configs or {})}
         body = {
             "topic_name": name,
             "partitions_count": partitions,
-            "replication_factor": NODES,
+            "replication_factor": replicas,
             "configs": [{"name": key, "value": value} for key, value in wanted.items()],
         }
         await self.change("POST", "/v3/clusters/-/topics", body)
-        await self.wait_in_sync([name])
+        await self.wait_in_sync([name], replicas=replicas)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic."""

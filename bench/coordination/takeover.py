@@ -55,7 +55,7 @@ def million_offsets(options: Options) -> list[Result]:
     move = Result(f"groups: {what}, another node takes over", "s", goal=3.0, parameters=given)
     rate = Result(f"groups: {what}, committed", "offsets/s", parameters=given)
     with running_cluster(options.flush) as cluster:
-        run_workload(_create(cluster, OFFSETS_EACH))
+        run_workload(_create(cluster))
         before = cluster.rss_mib()
         started = time.perf_counter()
         run_workload(_commit_all(cluster, groups), 1_800)
@@ -76,14 +76,12 @@ def million_offsets(options: Options) -> list[Result]:
     return [rss, move, rate]
 
 
-async def _create(cluster: Cluster, partitions: int) -> None:
+async def _create(cluster: Cluster) -> None:
     async with Admin(bootstrap_servers=cluster.servers) as admin:
         # Leaders stay where they are moved to.
         await admin.alter_cluster_settings({"leader.rebalance.delay.ms": -1})
     # One replica: the partitions themselves are not what is measured.
-    body = {"topic_name": TOPIC, "partitions_count": partitions, "replication_factor": 1}
-    await cluster.change("POST", "/v3/clusters/-/topics", body)
-    await cluster.wait_in_sync([TOPIC], replicas=1)
+    await cluster.create_topic(TOPIC, OFFSETS_EACH, {"min.insync.replicas": "1"}, replicas=1)
     async with _group_client(cluster, "first") as consumer:
         await consumer.commit({TopicPartition(TOPIC, 0): 0})
     await cluster.wait_in_sync([OFFSETS_TOPIC])
@@ -116,17 +114,15 @@ async def _take_over(cluster: Cluster, node_id: int, groups: int) -> float:
         started = time.perf_counter()
         await cluster.lead_by(node_id, OFFSETS_TOPIC)
         async with asyncio.timeout(RECOVERY_S_MAX):
-            while not await _leads_all(cluster, node_id):  # noqa: ASYNC110 - in a node's metadata
+            while True:
+                rows = await cluster.rows(node_id, [OFFSETS_TOPIC]) or ()
+                if {row.leader for row in rows} == {node_id}:
+                    break
                 await asyncio.sleep(0.02)
         await asyncio.gather(*(client.committed([TopicPartition(TOPIC, 0)]) for client in clients))
         return time.perf_counter() - started
     finally:
         await asyncio.gather(*(client.close() for client in clients))
-
-
-async def _leads_all(cluster: Cluster, node_id: int) -> bool:
-    rows = await cluster.rows(node_id, [OFFSETS_TOPIC]) or []
-    return {row.leader for row in rows} == {node_id}
 
 
 async def _commits(cluster: Cluster, number: int, seen: Acknowledgements) -> None:

@@ -103,7 +103,6 @@ def _compared(
                         topic,
                         record_bytes=LARGE_BYTES,
                         seconds=seconds,
-                        transaction_s=TRANSACTION_S,
                         **settings,
                     )
                 )
@@ -133,13 +132,7 @@ def exactly_once(options: Options) -> list[Result]:
             run_workload(cluster.create_topic(target))
             found = run_workload(
                 copy_exactly_once(
-                    cluster.servers,
-                    TOPIC,
-                    target,
-                    f"copy-{run}",
-                    f"copy-{run}",
-                    partitions=PARTITIONS,
-                    transaction_s=TRANSACTION_S,
+                    cluster.servers, TOPIC, target, f"copy-{run}", partitions=PARTITIONS
                 )
             )
             rate.runs.append(found.records / found.seconds)
@@ -166,27 +159,25 @@ async def copy_exactly_once(
     servers: str,
     source: str,
     target: str,
-    group: str,
-    transactional_id: str,
+    name: str,
     *,
     partitions: int,
-    transaction_s: float = 0.1,
+    transaction_s: float = TRANSACTION_S,
 ) -> Written:
-    """Copy all values of `source` to `target`, with the group's offsets in the transactions.
+    """Copy all values of `source` up to its present end to `target`, by a group and an id `name`.
 
-    The loop reads, processes and writes from the first records up to the present end. `source` has
-    every offset, since it was written without transactions and is not compacted.
+    `source` has every offset, since it was written without transactions and is not compacted.
     """
     places = [TopicPartition(source, number) for number in range(partitions)]
     written = done = 0
     async with (
         Consumer(
             bootstrap_servers=servers,
-            group_id=group,
+            group_id=name,
             auto_offset_reset="earliest",
             auto_commit_interval_ms=None,
         ) as consumer,
-        Producer(bootstrap_servers=servers, transactional_id=transactional_id) as producer,
+        Producer(bootstrap_servers=servers, transactional_id=name) as producer,
     ):
         ends = await consumer.end_offsets(places)
         begins = await consumer.beginning_offsets(places)
@@ -219,7 +210,7 @@ async def write_at_full_speed(
     record_bytes: int,
     seconds: float,
     transactional_id: str | None = None,
-    transaction_s: float = 0.1,
+    transaction_s: float = TRANSACTION_S,
     idempotent: bool = True,
 ) -> Written:
     """Write at full speed for a time, in transactions of a length each, or without."""

@@ -25,7 +25,7 @@ async def test_exactly_once_copies_everything_and_commits_the_end(node: RunningN
             await admin.create_topic(name, partitions=3)
         await send_many(node.address, "source", 100, 2_000)
         found = await copy_exactly_once(
-            node.address, "source", "target", "copy", "copy", partitions=3, transaction_s=0.01
+            node.address, "source", "target", "copy", partitions=3, transaction_s=0.01
         )
         # `send_many` sends one more, before its clock starts.
         assert found.records == 2_001
