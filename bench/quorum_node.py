@@ -1,7 +1,6 @@
 """A node with a console: `raftlog serve`, and commands that are measured inside its process.
 
-The program takes the flags of `raftlog serve` and runs the same node; then it listens on a Unix
-socket beside the data directory. Each line is a command, answered by a line of JSON:
+The node listens on a Unix socket beside the data directory. A line is a command, and so its answer:
 
     status                        leader, applied index, topics
     latency COUNT                 seconds of each of so many commands, one after the other
@@ -10,8 +9,7 @@ socket beside the data directory. Each line is a command, answered by a line of 
     snapshot COUNT                propose until so many snapshots are taken: stalls of the loop
     stalls SECONDS                stalls of the event loop
 
-This is the one program of bench/ that knows the inside of a node: it measures the quorum without
-the HTTP in front.
+The only program of bench/ that knows the inside of a node, to measure the quorum without HTTP.
 """
 
 from __future__ import annotations
@@ -102,14 +100,11 @@ class Console:
         self._node_id = services.node_id
         self._metadata = services.metadata
         self._quorum: RaftMember[ApplyResult] = services.quorum
-        self._commands: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
-            "status": self.status,
-            "latency": self.latency,
-            "throughput": self.throughput,
-            "partitions": self.partitions,
-            "snapshot": self.snapshot,
-            "stalls": self.stalls,
-        }
+        commands: tuple[Callable[..., Awaitable[dict[str, Any]]], ...] = (
+            *(self.status, self.latency, self.throughput),
+            *(self.partitions, self.snapshot, self.stalls),
+        )
+        self._commands = {command.__name__: command for command in commands}
 
     async def execute(self, line: str) -> dict[str, Any]:
         """Execute one line; a failure becomes an answer with an `error`."""
