@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -91,8 +92,8 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "claim-linger": linger.claim_linger,
     },
     "kafka": {
-        "clients-produce": kafka_clients.produce,
-        "clients-consume": kafka_clients.consume,
+        "clients-produce": partial(kafka_clients.measure, "produce"),
+        "clients-consume": partial(kafka_clients.measure, "consume"),
         "kafka-lone": kafka_lone.lone_requests,
         "kafka-leader-kill": beside.leader_kill,
         "kafka-idle": kafka_lone.idle,

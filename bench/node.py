@@ -1,9 +1,7 @@
 """Nodes under measurement, observed from outside: over HTTP, and by the operating system.
 
-`MeasuredNode` is any node with a process. `LoneNode` is one `raftlog serve` process without a
-cluster, as a user starts the first node: no voters and no secret. `LocalCluster` cannot serve a
-lone node: its nodes are always voters of a cluster, or join one. Members of clusters:
-bench/cluster.py.
+A `LoneNode` has no voters and no secret, as a user starts the first node. The nodes of
+`LocalCluster` are always voters of a cluster, or join it (bench/cluster.py).
 """
 
 from __future__ import annotations
@@ -161,15 +159,10 @@ class LoneNode(MeasuredNode):
         return self.data_dir.parent / f"{self.data_dir.name}.log"
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The process. AssertionError: not started, or stopped."""
-        assert self._process is not None, "the node is not running"
-        return self._process
-
-    @property
     def pid(self) -> int:
         """The running process. AssertionError: there is none."""
-        return self.process.pid
+        assert self._process is not None, "the node is not running"
+        return self._process.pid
 
     @property
     def has_ended(self) -> bool:
@@ -233,7 +226,7 @@ class LoneNode(MeasuredNode):
 
 @contextmanager
 def data_directory(parent: str | None = None) -> Iterator[Path]:
-    """A fresh directory on the disk under test, removed afterwards."""
+    """A path in a fresh directory on the disk under test, removed afterwards."""
     root = Path(
         tempfile.mkdtemp(prefix="raftlog-bench-", dir=parent or os.environ.get("BENCH_DIR"))
     )

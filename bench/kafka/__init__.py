@@ -1,5 +1,4 @@
 """`scripts/bench kafka`: Kafka's own clients against raftlog's Kafka listener.
 
-Beside Apache Kafka, if its classpath is given (`--kafka-classpath`): three nodes of each, the same
-programs with the same settings, the systems taking turns.
+With `--kafka-classpath`, in turn with three nodes of Apache Kafka, by the same programs.
 """

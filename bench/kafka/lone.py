@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
-from bench.cluster import MIB, run_workload
+from bench.cluster import MIB, PARTITIONS, run_workload
 from bench.node import free_port, running_node
 from bench.report import Options, Percentiles, Result
 from bench.rest import BusyConnection, drive_all
@@ -27,7 +27,6 @@ from raftlog.workloads.latencies import Latencies
 from raftlog.workloads.load import payload
 
 TOPIC: Final = "lone"
-PARTITIONS: Final = 16
 CONNECTIONS: Final = 32
 SECONDS: Final = 5.0
 PRODUCE_KEY: Final = 0

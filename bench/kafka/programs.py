@@ -2,9 +2,8 @@
 
     python -m bench.kafka.programs confluent produce '{"servers": "…", "topic": "t", …}'
 
-Prints seconds as JSON. All producers are idempotent with `acks=all`; each record's delivery report
-is taken. What differs from a client's defaults is in the settings here, and the same for all
-systems.
+Prints seconds as JSON. All producers are idempotent with `acks=all`. Each record's report is taken.
+The settings here are the same for all systems. Other settings are the clients' defaults.
 """
 
 from __future__ import annotations

@@ -60,17 +60,8 @@ class Client:
     run: Run
 
 
-def produce(options: Options) -> list[Result]:
-    """Kafka's clients produce."""
-    return _measure("produce", options)
-
-
-def consume(options: Options) -> list[Result]:
-    """Kafka's clients read what was produced."""
-    return _measure("consume", options)
-
-
-def _measure(workload: str, options: Options) -> list[Result]:
+def measure(workload: str, options: Options) -> list[Result]:
+    """Kafka's clients produce, or read what was produced."""
     with systems(options) as measured:
         clients = [one for one in _clients(options) if workload in one.goals]
         results: list[Result] = []

@@ -21,7 +21,6 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
@@ -259,8 +258,7 @@ async def at_rate(call: Callable[[], Awaitable[object]], rate: int, seconds: flo
 @contextmanager
 def _stage(options: Options) -> Iterator[Stage]:
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(data_directory()))
-        directory.mkdir()
+        directory = stack.enter_context(data_directory()).parent
         flushed, in_memory = (
             stack.enter_context(running_replicas(directory, max(REPLICAS), is_flushed=is_flushed))
             for is_flushed in (True, False)

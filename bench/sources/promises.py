@@ -2,7 +2,7 @@
 
 The claims are those of the DESOSA analysis (2021) and of the article on Apache ZooKeeper and Kafka
 that the Tiny Log notes quote: with f + 1 members in sync a partition survives f crashes, and the
-same setting decides how long writes go on. `deaths` computes both numbers for three replicas.
+same setting decides how long writes go on.
 tests/soak/test_deaths.py kills nodes to see whether the numbers hold.
 """
 

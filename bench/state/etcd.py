@@ -10,7 +10,6 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.node import data_directory
@@ -35,8 +34,7 @@ class Etcd(NamedTuple):
 def running_etcd() -> Iterator[Etcd]:
     """Three nodes with empty logs, fsync on, ended and removed afterwards."""
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(data_directory()))
-        directory.mkdir()
+        directory = stack.enter_context(data_directory()).parent
         clients = free_ports("127.0.0.1", NODES)
         peers = free_ports("127.0.0.1", NODES, clients)
         members = ",".join(f"n{one}=http://127.0.0.1:{port}" for one, port in enumerate(peers))

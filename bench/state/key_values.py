@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Final
 
 from raftlog_replicated import EVENTUAL, LEASE, LINEARIZABLE, Read, Replicated, Role, session
@@ -138,12 +137,11 @@ class Beside:
     ) -> None:
         self.own = Result(f"state: {name}, HTTP", unit, goal=goal)
         self.peer = Result(f"etcd: {name}, HTTP", unit)
-        self._ratio_goal = ratio_goal
+        self._name, self._ratio_goal = f"{name}, HTTP", ratio_goal
 
     def __str__(self) -> str:
         peer = f" (etcd {self.peer.runs[-1]:,.2f})" if self.peer.runs else ""
-        name = self.own.name.removeprefix("state: ")
-        return f"{name} {self.own.runs[-1]:,.2f}{peer}"
+        return f"{self._name} {self.own.runs[-1]:,.2f}{peer}"
 
     def results(self) -> list[Result]:
         """The measured ones."""
@@ -151,8 +149,8 @@ class Beside:
             return [self.own]
         found = [self.own, self.peer]
         if self._ratio_goal is not None:
-            name = self.own.name.removeprefix("state: ")
-            found.append(ratio(f"state / etcd: {name}", self.own, self.peer, self._ratio_goal))
+            name = f"state / etcd: {self._name}"
+            found.append(ratio(name, self.own, self.peer, self._ratio_goal))
         return found
 
 
@@ -167,8 +165,7 @@ def over_http(options: Options) -> list[Result]:
     if not has_peer:
         print("   left out: etcd is not installed (Debian: apt-get install etcd-server)")
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(data_directory()))
-        directory.mkdir()
+        directory = stack.enter_context(data_directory()).parent
         cluster = stack.enter_context(running_cluster(options.flush))
         peer = stack.enter_context(etcd.running_etcd()) if has_peer else None
         for run in range(options.runs):
@@ -226,8 +223,8 @@ class Side:
 
 
 async def _side_of_store(store: Store) -> Side:
-    port = store.port(await store.primary())
-    head = f"HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+    address = store.addresses[await store.primary()]
+    head = f"HTTP/1.1\r\nHost: {address}\r\n"
     puts = [
         f"PUT /kv/key{number} {head}Content-Length: {len(VALUE)}\r\n\r\n{VALUE}".encode()
         for number in range(CLIENTS)
@@ -237,7 +234,7 @@ async def _side_of_store(store: Store) -> Side:
         for consistency in ("linearizable", "eventual")
     )
     return Side(
-        port=port,
+        port=int(address.rpartition(":")[2]),
         puts=puts,
         put_good=b'"done"',
         linearizable=linearizable,

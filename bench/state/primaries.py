@@ -58,8 +58,7 @@ def _measure(how: str, goal_s: float, fault: Fault, options: Options) -> list[Re
                     store.signal(signal.SIGCONT, victim)
 
     with data_directory() as directory, running_cluster(options.flush) as cluster:
-        Path(directory).mkdir()
-        run_workload(trials(cluster.servers, Path(directory)), 1_800)
+        run_workload(trials(cluster.servers, directory.parent), 1_800)
     name = f"state: primary {how} to next put,"
     return distribution(name, gaps, {"p50": None, "p99": goal_s}, {})
 

@@ -35,10 +35,6 @@ class Store:
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def port(self, name: str) -> int:
-        """Of a replica's HTTP server."""
-        return int(self.addresses[name].rpartition(":")[2])
-
     def start(self, *names: str) -> None:
         """Start replicas."""
         for name in names:
