@@ -10,21 +10,15 @@ from contextlib import contextmanager
 
 import uvloop
 
+from bench.cluster import MIB
 from bench.loads import consume_many
 from bench.node import LoneNode, data_directory
 from bench.report import Options, Result
 from raftlog.workloads.load import PARTITIONS, send_many
 
-MIB = 1 << 20
 IDLE_S = 3.0
 SLOW_CLIENTS = 64
-
-
-def fill(node: LoneNode, topic: str, total_bytes: int) -> int:
-    """Produce about `total_bytes` of 1 KB values; return the number of records."""
-    count = total_bytes // 1000
-    uvloop.run(send_many(node.address, topic, 1000, count))
-    return count
+RECORD_BYTES = 1000
 
 
 @contextmanager
@@ -97,13 +91,14 @@ def backlog(options: Options) -> list[Result]:
         written = 0
         for gigabytes in (1, 5, 10):
             target = int(gigabytes * scale * 1e9)
-            count = fill(node, "backlog", target - written)
+            count = (target - written) // RECORD_BYTES
+            uvloop.run(send_many(node.address, "backlog", RECORD_BYTES, count))
             written = target
             goal = 2.0 if gigabytes == 10 else None
             recovery = Result(f"unclean start, {gigabytes * scale:g} GB", "s", goal=goal)
             for _ in range(options.runs):
                 # An unclean start must scan the records after the last checkpoint.
-                fill(node, "backlog", 50_000_000)
+                uvloop.run(send_many(node.address, "backlog", RECORD_BYTES, 50_000))
                 node.kill()
                 recovery.runs.append(node.start())
             results.append(recovery)

@@ -1,9 +1,8 @@
 """Gaps between acknowledgements when a node is killed, paused or cut off.
 
-The figure of a trial is its worst partition: the longest time between two consecutive
-acknowledgements, from the fault until all partitions acknowledge again, including partitions that
-the victim only followed. The victim's return does not count, and is reported separately. Each
-trial begins with a whole cluster.
+The figure of a trial is the longest time between two acknowledgements in any partition, from the
+fault until all partitions acknowledge again, including partitions that the victim only followed.
+The victim's return is reported separately. Each trial begins with a whole cluster.
 """
 
 from __future__ import annotations

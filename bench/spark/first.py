@@ -1,8 +1,7 @@
 """A user's program, timed: `python -m bench.spark.first ADDRESS TOPIC` prints seconds as JSON.
 
 The program imports nothing else of the benchmarks: a user's imports are part of the user's wait.
-`python -m bench.spark.first alone` reads a source in Python that has its rows ready: what Spark
-itself needs.
+`python -m bench.spark.first alone` reads ready rows, to show the time that Spark itself needs.
 """
 
 from __future__ import annotations

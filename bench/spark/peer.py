@@ -2,9 +2,8 @@
 
     python -m bench.spark.peer '{"jars": "…", "runs": 3, "rows": 9, "reads": [["raftlog", …]]}'
 
-reads topics by both connectors, in turn, in one session. Each of `reads` has a connector, servers
-and a topic. A JVM loads its jars at the start, so this is a separate process. It prints the seconds
-of each read and run as JSON.
+prints the seconds of each read and run as JSON. Each of `reads` has a connector, servers and a
+topic. A JVM loads its jars at the start, so this is a separate process.
 """
 
 from __future__ import annotations

@@ -43,16 +43,15 @@ def write(options: Options) -> list[Result]:
             "one node": [node],
             "three nodes": list(cluster.nodes.values()),
         }
-        for place, nodes in places.items():  # Java compiles hot code
-            _written(cluster, (place, nodes), "warm-up", max(RECORDS_MIN, count // 10))
+        for nodes in places.values():  # Java compiles hot code
+            _written(cluster, nodes, "warm-up", max(RECORDS_MIN, count // 10))
         for run in range(options.runs):
             meter = Meter()
             rows(count).write.format("noop").mode("overwrite").save()
             note(made, meter.used(), count)
             for (place, guarantee), rate in rates.items():
-                used = _written(
-                    cluster, (place, places[place]), f"{guarantee}-{run}", count, guarantee
-                )
+                topic = f"{guarantee}-{run}"
+                used = _written(cluster, places[place], topic, count, guarantee)
                 note(rate, used, count)
     once, least = DELIVERY_GUARANTEES
     ratios = [
@@ -77,13 +76,12 @@ def rows(count: int) -> DataFrame:
 
 def _written(
     cluster: Cluster,
-    place: tuple[str, list[MeasuredNode]],
+    nodes: list[MeasuredNode],
     topic: str,
     count: int,
     guarantee: str = DELIVERY_GUARANTEES[0],
 ) -> Used:
-    """One write into a topic of its own; `place` has a name and its nodes."""
-    name, nodes = place
+    """One write into a topic of its own on these nodes."""
     if len(nodes) == 1:
         nodes[0].create_topic(topic, PARTITIONS)
     else:
@@ -102,6 +100,6 @@ def _written(
     used = meter.used()
     written = records_in(servers, topic)
     if written < count:
-        raise RuntimeError(f"{name}: {written} records of {count}")
+        raise RuntimeError(f"{topic}: {written} records of {count}")
     nodes[0].delete_topic(topic)
     return used
