@@ -1,11 +1,9 @@
 """The metadata quorum: commits, failover, idle cost, and the cost of much metadata.
 
-Commits are measured inside the leader (bench/quorum_node.py), from proposal to application: the
-wait of every metadata change. Failover is measured from outside, by a client.
-
-A failover lasts from the SIGKILL to the first change acknowledged by any survivor. Probes leave
-every ten milliseconds, whether or not earlier probes were answered: a probe that waits for the dead
-leader must not hide a survivor that would have served another.
+Commits are measured inside the leader (bench/quorum_node.py), from proposal to application. A
+failover lasts from the SIGKILL to the first change that any survivor acknowledges to a client.
+Probes leave every ten milliseconds, whether or not earlier probes were answered: a probe that waits
+for the dead leader must not hide a survivor that would have served another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""REST produce over kept connections, by a driver of our own: requests a second; cost of a MB.
+"""REST produce over kept connections: requests a second, and the cost of a megabyte.
 
-The driver speaks just enough HTTP/1.1 over an asyncio protocol to keep each connection busy with
-one request at a time, so that the node is the bottleneck, not the driver.
+The driver speaks just enough HTTP/1.1 to keep each connection busy, so that the node is the
+bottleneck.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Network namespaces: each node has a wire of its own to a bridge, and wires can be cut.
 
-`Wires` builds the network and cuts a node off completely. It needs root and `ip`, neither nft nor
-tc. Names carry the id of this process, and closing removes all of them.
+It needs root and `ip`. Names carry the id of this process, and closing removes all of them.
 """
 
 from __future__ import annotations
