@@ -63,7 +63,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LoneNode, s
 
 async def create(node: LoneNode, topic: str) -> None:
     async with Admin(bootstrap_servers=node.address) as admin:
-        await admin.create_topic(topic, partitions=PARTITIONS)
+        # The records' timestamps are years old.
+        await admin.create_topic(topic, partitions=PARTITIONS, configs={"retention.ms": "-1"})
 
 
 def write_by_kafka(address: str, topic: str, **settings: Any) -> list[tuple[int, int]]:

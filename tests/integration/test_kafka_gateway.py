@@ -91,7 +91,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         for node in nodes.values():
             node.wait_ready()
         admin = AdminClient({"bootstrap.servers": balancer.address})
-        new = [NewTopic(name, PARTITIONS, 3) for name in TOPICS]
+        # The records' timestamps are years old.
+        configs = {"retention.ms": "-1"}
+        new = [NewTopic(name, PARTITIONS, 3, config=configs) for name in TOPICS]
         for one in admin.create_topics(new).values():
             one.result(DEADLINE_S)
         yield Gateway(nodes, balancer)

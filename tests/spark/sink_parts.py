@@ -20,7 +20,13 @@ def create(servers: str, topic: str, partitions: int = 3, *, replicas: int = 1) 
 
     async def run() -> None:
         async with Admin(bootstrap_servers=servers) as admin:
-            await admin.create_topic(topic, partitions=partitions, replication_factor=replicas)
+            # Some records' timestamps are years old.
+            await admin.create_topic(
+                topic,
+                partitions=partitions,
+                replication_factor=replicas,
+                configs={"retention.ms": "-1"},
+            )
 
     asyncio.run(run())
     return topic

@@ -83,7 +83,13 @@ def threads() -> int:
 
 async def make_topic(address: str, name: str, partitions: int = 1, replicas: int = 1) -> None:
     async with Admin(bootstrap_servers=address) as admin:
-        await admin.create_topic(name, partitions=partitions, replication_factor=replicas)
+        # The records' timestamps are years old.
+        await admin.create_topic(
+            name,
+            partitions=partitions,
+            replication_factor=replicas,
+            configs={"retention.ms": "-1"},
+        )
 
 
 async def delete_topic(address: str, name: str) -> None:

@@ -66,6 +66,7 @@ def test_keys_decide_the_partition_and_keep_order(run: Run, topic: str, file: Pa
 
 
 def test_json_and_csv_fields_become_key_and_timestamp(run: Run, topic: str, file: Path) -> None:
+    run("topic", "alter-config", topic, "--set", "retention.ms=-1")
     fields = ("--key-field", "id", "--timestamp-field", "at")
     file.write_text('{"id":7,"at":"2013-01-01T10:00:00Z"}\n')
     run("topic", "produce", topic, str(file), "-i", "ndjson", *fields, "-p", "0")
@@ -87,10 +88,11 @@ def test_whole_topic_can_be_copied_through_json(
         '{"key":"/w==","key_encoding":"base64","value":"","timestamp":2,'
         '"headers":[{"key":"h","value":null}]}\n'
     )
+    run("topic", "alter-config", topic, "--set", "retention.ms=-1")
     envelope = ("-i", "ndjson", "--envelope", "-p", "2")
     run("topic", "produce", topic, str(file), *envelope)
     copy = f"copy-{uuid4().hex}"
-    run("topic", "create", copy, "-p", "3")
+    run("topic", "create", copy, "-p", "3", "-c", "retention.ms=-1")
     dump = tmp_path / "dump"
     dump.write_text(run("topic", "consume", topic, "--format", "json").stdout)
     run("topic", "produce", copy, str(dump), *envelope)
