@@ -436,6 +436,11 @@ def coordinator_metrics(services: NodeServices, labels_max: int) -> Iterator[Met
         "Age of the oldest of these transactions, or 0 without any.",
         status.oldest_transaction_ms / 1000,
     )
+    yield gauge(
+        "raftlog_transactions_parked",
+        "Decided transactions whose marker a partition's leader rejects. The log has the reasons.",
+        status.parked_transactions,
+    )
     yield counter(
         "raftlog_transaction_timeouts",
         "Transactions aborted by this node because their producer was silent for its timeout.",

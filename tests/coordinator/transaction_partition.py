@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import Any, TypeVar
+
+import msgspec
 
 from raftlog.coordinator.shard.decision import Producer
 from raftlog.coordinator.shard.load import load_shard
@@ -27,10 +30,17 @@ from raftlog.coordinator.transactions.messages import (
     successful,
 )
 from raftlog.coordinator.transactions.transaction import VERSION_2, TransactionSettings
+from raftlog.metadata.image import PartitionImage
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.control import Marker
 from raftlog.record.errors import UNKNOWN_TOPIC, LogError
-from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog.record.types import (
+    BrokerId,
+    LeaderEpoch,
+    PartitionEpoch,
+    ProducerEpoch,
+    ProducerId,
+)
 from tests.broker.data_fakes import DataNode, MemoryLog
 from tests.controller.clock import SteppedClock
 from tests.coordinator.calls import carry_out
@@ -47,6 +57,8 @@ class Leaders:
         self.written: list[tuple[TopicPartition, Producer, Marker]] = []
         self.failures: deque[LogError] = deque()
         """Raised by the next writes, one each."""
+        self.refusals: dict[ProducerId, LogError] = {}
+        """Raised by every write of these producers."""
         self.unknown: set[TopicPartition] = set()
         self.attempts = 0
         self.held: dict[ProducerId, asyncio.Event] = {}
@@ -78,6 +90,8 @@ class _Handle:
             await self._leaders.held[producer_id].wait()
         if self._leaders.failures:
             raise self._leaders.failures.popleft()
+        if producer_id in self._leaders.refusals:
+            raise self._leaders.refusals[producer_id]
         self._leaders.written.append((self._place, Producer(producer_id, producer_epoch), marker))
 
 
@@ -94,14 +108,42 @@ class TransactionPartition:
         self.kind = TransactionKind(
             node.metadata.allocate_producer_id, markers.run, TransactionSettings()
         )
+        node.replicas.host = replace(node.replicas.host, confirm=self._learn)
         self.partition = node.replicas.here(TOPIC, 0)
         self.log: MemoryLog = node.log(TOPIC)
+        self.newest: PartitionImage | None = None
+        """The row that a read barrier applies."""
+        self.barriers = 0
+        self.nothing_learned: LogError | None = None
+        """Error of a read barrier."""
 
     @classmethod
     async def start(cls) -> TransactionPartition:
         node = DataNode()
         await node.metadata.create_topic(TOPIC, partitions=1)
         return cls(node)
+
+    async def _learn(self) -> None:
+        self.barriers += 1
+        if self.nothing_learned is not None:
+            raise self.nothing_learned
+        if self.newest is not None:
+            self.partition.update(self.newest, 1)
+
+    def replicate(self) -> None:
+        """Give the partition a second replica, which may be elected."""
+        self.partition.update(self.row(), 1)
+
+    def row(self, leader: int = 1) -> PartitionImage:
+        """The partition with two replicas, after the present row."""
+        image = self.partition.image
+        return msgspec.structs.replace(
+            image,
+            replicas=(BrokerId(1), BrokerId(2)),
+            leader=BrokerId(leader),
+            leader_epoch=LeaderEpoch(image.leader_epoch + (leader != image.leader)),
+            partition_epoch=PartitionEpoch(image.partition_epoch + 1),
+        )
 
     async def load(self, *, writes_markers: bool = True) -> TransactionCoordinator:
         """A shard that serves, as the service runs it."""
@@ -154,8 +196,8 @@ class TransactionPartition:
         request = EndTransaction(transactional_id, producer, is_commit, VERSION_2)
         return (await self.call(shard, request, messages.Ended)).producer
 
-    async def state(self, shard: TransactionCoordinator) -> str:
-        request = messages.DescribeTransaction("t")
+    async def state(self, shard: TransactionCoordinator, transactional_id: str = "t") -> str:
+        request = messages.DescribeTransaction(transactional_id)
         return (await self.call(shard, request, messages.TransactionDescription)).summary.state
 
     async def close(self) -> None:

@@ -138,6 +138,7 @@ def test_labels_of_groups_are_bounded_and_the_largest_lags_have_them() -> None:
         consumer_instances=5,
         transactions=Counter({"prepared": 3}),
         oldest_transaction_ms=1_500,
+        parked_transactions=2,
         lags=[GroupLag("b", "t", 9), GroupLag("a", "t", 5), GroupLag("a", "u", 1)],
         other_lags=10,
     )
@@ -155,6 +156,7 @@ def test_labels_of_groups_are_bounded_and_the_largest_lags_have_them() -> None:
     assert found["raftlog_consumer_instances",] == 5
     assert found["raftlog_transactions", "prepared"] == 3
     assert found["raftlog_transaction_seconds_max",] == 1.5
+    assert found["raftlog_transactions_parked",] == 2
     lags = {key[1:]: value for key, value in found.items() if "group_lag" in key[0]}
     assert lags == {("b", "t"): 9, ("__other__", "__other__"): 16}
     held = {key[1]: value for key, value in found.items() if "stable_offset" in key[0]}

@@ -58,6 +58,8 @@ class CoordinatorStatus:
     """That are open, or without all of their markers, by state."""
     oldest_transaction_ms: int = 0
     """Age of the oldest one of these."""
+    parked_transactions: int = 0
+    """Decided transactions with a marker that a partition's leader rejects."""
     lags: Sequence[GroupLag] = ()
     """Largest lags, in falling order."""
     other_lags: int = 0
@@ -106,6 +108,7 @@ class CoordinatorWatch:
             elif isinstance(shard.state, TransactionShard):
                 open_now = shard.state.unfinished()
                 status.transactions.update(transaction.state.label for transaction in open_now)
+                status.parked_transactions += shard.state.parked()
                 ages_ms = (now_ms - transaction.start_ms for transaction in open_now)
                 oldest_ms = max(ages_ms, default=0)
                 status.oldest_transaction_ms = max(status.oldest_transaction_ms, oldest_ms)

@@ -5,6 +5,11 @@ committed, also the decisions of earlier coordinators, writes the markers throug
 their partitions, and confirms each to the shard. Only the shard's end stops an attempt, because
 until its marker is written, a transaction holds back readers of committed records.
 
+A leader that rejects a marker ends no shard. The answer of another node, right or wrong, is about
+a single transaction, which is parked: its markers are retried after longer pauses, and the node
+counts it (`raftlog_transactions_parked`). After COORDINATOR_FENCED the quorum decides whether this
+coordinator is over.
+
 A marker may be written twice, by this coordinator or by two. The partition's leader knows it by
 producer, epoch and coordinator epoch (the leader epoch of the shard).
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from raftlog.coordinator.shard.decision import Decision
@@ -39,6 +45,8 @@ WRITE_S: Final = 10.0
 """Timeout of one attempt."""
 RETRIES: Final = Backoff(0.02, 2.0)
 """Pauses between attempts for one partition, and between decisions while the shard takes none."""
+PARKED: Final = Backoff(0.1, 10.0)
+"""Pauses between attempts that the partition's leader rejects."""
 LOGGED_ATTEMPT: Final = 8
 """Number of attempts between logged attempts. The first is some seconds after the start."""
 IDLE_S: Final = 3_600.0
@@ -93,28 +101,26 @@ class MarkerWriter:
         limit: asyncio.Semaphore,
     ) -> None:
         """End one transaction in one partition, and confirm it."""
+        name = f"{partition.topic}-{partition.partition}"
         attempt = 0
+        is_parked = False
         while True:
             async with limit:
                 error = await self._attempt(shard, markers, partition)
             if error is None:
                 break
-            _require_serving(shard)
             if error.entry is COORDINATOR_FENCED:
-                shard.end(LogError(NOT_COORDINATOR, error.message))
-                raise error
+                await _confirm_lead(shard)
+            _require_serving(shard)
             attempt += 1
-            if attempt % LOGGED_ATTEMPT == 0:
-                logger.warning(
-                    "%s: transaction of producer %d: no marker in %s-%d after %d attempts, "
-                    "trying again: %s",
-                    shard.partition.name,
-                    markers.producer.producer_id,
-                    *partition,
-                    attempt,
-                    error.message,
-                )
-            await self._clock.sleep(RETRIES.delay_s(attempt - 1))
+            is_retriable = error.entry.retriable
+            if not is_retriable and not is_parked:
+                is_parked = True
+                shard.state.park(markers, partition)
+                _log(shard, markers, f"it is parked, as {name} rejects its marker", error)
+            elif attempt % LOGGED_ATTEMPT == 0:
+                _log(shard, markers, f"no marker in {name} after {attempt} attempts", error)
+            await self._clock.sleep((RETRIES if is_retriable else PARKED).delay_s(attempt - 1))
         await self._confirm(shard, markers, partition)
 
     async def _attempt(
@@ -193,6 +199,24 @@ class MarkerWriter:
 
 def _pending(state: TransactionShard, after: int) -> Decision[tuple[int, list[PendingMarkers]]]:
     return Decision((state.decisions, state.pending_markers(after)))
+
+
+async def _confirm_lead(shard: TransactionCoordinator) -> None:
+    """Let the quorum end the shard if another coordinator has replaced it."""
+    with suppress(LogError):
+        await shard.partition.confirm()
+
+
+def _log(
+    shard: TransactionCoordinator, markers: PendingMarkers, state: str, error: LogError
+) -> None:
+    logger.warning(
+        "%s: transaction of producer %d: %s, trying again: %s",
+        shard.partition.name,
+        markers.producer.producer_id,
+        state,
+        error.message,
+    )
 
 
 def _require_serving(shard: TransactionCoordinator) -> None:

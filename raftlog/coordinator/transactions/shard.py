@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -131,6 +131,8 @@ class _Progress:
 
     decision: int
     unwritten: set[TopicPartition]
+    rejected: set[TopicPartition] = field(default_factory=set)
+    """Partitions whose leader has rejected the marker."""
 
 
 class TransactionShard:
@@ -283,6 +285,16 @@ class TransactionShard:
         """Whether its transaction is decided, and some marker is not confirmed yet."""
         return transactional_id in self._progress
 
+    def park(self, markers: PendingMarkers, partition: TopicPartition) -> None:
+        """Note that the partition's leader rejects a marker of the decision."""
+        progress = self._progress.get(markers.transactional_id)
+        if progress is not None and progress.decision == markers.decision:
+            progress.rejected.add(partition)
+
+    def parked(self) -> int:
+        """Number of decided transactions with a marker that is rejected."""
+        return sum(bool(progress.rejected) for progress in self._progress.values())
+
     def markers_written(
         self, markers: PendingMarkers, partitions: Iterable[TopicPartition], wall_ms: int
     ) -> Decision[None]:
@@ -296,6 +308,7 @@ class TransactionShard:
         if progress is None or progress.decision != markers.decision:
             return Decision(None)
         progress.unwritten.difference_update(partitions)
+        progress.rejected.intersection_update(progress.unwritten)
         if progress.unwritten:
             return Decision(None)
         after = transitions.complete(self._transactions[transactional_id], wall_ms)

@@ -11,14 +11,16 @@ from raftlog.coordinator.instances.messages import CreateInstance, DeleteInstanc
 from raftlog.coordinator.shard import status as module
 from raftlog.coordinator.shard.decision import Event
 from raftlog.coordinator.shard.status import CoordinatorWatch, GroupLag
+from raftlog.coordinator.transactions.markers import PARKED
 from raftlog.coordinator.transactions.transaction import DECIDED, OPEN
 from raftlog.http.metrics import TRANSACTION_STATES
-from raftlog.record.errors import PRODUCER_FENCED, LogError
+from raftlog.record.errors import COORDINATOR_FENCED, PRODUCER_FENCED, LogError
 from tests.broker.data_fakes import DataNode, batch_of
+from tests.controller.clock import settle
 from tests.coordinator.calls import carry_out
 from tests.coordinator.groups.test_kind import KIND, SESSION_MS, Harness, join
 from tests.coordinator.images import remove_topic
-from tests.coordinator.transaction_partition import A, TransactionPartition
+from tests.coordinator.transaction_partition import A, B, TransactionPartition
 
 TOPIC = "__consumer_offsets"
 
@@ -153,6 +155,22 @@ async def test_a_hung_producer_is_seen_by_its_age_and_then_counted() -> None:
         except LogError as error:
             assert error.entry is PRODUCER_FENCED
     assert watch.status().producers_fenced == 2
+    await one.close()
+
+
+async def test_transactions_with_a_rejected_marker_are_counted_until_it_is_written() -> None:
+    one = await TransactionPartition.start()
+    shard = await one.load()
+    watch = watch_of(one.node, one.clock, shard)
+    producer = await one.begin(shard, A, B)
+    one.leaders.refusals[producer.producer_id] = LogError(COORDINATOR_FENCED)
+    assert watch.status().parked_transactions == 0
+    await one.end(shard, producer)
+    await settle()
+    assert watch.status().parked_transactions == 1
+    one.leaders.refusals.clear()
+    await one.clock.advance(PARKED.max_s)
+    assert watch.status().parked_transactions == 0
     await one.close()
 
 

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from raftlog.coordinator.transactions.markers import RETRIES
+from raftlog.coordinator.transactions.markers import PARKED, RETRIES
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
     COORDINATOR_FENCED,
+    INTERNAL,
+    INVALID_TOPIC,
+    NO_CONTROLLER,
     NO_LEADER,
     PRODUCER_FENCED,
     RETRIABLE,
@@ -103,14 +106,67 @@ async def test_a_newer_epoch_in_the_partition_needs_no_marker(one: TransactionPa
     assert await one.state(shard) == "complete-commit"
 
 
-async def test_a_stale_coordinator_is_over(one: TransactionPartition) -> None:
+async def test_a_coordinator_that_the_quorum_has_replaced_is_over(
+    one: TransactionPartition,
+) -> None:
+    one.replicate()
     shard = await one.load()
     producer = await one.begin(shard, A)
     one.leaders.failures.append(LogError(COORDINATOR_FENCED))
+    one.newest = one.row(leader=2)
     await one.end(shard, producer)
     await until(lambda: shard.ended is not None)
     await one.clock.advance(60.0)
     assert one.leaders.attempts == 1
+
+
+@pytest.mark.parametrize("entry", [COORDINATOR_FENCED, INVALID_TOPIC, INTERNAL])
+@pytest.mark.parametrize("quorum", [None, LogError(NO_CONTROLLER)])
+async def test_a_refused_marker_parks_its_transaction_and_no_other(
+    one: TransactionPartition,
+    caplog: pytest.LogCaptureFixture,
+    entry: ErrorEntry,
+    quorum: LogError | None,
+) -> None:
+    one.replicate()
+    shard = await one.load()
+    refused, other = await one.begin(shard, A, B), await one.begin(shard, A, transactional_id="u")
+    one.leaders.refusals[refused.producer_id] = LogError(entry, "no such number")
+    one.nothing_learned = quorum
+    await one.end(shard, refused)
+    await settle()
+    one.nothing_learned = None
+    await one.end(shard, other, transactional_id="u")
+    await one.clock.advance(PARKED.max_s)
+    assert shard.ended is None
+    assert await one.state(shard, "u") == "complete-commit"
+    assert await one.state(shard) == "prepare-commit"
+    assert shard.state.parked() == 1
+    (first, second) = [each.message for each in caplog.records if "is parked" in each.message][:2]
+    assert "one-0 rejects" in first
+    assert "no such number" in first
+    assert "six-5 rejects" in second
+    before = one.leaders.attempts
+    for _ in range(10):
+        await one.clock.advance(PARKED.max_s)
+    assert one.leaders.attempts - before <= 2 * 10
+    one.leaders.refusals.clear()
+    await one.clock.advance(PARKED.max_s)
+    assert await one.state(shard) == "complete-commit"
+    assert shard.state.parked() == 0
+
+
+async def test_only_a_fenced_coordinator_confirms_its_lead(one: TransactionPartition) -> None:
+    one.replicate()
+    shard = await one.load()
+    producer = await one.begin(shard, A)
+    one.leaders.failures.extend(map(LogError, (NO_LEADER, INTERNAL)))
+    before = one.barriers
+    await one.end(shard, producer)
+    await one.clock.advance(RETRIES.max_s)
+    await one.clock.advance(PARKED.max_s)
+    assert one.leaders.written
+    assert one.barriers == before
 
 
 async def test_the_end_of_the_shard_ends_all_attempts(one: TransactionPartition) -> None:

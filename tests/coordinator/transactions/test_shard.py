@@ -232,6 +232,26 @@ def test_late_confirmation_does_not_count_for_the_next_decision(coordinator: Coo
     assert coordinator.state("a") is State.PREPARE_COMMIT
 
 
+def test_decision_is_parked_until_its_rejected_markers_are_written(
+    coordinator: Coordinator,
+) -> None:
+    client = coordinator.init()
+    coordinator.add(client, P0, P1)
+    coordinator.end(client, version=1)
+    (first,) = coordinator.shard.pending_markers()
+    assert coordinator.shard.parked() == 0
+    coordinator.shard.park(first, P0)
+    coordinator.confirm(first, [P1])
+    assert coordinator.shard.parked() == 1
+    coordinator.confirm(first, [P0])
+    coordinator.shard.park(first, P0)
+    assert coordinator.shard.parked() == 0
+    coordinator.add(client, P0)
+    coordinator.end(client, version=1)
+    coordinator.shard.park(first, P0)
+    assert coordinator.shard.parked() == 0, "a late rejection of the earlier decision"
+
+
 def test_decision_without_partitions_completes_by_an_empty_confirmation(
     coordinator: Coordinator,
 ) -> None:
