@@ -182,6 +182,17 @@ class MetadataImage:
         """A topic's partition. Raises LogError(UNKNOWN_TOPIC or UNKNOWN_PARTITION)."""
         return self.topic(name).partition(partition)
 
+    def newest_leader_epoch(self, name: str, partition: PartitionId | None) -> int:
+        """The leader epoch of a partition, or the highest of the topic's, for None.
+
+        -1 without such a topic or partition.
+        """
+        topic = self.topics_by_name.get(name)
+        rows = () if topic is None else topic.partitions
+        return max(
+            (row.leader_epoch for row in rows if partition in {None, row.partition}), default=-1
+        )
+
     @property
     def partition_count(self) -> int:
         """Partitions of all topics together."""

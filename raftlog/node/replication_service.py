@@ -18,6 +18,7 @@ from raftlog.metadata.image import BrokerImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import RaftMember
+from raftlog.record.coordinators import TRANSACTIONS_TOPIC
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata, CollectLogEnds
 from raftlog.replication.leader.isr import IsrKeeper
@@ -94,6 +95,9 @@ class ReplicationService:
                 on_isr_change_due=self._propose_isr,
                 confirm=quorum.read_barrier,
                 next_producer_id=lambda: state_machine.image.next_producer_id,
+                newest_coordinator=lambda partition: state_machine.image.newest_leader_epoch(
+                    TRANSACTIONS_TOPIC, partition
+                ),
             ),
             self.streams,
             on_fatal=on_fatal,

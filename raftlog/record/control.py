@@ -24,7 +24,15 @@ from raftlog.record.header import (
     TRANSACTIONAL_BIT,
     BatchHeader,
 )
-from raftlog.record.types import NO_SEQUENCE, Buffer, LeaderEpoch, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import (
+    NO_SEQUENCE,
+    Buffer,
+    LeaderEpoch,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+)
 
 _RECORD: Final = struct.Struct(">bbbbbhhbhib")
 """Length, attributes, timestamp delta, offset delta, key length, key (int16, int16), value length,
@@ -47,6 +55,9 @@ class Marker(NamedTuple):
     is_epoch_next: bool = False
     """Whether its producer epoch is above that of all batches of its transaction (KIP-1228). Not
     stored: only a marker to be written has it."""
+    coordinator: PartitionId | None = None
+    """Partition of `__transaction_state` whose leader decided. None for an operator's marker, and
+    for a coordinator of an older release. Not stored."""
 
 
 def build_marker(

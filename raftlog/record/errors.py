@@ -154,7 +154,7 @@ DUPLICATE_SEQUENCE = ErrorEntry(
 COORDINATOR_FENCED = ErrorEntry(
     40908,
     "COORDINATOR_FENCED",
-    "A newer coordinator has ended a transaction of this producer here.",
+    "The coordinator epoch is over, or was never a coordinator's.",
     kafka_code=52,
 )
 # Kafka's leaders also respond so (KIP-890), and every producer retries it.

@@ -29,6 +29,7 @@ ProducerEpoch = NewType("ProducerEpoch", int)
 NO_PRODUCER_ID = ProducerId(-1)
 NO_PRODUCER_EPOCH = ProducerEpoch(-1)
 NO_SEQUENCE = -1
+LEADER_EPOCH_MAX = LeaderEpoch(2**31 - 1)
 
 
 class AbortedTransaction(NamedTuple):

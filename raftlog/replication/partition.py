@@ -337,11 +337,17 @@ class Partition(Replica):
         *,
         timeout_s: float,
         before_write: Callable[[], None] | None = None,
+        newest_coordinator: int | None = None,
     ) -> None:
         """See `LeaderRole.write_marker`. Raises LogError."""
         role = self.writer()
         await role.write_marker(
-            producer_id, producer_epoch, marker, timeout_s=timeout_s, before_write=before_write
+            producer_id,
+            producer_epoch,
+            marker,
+            timeout_s=timeout_s,
+            before_write=before_write,
+            newest_coordinator=newest_coordinator,
         )
 
     async def end_offset(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Offset:

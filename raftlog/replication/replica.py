@@ -13,7 +13,14 @@ from raftlog.metadata.apply.cluster import PRODUCER_ID_MAX
 from raftlog.metadata.configs.topic import TopicConfig, validate_defaults
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
-from raftlog.record.types import AbortedTransaction, BrokerId, Offset, PartitionId, TopicId
+from raftlog.record.types import (
+    LEADER_EPOCH_MAX,
+    AbortedTransaction,
+    BrokerId,
+    Offset,
+    PartitionId,
+    TopicId,
+)
 from raftlog.replication.waiters import CommittedBytes, ReadWaiters
 from raftlog.storage.log.log import Log
 from raftlog.storage.types import FlushMode, LogConfig
@@ -104,6 +111,10 @@ class Host:
     write_gate: WriteGate = field(default_factory=WriteGate)
     next_producer_id: Callable[[], int] = lambda: PRODUCER_ID_MAX
     """The first producer id that the applied metadata has not issued."""
+    newest_coordinator: Callable[[PartitionId | None], int] = lambda _partition: LEADER_EPOCH_MAX
+    """Leader epoch of a partition of `__transaction_state` in the applied metadata.
+
+    The highest of all its partitions, with None."""
 
 
 class Replica:
@@ -215,10 +226,14 @@ class Replica:
         """Return once this node has applied all metadata that was committed before the call.
 
         A replica that leads afterwards, by the applied metadata, led at the time of the call. One
-        call serves all partitions of the node. Raises LogError NO_LEADER.
+        call serves all partitions of the node. Returns at once for the only replica, which no other
+        node can lead. Raises LogError NO_LEADER.
         """
-        if not self.may_be_led_elsewhere:
-            return
+        if self.may_be_led_elsewhere:
+            await self.confirm_metadata()
+
+    async def confirm_metadata(self) -> None:
+        """Confirm as `confirm`, also for the only replica."""
         try:
             async with asyncio.timeout(CONFIRM_S):
                 await self.host.confirm()

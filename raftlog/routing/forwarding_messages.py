@@ -162,6 +162,8 @@ class WriteMarker(_OfPartition, frozen=True, tag=11):
     coordinator_epoch: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     commit: bool
     is_epoch_next: bool = False
+    coordinator: _PartitionNumber | None = None
+    """Partition of the coordinator, or None, as in `Marker`."""
 
 
 class ReadMany(_Base, frozen=True, tag=12):

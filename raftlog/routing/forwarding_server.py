@@ -393,12 +393,17 @@ class _Session(Session):
             case Delete():
                 start = await found.require_leader().delete_records(Offset(operation.before))
                 return msgspec.structs.replace(_marks(found), log_start_offset=start), ()
-            case WriteMarker():
+            case WriteMarker(coordinator=coordinator):
                 await self._gate.write_marker(
                     found,
                     ProducerId(operation.producer_id),
                     ProducerEpoch(operation.producer_epoch),
-                    Marker(operation.commit, operation.coordinator_epoch, operation.is_epoch_next),
+                    Marker(
+                        operation.commit,
+                        operation.coordinator_epoch,
+                        operation.is_epoch_next,
+                        None if coordinator is None else PartitionId(coordinator),
+                    ),
                     timeout_s=timeout_s,
                 )
                 return MarkerWritten(), ()

@@ -408,6 +408,7 @@ class PartitionHandle:
                 coordinator_epoch=marker.coordinator_epoch,
                 commit=marker.commit,
                 is_epoch_next=marker.is_epoch_next,
+                coordinator=marker.coordinator,
             ),
             (),
             local=lambda found, remaining_s: self._router.gate.write_marker(

@@ -4,6 +4,7 @@ import gc
 import tracemalloc
 
 import pytest
+from msgspec.structs import replace
 
 from raftlog.metadata.apply.apply import apply
 from raftlog.metadata.commands import Command, CreateTopic, decode_command, encode_command
@@ -12,7 +13,7 @@ from raftlog.metadata.decisions.placement import place
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.snapshot import from_snapshot, snapshot_pieces
 from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError
-from raftlog.record.types import TopicId
+from raftlog.record.types import LeaderEpoch, PartitionId, TopicId
 from tests.metadata.strategies import create, register
 
 IMAGE_BYTES_MAX = 20_000_000
@@ -32,6 +33,22 @@ def test_lookups_name_what_is_missing() -> None:
         with pytest.raises(LogError, match="it has 2, numbered from 0") as raised:
             image.partition("a", partition)
         assert raised.value.entry is UNKNOWN_PARTITION
+
+
+def test_the_newest_leader_epoch_is_of_a_partition_or_of_all() -> None:
+    image = MetadataImage()
+    register(image)
+    create(image, "a", 1, (1,), (1,), (1,))
+    topic = image.topic("a")
+    rows = tuple(
+        replace(row, leader_epoch=LeaderEpoch(epoch))
+        for row, epoch in zip(topic.partitions, (4, 9, 2), strict=True)
+    )
+    image.topics_by_name["a"] = replace(topic, partitions=rows)
+    assert image.newest_leader_epoch("a", None) == 9
+    assert image.newest_leader_epoch("a", PartitionId(2)) == 2
+    assert image.newest_leader_epoch("a", PartitionId(3)) == -1
+    assert image.newest_leader_epoch("b", None) == -1
 
 
 def test_copy_does_not_follow_the_original() -> None:

@@ -11,6 +11,7 @@ from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.record.types import (
+    LEADER_EPOCH_MAX,
     BrokerEpoch,
     BrokerId,
     Buffer,
@@ -118,6 +119,11 @@ class Node:
     """The row that a read barrier applies."""
     nothing_learned: LogError | None = None
     """Error of a read barrier."""
+    coordinators: dict[PartitionId | None, int] = field(default_factory=dict)
+    """Coordinators' epochs of the applied metadata."""
+    newest_coordinators: dict[PartitionId | None, int] = field(default_factory=dict)
+    """Coordinators' epochs that a read barrier applies."""
+    barriers: int = 0
     isr_changes_due: int = 0
     logs: LogManager = field(init=False)
     partition: Partition = field(init=False)
@@ -139,6 +145,7 @@ class Node:
                 brokers=lambda: self.brokers,
                 on_isr_change_due=self._on_isr_change_due,
                 confirm=self._learn,
+                newest_coordinator=lambda number: self.coordinators.get(number, LEADER_EPOCH_MAX),
             ),
         )
         return self.partition
@@ -148,10 +155,12 @@ class Node:
         self.isr_changes_due += 1
 
     async def _learn(self) -> None:
+        self.barriers += 1
         if self.nothing_learned is not None:
             raise self.nothing_learned
         if self.newest is not None:
             self.partition.update(self.newest, 2)
+        self.coordinators.update(self.newest_coordinators)
 
     async def values(self) -> list[bytes | None]:
         """The values of the whole log, committed or not."""

@@ -12,6 +12,7 @@ from raftlog.record.control import Marker
 from raftlog.record.errors import (
     COORDINATOR_FENCED,
     INVALID_TXN_STATE,
+    NO_CONTROLLER,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     PRODUCER_FENCED,
@@ -22,7 +23,13 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.header import parse_header
-from raftlog.record.types import AbortedTransaction, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import (
+    AbortedTransaction,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+)
 from raftlog.replication.leader import verification
 from raftlog.replication.leader.verification import VerificationGuard, Verifications
 from raftlog.replication.partition import Acks, Fetched, Isolation, Origin, wait_for_data
@@ -42,6 +49,7 @@ from tests.storage.transactional import transactional, visible
 
 COMMITTED = Isolation.READ_COMMITTED
 EPOCH = ProducerEpoch(0)
+COORDINATOR = PartitionId(3)
 
 
 async def cluster() -> tuple[Node, Node, HandFeed]:
@@ -74,9 +82,10 @@ def ending(
     commit: bool,
     epoch: int = 0,
     coordinator_epoch: int = 0,
+    coordinator: PartitionId | None = None,
     timeout_s: float = 60,
 ) -> asyncio.Task[None]:
-    marker = Marker(commit, coordinator_epoch)
+    marker = Marker(commit, coordinator_epoch, coordinator=coordinator)
     writing = leader.partition.write_marker(
         ProducerId(producer), ProducerEpoch(epoch), marker, timeout_s=timeout_s
     )
@@ -428,6 +437,92 @@ async def test_a_marker_is_written_once_and_never_by_an_older_coordinator() -> N
     assert leader.partition.log_end_offset == 3
     await write(leader, 1, 1, b"b")
     assert await refused(ending(leader, 1, commit=False, coordinator_epoch=4)) is COORDINATOR_FENCED
+
+
+async def lone_leader(coordinators: dict[PartitionId | None, int]) -> Node:
+    """A leader without followers, whose metadata has these coordinators' epochs."""
+    leader = Node(1, {})
+    leader.coordinators = coordinators
+    await leader.open(row(1, 1, isr=(1,), replicas=(1,)))
+    return leader
+
+
+@pytest.mark.parametrize("coordinator", [None, COORDINATOR])
+@pytest.mark.parametrize("epoch", [5, 1_000_000, 2**31 - 1])
+async def test_an_epoch_of_no_coordinator_is_refused(
+    coordinator: PartitionId | None, epoch: int
+) -> None:
+    leader = await lone_leader({None: 4, COORDINATOR: 4})
+    await write(leader, 1, 0, b"a")
+    for producer in (1, 2):
+        refusal = ending(
+            leader, producer, commit=True, coordinator_epoch=epoch, coordinator=coordinator
+        )
+        assert await refused(refusal) is COORDINATOR_FENCED
+    assert leader.barriers == 2, "the quorum knows of no newer coordinator"
+    assert leader.partition.log_end_offset == 1
+    await ending(leader, 1, commit=True, coordinator_epoch=4, coordinator=coordinator)
+    assert leader.barriers == 2
+
+
+async def test_a_coordinator_newer_than_the_metadata_is_confirmed_by_the_quorum() -> None:
+    leader = await lone_leader({COORDINATOR: 4})
+    await write(leader, 1, 0, b"a")
+    leader.nothing_learned = LogError(NO_CONTROLLER)
+    newer = {"commit": True, "coordinator_epoch": 5, "coordinator": COORDINATOR}
+    assert await refused(ending(leader, 1, **newer)) is NO_LEADER, "to be tried again"
+    leader.nothing_learned = None
+    leader.newest_coordinators[COORDINATOR] = 5
+    await ending(leader, 1, **newer)
+    assert leader.partition.log_end_offset == 2
+
+
+async def left_by_an_operator(leader: Node, coordinator_epoch: int) -> None:
+    """Write an operator's marker as an older release did, and restart."""
+    await write(leader, 1, 0, b"a")
+    metadata, leader.coordinators = leader.coordinators, {}
+    await ending(leader, 1, commit=True, coordinator_epoch=coordinator_epoch)
+    leader.coordinators = metadata
+    await leader.partition.log.flush()
+    await leader.logs.close()
+    await leader.open(row(1, 2, isr=(1,), replicas=(1,)))
+
+
+@pytest.mark.parametrize("left", [1_000_000, 6])
+async def test_a_stored_epoch_of_no_coordinator_does_not_fence_the_coordinator(left: int) -> None:
+    """Other coordinators may have reached epoch 6."""
+    leader = await lone_leader({None: 7, COORDINATOR: 4})
+    await left_by_an_operator(leader, left)
+    mine = {"commit": True, "coordinator": COORDINATOR}
+    old = ending(leader, 1, coordinator_epoch=3, **mine)
+    assert await refused(old) is COORDINATOR_FENCED
+    await ending(leader, 1, coordinator_epoch=4, **mine)
+    assert leader.partition.log_end_offset == 3
+    # The stored epoch is the coordinator's again.
+    assert [each.coordinator_epoch for each in leader.partition.producers(1)] == [4]
+    assert leader.barriers == 1
+
+
+async def test_a_replaced_coordinator_does_not_overrule_a_stored_epoch() -> None:
+    """The leader's metadata may lag behind its replacement."""
+    leader = await lone_leader({COORDINATOR: 4})
+    await left_by_an_operator(leader, 5)
+    leader.newest_coordinators[COORDINATOR] = 5
+    old = {"commit": True, "coordinator_epoch": 4, "coordinator": COORDINATOR}
+    assert await refused(ending(leader, 1, **old)) is COORDINATOR_FENCED
+    leader.nothing_learned = LogError(NO_CONTROLLER)
+    leader.coordinators[COORDINATOR] = 4
+    assert await refused(ending(leader, 1, **old)) is NO_LEADER
+
+
+async def test_an_operator_ends_a_transaction_with_the_stored_epoch() -> None:
+    """As `kafka-transactions.sh` does it, which reads the epoch from the leader."""
+    leader = await lone_leader({None: 4})
+    await left_by_an_operator(leader, 1_000_000)
+    await write(leader, 1, 1, b"b")
+    assert await refused(ending(leader, 1, commit=False, coordinator_epoch=3)) is COORDINATOR_FENCED
+    await ending(leader, 1, commit=False, coordinator_epoch=1_000_000)
+    assert leader.partition.last_stable_offset == leader.partition.log_end_offset == 4
 
 
 async def test_a_marker_needs_the_lead_and_enough_replicas() -> None:

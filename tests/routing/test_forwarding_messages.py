@@ -80,6 +80,8 @@ operations = st.one_of(
         producer_epoch=st.integers(0, 2**15 - 1),
         coordinator_epoch=st.integers(0, 2**31 - 1),
         commit=st.booleans(),
+        is_epoch_next=st.booleans(),
+        coordinator=st.none() | partitions,
     ),
     st.builds(Delete, **places, before=st.integers(-1, 2**63 - 1)),
     st.builds(

@@ -20,7 +20,13 @@ from raftlog.record.errors import (
     TRANSACTION_NOT_VERIFIED,
     LogError,
 )
-from raftlog.record.types import AbortedTransaction, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import (
+    AbortedTransaction,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+)
 from raftlog.replication.partition import Acks, Isolation, Partition
 from raftlog.routing.forwarding_messages import split_aborted, with_aborted
 from raftlog.routing.leader_gate import LeaderTransactions
@@ -48,7 +54,7 @@ def mark(node: Node, timeout_s: float = 5.0):  # type: ignore[no-untyped-def]
         node.find().write_marker(
             ProducerId(7),
             ProducerEpoch(3),
-            Marker(False, 9, is_epoch_next=True),
+            Marker(False, 9, is_epoch_next=True, coordinator=PartitionId(3)),
             timeout_s=timeout_s,
         )
     )
@@ -153,7 +159,7 @@ def test_a_marker_goes_to_the_leader(number: int) -> None:
         leader.mine.errors = [LogError(NO_LEADER, "not yet"), LogError(RETRIABLE, "no commit")]
         await mark(node)
         calls = [call.rpartition(" ")[0] for call in leader.mine.calls]
-        marker = "Marker(commit=False, coordinator_epoch=9, is_epoch_next=True)"
+        marker = "Marker(commit=False, coordinator_epoch=9, is_epoch_next=True, coordinator=3)"
         assert calls == [f"marker 7 3 {marker}"] * 3
         leader.mine.errors = [LogError(COORDINATOR_FENCED, "a newer one")]
         with pytest.raises(LogError) as caught:

@@ -131,6 +131,7 @@ class MarkerWriter:
             markers.is_commit,
             shard.role.state.row.leader_epoch,
             is_epoch_next=markers.version >= VERSION_2,
+            coordinator=shard.partition.partition,
         )
         try:
             found = self._router.find(*partition)

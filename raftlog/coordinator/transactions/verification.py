@@ -158,14 +158,31 @@ class VerifiedTransactions(LeaderTransactions):
         if shard is None:
             await found.write_marker(producer_id, producer_epoch, marker, timeout_s=timeout_s)
             return
+        await shard.role.confirm_marker(producer_id, marker)
+        newest: int | None = None
+
+        def judge(new_producers: int) -> bool:
+            nonlocal newest
+            newest = shard.role.newest_coordinator(marker)
+            return shard.role.needs_marker(
+                producer_id,
+                producer_epoch,
+                marker,
+                newest_coordinator=newest,
+                new_producers=new_producers,
+            )
+
         await shard.append_marker(
             Producer(producer_id, producer_epoch),
             committed=marker.commit,
-            judge=lambda new_producers: shard.role.needs_marker(
-                producer_id, producer_epoch, marker, new_producers=new_producers
-            ),
+            judge=judge,
             write=lambda guard: found.write_marker(
-                producer_id, producer_epoch, marker, timeout_s=COMMIT_S, before_write=guard
+                producer_id,
+                producer_epoch,
+                marker,
+                timeout_s=COMMIT_S,
+                before_write=guard,
+                newest_coordinator=newest,
             ),
         )
 

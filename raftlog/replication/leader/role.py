@@ -269,15 +269,21 @@ class LeaderRole:
         producer_epoch: ProducerEpoch,
         marker: Marker,
         *,
+        newest_coordinator: int,
         new_producers: int,
     ) -> bool:
         """Whether `write_marker` has to write it. If not, the producer's guard also ends here.
 
+        `newest_coordinator` is the result of that method, after `confirm_marker`, and
         `new_producers` as for `check_coordinator_append`. Raises LogError COORDINATOR_FENCED or
         PRODUCER_FENCED.
         """
         if self._log.appender.needs_marker(
-            producer_id, producer_epoch, marker, new_producers=new_producers
+            producer_id,
+            producer_epoch,
+            marker,
+            newest_coordinator=newest_coordinator,
+            new_producers=new_producers,
         ):
             return True
         self._verifications.end(producer_id)
@@ -289,6 +295,20 @@ class LeaderRole:
             return Terms(may_begin, is_coordinator=origin is Origin.COORDINATOR)
         return COORDINATOR if origin is Origin.COORDINATOR else NO_TRANSACTIONS
 
+    def newest_coordinator(self, marker: Marker) -> int:
+        """The newest epoch of the marker's coordinator, by the applied metadata."""
+        return self._replica.host.newest_coordinator(marker.coordinator)
+
+    async def confirm_marker(self, producer_id: ProducerId, marker: Marker) -> None:
+        """Return once the applied metadata is new enough to judge the marker.
+
+        The coordinator may be newer than this node's metadata. So the quorum confirms the newest
+        epoch before it refuses a marker, or overrules a stored epoch. Raises LogError NO_LEADER.
+        """
+        newest = self.newest_coordinator(marker)
+        if self._log.producers.may_be_outdated(producer_id, marker, newest):
+            await self._replica.confirm_metadata()
+
     async def write_marker(
         self,
         producer_id: ProducerId,
@@ -297,10 +317,12 @@ class LeaderRole:
         *,
         timeout_s: float,
         before_write: Callable[[], None] | None = None,
+        newest_coordinator: int | None = None,
     ) -> None:
         """End the producer's transaction and return once the marker is committed.
 
         `before_write` is called right before each attempt to write, and may refuse with a LogError.
+        `newest_coordinator` is the argument of the `needs_marker` before, or None without it.
 
         The epoch is the transaction's, or the next epoch. A repeated call is harmless and returns
         once the first marker is committed. Appends called before are written before. Raises
@@ -310,6 +332,16 @@ class LeaderRole:
         """
         self._require_enough_in_sync()
         self._commits.require_room()
+        if newest_coordinator is None:
+            await self.confirm_marker(producer_id, marker)
+
+        def newest() -> int:
+            # The marker of a newer coordinator may have overtaken this marker.
+            return (
+                self.newest_coordinator(marker)
+                if newest_coordinator is None
+                else newest_coordinator
+            )
 
         def guard() -> None:
             self._require_lead()
@@ -321,7 +353,10 @@ class LeaderRole:
         now_ms = self._replica.host.clock.time_ms()
         batch = build_marker(producer_id, producer_epoch, marker, timestamp_ms=now_ms)
         results = await self._log.appender.append(
-            [batch], self.state.row.leader_epoch, guard=guard, terms=Terms(marker=marker)
+            [batch],
+            self.state.row.leader_epoch,
+            guard=guard,
+            terms=Terms(marker=marker, newest_coordinator=newest),
         )
         await self._wait_committed(results, timeout_s)
 

@@ -39,7 +39,13 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, CRC_START, PREFIX_SIZE, BatchHeader, parse_header
-from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import (
+    LEADER_EPOCH_MAX,
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+)
 from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.log.core import LogCore, disk_full
 from raftlog.storage.log.operations import LogOperations
@@ -75,6 +81,8 @@ class Terms(NamedTuple):
     """Whether batches without sequences are a coordinator's own."""
     marker: Marker | None = None
     """Content of the only batch, if that is a marker."""
+    newest_coordinator: Callable[[], int] = lambda: LEADER_EPOCH_MAX
+    """Called, right before the write, for the newest epoch of the marker's coordinator."""
 
 
 NO_TRANSACTIONS: Final = Terms()
@@ -251,7 +259,13 @@ class Appender:
         producers, now_ms = self._core.producers, self._core.shared.monotonic_ms()
         if terms.marker is not None:
             (batch,) = batches
-            return producers.prepare_marker(batch.header, terms.marker, end_offset, now_ms=now_ms)
+            return producers.prepare_marker(
+                batch.header,
+                terms.marker,
+                end_offset,
+                newest_coordinator=terms.newest_coordinator(),
+                now_ms=now_ms,
+            )
         return producers.prepare(
             [batch.header for batch in batches],
             end_offset,
@@ -284,6 +298,7 @@ class Appender:
         producer_epoch: ProducerEpoch,
         marker: Marker,
         *,
+        newest_coordinator: int,
         new_producers: int,
     ) -> bool:
         """Check as `ProducerStates.needs_marker`. Raises LogError."""
@@ -291,6 +306,7 @@ class Appender:
             producer_id,
             producer_epoch,
             marker,
+            newest_coordinator=newest_coordinator,
             new_producers=new_producers,
             now_ms=self._core.shared.monotonic_ms(),
         )

@@ -45,6 +45,7 @@ own, and transactional. Readers and compaction identify them by that alone.
 
 | a marker arrives with | result |
 |---|---|
+| a coordinator epoch above the newest coordinator's | COORDINATOR_FENCED |
 | an older coordinator epoch than the newest marker's | COORDINATOR_FENCED |
 | an older producer epoch | PRODUCER_FENCED |
 | the epoch of the open transaction, of version 2 | PRODUCER_FENCED, as it is late (KIP-1228) |
@@ -54,6 +55,10 @@ An appended marker ends the open transaction and fences older epochs. Version 2 
 (KIP-890) bumps the epoch with each end, version 1 keeps it. A marker of a newer coordinator is
 appended even where nothing is open. Without it in the log, a late marker of the older coordinator
 would end the next transaction of the same epoch.
+
+The cluster's metadata has the newest coordinator's epoch. A stored epoch above it is of no
+coordinator (an operator's marker in a log of an older release), and counts as the newest epoch. So
+the newest coordinator is never fenced, and its marker replaces the stored epoch.
 """
 
 from __future__ import annotations
@@ -187,20 +192,24 @@ def judge_coordinator(
 
 
 def judge_marker(
-    known: Producer | None, producer_id: ProducerId, epoch: ProducerEpoch, marker: Marker
+    known: Producer | None,
+    producer_id: ProducerId,
+    epoch: ProducerEpoch,
+    marker: Marker,
+    newest_coordinator: int,
 ) -> Outcome | LogError:
-    """Judge a marker by the last table at the top of this module."""
+    """Judge a marker by the last table at the top of this module.
+
+    `newest_coordinator` is the coordinator's newest epoch, by metadata that is new enough
+    (`may_be_outdated`).
+    """
+    stored = -1 if known is None else known.coordinator_epoch
+    refusal = _judge_coordinator(stored, producer_id, marker, newest_coordinator)
+    refusal = refusal or _fenced(known, producer_id, epoch)
+    if refusal is not None:
+        return refusal
     if known is None:
         return APPEND
-    if marker.coordinator_epoch < known.coordinator_epoch:
-        return LogError(
-            COORDINATOR_FENCED,
-            f"Coordinator epoch {marker.coordinator_epoch} is over: a coordinator of epoch "
-            f"{known.coordinator_epoch} has ended a transaction of producer {producer_id} since.",
-        )
-    fenced = _fenced(known, producer_id, epoch)
-    if fenced is not None:
-        return fenced
     is_repeated = (
         not known.is_in_transaction
         and epoch == known.epoch
@@ -215,6 +224,33 @@ def judge_marker(
     if is_repeated:
         return Duplicate(Offset(known.last_offset), Offset(known.last_offset), NO_TIME)
     return APPEND
+
+
+def _judge_coordinator(
+    stored: int, producer_id: ProducerId, marker: Marker, newest_coordinator: int
+) -> LogError | None:
+    """Judge the marker's coordinator epoch, where `stored` is that of the newest marker."""
+    if marker.coordinator_epoch > max(newest_coordinator, stored):
+        return LogError(
+            COORDINATOR_FENCED,
+            f"Coordinator epoch {marker.coordinator_epoch} of the marker of producer {producer_id} "
+            f"is no coordinator's: the newest is {newest_coordinator}.",
+        )
+    if marker.coordinator_epoch < min(newest_coordinator, stored):
+        return LogError(
+            COORDINATOR_FENCED,
+            f"Coordinator epoch {marker.coordinator_epoch} is over: a coordinator of epoch "
+            f"{stored} has ended a transaction of producer {producer_id} since.",
+        )
+    return None
+
+
+def may_be_outdated(known: Producer | None, marker: Marker, newest_coordinator: int) -> bool:
+    """Whether newer metadata, with a newer coordinator, may change the judgement of a marker."""
+    is_fenced_by_newer = known is not None and marker.coordinator_epoch < known.coordinator_epoch
+    return marker.coordinator_epoch > newest_coordinator or (
+        marker.coordinator_epoch == newest_coordinator and is_fenced_by_newer
+    )
 
 
 def _fenced(
@@ -363,7 +399,7 @@ def after(
     coordinator_epoch = -1 if known is None else known.coordinator_epoch
     if attributes & CONTROL_BIT:
         if marker is not None:
-            coordinator_epoch = max(coordinator_epoch, marker.coordinator_epoch)
+            coordinator_epoch = marker.coordinator_epoch
         if marker is not None or not header.record_count:
             start = None
     elif attributes & TRANSACTIONAL_BIT and start is None and header.record_count:

@@ -48,6 +48,7 @@ from raftlog.storage.producers.entry import (
     judge,
     judge_coordinator,
     judge_marker,
+    may_be_outdated,
     may_not_begin,
 )
 from raftlog.storage.transactions.transactions import AbortedEntry, UnstableTransactions
@@ -224,15 +225,24 @@ class ProducerStates:
         )
 
     def prepare_marker(
-        self, header: BatchHeader, marker: Marker, base_offset: Offset, *, now_ms: int
+        self,
+        header: BatchHeader,
+        marker: Marker,
+        base_offset: Offset,
+        *,
+        newest_coordinator: int,
+        now_ms: int,
     ) -> AppendPlan:
         """Judge a marker at `base_offset`, like `prepare`.
 
-        Raises LogError (COORDINATOR_FENCED, PRODUCER_FENCED).
+        `newest_coordinator` as for `judge_marker`. Raises LogError (COORDINATOR_FENCED,
+        PRODUCER_FENCED).
         """
         producer_id, seen_ms = header.producer_id, now_ms + self._time_shift_ms
         known = self._producers.get(producer_id)
-        outcome = judge_marker(known, producer_id, header.producer_epoch, marker)
+        outcome = judge_marker(
+            known, producer_id, header.producer_epoch, marker, newest_coordinator
+        )
         if isinstance(outcome, LogError):
             raise outcome
         if known is None and self._lacks_room(1, seen_ms):
@@ -252,12 +262,19 @@ class ProducerStates:
             marker=marker,
         )
 
+    def may_be_outdated(
+        self, producer_id: ProducerId, marker: Marker, newest_coordinator: int
+    ) -> bool:
+        """See `entry.may_be_outdated`."""
+        return may_be_outdated(self._producers.get(producer_id), marker, newest_coordinator)
+
     def needs_marker(
         self,
         producer_id: ProducerId,
         producer_epoch: ProducerEpoch,
         marker: Marker,
         *,
+        newest_coordinator: int,
         new_producers: int,
         now_ms: int,
     ) -> bool:
@@ -266,7 +283,7 @@ class ProducerStates:
         `new_producers` as for `check_coordinator`.
         """
         known = self._producers.get(producer_id)
-        outcome = judge_marker(known, producer_id, producer_epoch, marker)
+        outcome = judge_marker(known, producer_id, producer_epoch, marker, newest_coordinator)
         if isinstance(outcome, LogError):
             raise outcome
         if known is None:

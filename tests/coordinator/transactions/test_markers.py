@@ -41,7 +41,12 @@ async def test_all_partitions_get_a_marker_with_the_next_producer_epoch(
     following = await one.end(shard, producer, is_commit=is_commit)
     assert following.producer_epoch == producer.producer_epoch + 1
     await until(lambda: len(one.leaders.written) == 2)
-    marker = Marker(is_commit, one.partition.image.leader_epoch, is_epoch_next=True)
+    marker = Marker(
+        is_commit,
+        one.partition.image.leader_epoch,
+        is_epoch_next=True,
+        coordinator=one.partition.partition,
+    )
     assert sorted(one.leaders.written) == [(A, following, marker), (B, following, marker)]
     await settle()
     assert await one.state(shard) == ("complete-commit" if is_commit else "complete-abort")

@@ -31,6 +31,8 @@ from raftlog.coordinator.transactions.verification import VerifiedTransactions
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
+    COORDINATOR_FENCED,
+    NO_CONTROLLER,
     NO_LEADER,
     PRODUCER_FENCED,
     QUOTA_EXCEEDED,
@@ -40,7 +42,7 @@ from raftlog.record.errors import (
     UNSTABLE_OFFSET_COMMIT,
     LogError,
 )
-from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.world.time import SystemClock
 from tests.controller.clock import settle
@@ -155,6 +157,7 @@ class GroupLeader:
         is_commit: bool = True,
         is_epoch_next: bool = True,
         coordinator_epoch: int = 1,
+        coordinator: PartitionId | None = None,
         timeout_s: float = 5.0,
     ) -> asyncio.Task[None]:
         """The marker of a decided transaction: of the epoch after its batches', by default."""
@@ -164,7 +167,7 @@ class GroupLeader:
                 self.node.partition,
                 producer_id,
                 ProducerEpoch(epoch + is_epoch_next),
-                Marker(is_commit, coordinator_epoch, is_epoch_next=is_epoch_next),
+                Marker(is_commit, coordinator_epoch, is_epoch_next, coordinator),
                 timeout_s=timeout_s,
             )
         )
@@ -242,6 +245,56 @@ async def test_a_marker_that_waits_longer_than_its_asker_ends_no_shard(
     assert replicated.shard.ended is None
     await replicated.replicate()
     await written
+
+
+@pytest.mark.parametrize("epoch", [5, 1_000_000])
+async def test_a_marker_of_no_coordinator_ends_no_shard(leader: GroupLeader, epoch: int) -> None:
+    leader.node.coordinators = {None: 4}
+    await leader.commit(7)
+    with pytest.raises(LogError) as raised:
+        await leader.end(coordinator_epoch=epoch)
+    assert raised.value.entry is COORDINATOR_FENCED
+    leader.node.nothing_learned = LogError(NO_CONTROLLER)
+    with pytest.raises(LogError) as raised:
+        await leader.end(coordinator_epoch=epoch)
+    assert raised.value.entry is NO_LEADER
+    assert leader.shard.ended is None
+    assert await leader.offset() == PENDING
+    await leader.end(coordinator_epoch=4)
+    assert await leader.offset() == 7
+
+
+async def test_a_coordinator_that_is_replaced_during_its_write_ends_no_shard(
+    replicated: GroupLeader,
+) -> None:
+    """Another release has stored an epoch that no coordinator had."""
+    leader, coordinator = replicated, PartitionId(3)
+    stored = leader.end(coordinator_epoch=1_000_000)
+    await until(lambda: leader.node.partition.log_end_offset == 1)
+    await leader.replicate()
+    await stored
+    leader.node.coordinators = {coordinator: 4}
+    role, judged = leader.shard.role, leader.shard.role.needs_marker
+
+    def replaced(*arguments: Any, **named: Any) -> bool:
+        is_needed = judged(*arguments, **named)
+        leader.node.coordinators = {coordinator: 5}
+        return is_needed
+
+    role.needs_marker = replaced  # type: ignore[method-assign]
+    present = leader.end(coordinator_epoch=4, coordinator=coordinator)
+    await until(lambda: leader.node.partition.log_end_offset == 2)
+    late = leader.end(coordinator_epoch=4, coordinator=coordinator)
+    newer = leader.end(coordinator_epoch=5, coordinator=coordinator)
+    await leader.replicate()
+    await present
+    await late
+    await until(lambda: leader.node.partition.log_end_offset == 3)
+    await leader.replicate()
+    await newer
+    with pytest.raises(LogError) as raised:
+        await leader.end(coordinator_epoch=4, coordinator=coordinator)
+    assert raised.value.entry is COORDINATOR_FENCED
 
 
 async def test_a_late_commit_between_decision_and_marker_is_refused(leader: GroupLeader) -> None:

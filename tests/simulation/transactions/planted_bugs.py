@@ -65,10 +65,12 @@ def _for_any_epoch(right: Callable[..., None]) -> Any:
     return check_client
 
 
-def _of_any_coordinator(known: Any, producer_id: Any, epoch: Any, marker: Marker) -> Any:
+def _of_any_coordinator(
+    known: Any, producer_id: Any, epoch: Any, marker: Marker, newest: int
+) -> Any:
     if known is not None and marker.coordinator_epoch < known.coordinator_epoch:
         known = replace(known, coordinator_epoch=-1)
-    return judge_marker(known, producer_id, epoch, marker)
+    return judge_marker(known, producer_id, epoch, marker, newest)
 
 
 def _ended_at_the_marker(self: UnstableTransactions, producer_id: int, last_offset: int) -> Any:

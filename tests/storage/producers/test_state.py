@@ -17,7 +17,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, LOG_APPEND_TIME_BIT, BatchHeader
-from raftlog.record.types import Offset
+from raftlog.record.types import LEADER_EPOCH_MAX, Offset
 from raftlog.storage.checksummed import Damaged
 from raftlog.storage.producers.entry import SEQUENCES, Append, Duplicate
 from raftlog.storage.producers.state import (
@@ -49,7 +49,13 @@ class Partition:
         return list(plan.outcomes)
 
     def end(self, sent: BatchHeader, marker: Marker = COMMIT) -> list[Append | Duplicate]:
-        plan = self.states.prepare_marker(sent, marker, Offset(self.end_offset), now_ms=self.now_ms)
+        plan = self.states.prepare_marker(
+            sent,
+            marker,
+            Offset(self.end_offset),
+            newest_coordinator=LEADER_EPOCH_MAX,
+            now_ms=self.now_ms,
+        )
         self.states.apply(plan)
         self.end_offset += len(plan.updates)
         return list(plan.outcomes)

@@ -23,7 +23,7 @@ from raftlog.record.errors import (
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
 from raftlog.storage.producers.entry import Append
-from raftlog.storage.producers.state import ProducerStates, Truncation
+from raftlog.storage.producers.state import AppendPlan, ProducerStates, Truncation
 from raftlog.storage.transactions.transactions import AbortedEntry
 from tests.examples import examples
 from tests.storage.producer_headers import header
@@ -199,12 +199,14 @@ class TransactionModel(RuleBasedStateMachine):
     @rule(
         producer=st.integers(0, PRODUCERS - 1),
         bump=st.sampled_from([0, 0, 0, 1, 1, 2, -1]),
-        coordinator_epoch=st.integers(0, 2),
+        coordinator_epoch=st.integers(0, 3),
+        newest=st.sampled_from([0, 1, 1, 2, 2, 2]),
         commit=st.booleans(),
     )
     def end_transaction(
-        self, producer: int, bump: int, coordinator_epoch: int, commit: bool
+        self, producer: int, bump: int, coordinator_epoch: int, newest: int, commit: bool
     ) -> None:
+        """`newest` is the coordinator's epoch, below that of an operator's or other's marker."""
         epoch = max(self.epoch(producer) + bump, 0)
         marker = Marker(commit, coordinator_epoch)
         sent = header(
@@ -215,21 +217,21 @@ class TransactionModel(RuleBasedStateMachine):
             attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
         )
         mine = self.mine(producer)
-        known = max(
-            (one.marker.coordinator_epoch for one in mine if one.marker is not None), default=-1
+        known = next(
+            (one.marker.coordinator_epoch for one in reversed(mine) if one.marker is not None), -1
         )
         opened = open_of(self.log, producer)
         expected: ErrorEntry | None = None
-        if mine and coordinator_epoch < known:
+        if not min(newest, known) <= coordinator_epoch <= max(newest, known):
             expected = COORDINATOR_FENCED
         elif mine and epoch < self.epoch(producer):
             expected = PRODUCER_FENCED
         if expected is not None:
             with pytest.raises(LogError) as caught:
-                self.states.prepare_marker(sent, marker, Offset(self.end), now_ms=0)
+                self.prepare_marker(sent, marker, newest)
             assert caught.value.entry is expected
             return
-        plan = self.states.prepare_marker(sent, marker, Offset(self.end), now_ms=0)
+        plan = self.prepare_marker(sent, marker, newest)
         aborted = self.states.apply(plan)
         is_repeated = (
             mine and opened is None and epoch == self.epoch(producer) and coordinator_epoch == known
@@ -249,6 +251,11 @@ class TransactionModel(RuleBasedStateMachine):
             Offset(opened.first),
             Offset(end),
             Offset(min(left, default=end + 1)),
+        )
+
+    def prepare_marker(self, sent: BatchHeader, marker: Marker, newest: int) -> AppendPlan:
+        return self.states.prepare_marker(
+            sent, marker, Offset(self.end), newest_coordinator=newest, now_ms=0
         )
 
     @rule(data=st.data())
