@@ -53,7 +53,7 @@ from raftlog.coordinator.transactions.transaction import VERSION_1, VERSION_2
 from raftlog.metadata.image import TopicImage
 from raftlog.record.control import Marker
 from raftlog.record.coordinators import OFFSETS_TOPIC, partition_of
-from raftlog.record.errors import LogError
+from raftlog.record.errors import INVALID_BODY, LogError
 from raftlog.record.types import NO_PRODUCER_ID, BrokerId, PartitionId
 from raftlog.storage.producers.state import ProducerDescription
 
@@ -187,6 +187,8 @@ class TransactionService:
         LogError, as `producers`.
         """
         self._authorize(principal, Operation.CLUSTER_ACTION, CLUSTER)
+        if min(*producer, marker.coordinator_epoch) < 0:
+            raise LogError(INVALID_BODY, "The numbers of a marker are 0 or more.")
         partitions = self._services.partitions
         if any_node:
             await partitions.find(topic, partition).write_marker(

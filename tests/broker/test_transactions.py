@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource
+from raftlog.broker.authorize import ANONYMOUS, Operation, Principal, Resource, allow_all
 from raftlog.broker.groups import Committer, GroupService, OpenTransaction
 from raftlog.broker.shared import Closing
 from raftlog.broker.transactions import Producer, TransactionService
-from raftlog.record.errors import FORBIDDEN, LogError
+from raftlog.record.control import Marker
+from raftlog.record.errors import FORBIDDEN, INVALID_BODY, LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
 
 PRODUCER = Producer(ProducerId(4), ProducerEpoch(0))
@@ -53,6 +54,23 @@ async def test_each_call_needs_the_right_to_its_id(
     with pytest.raises(LogError) as refused:
         await act(TransactionService(services, refuse))
     assert (refused.value.entry, refused.value.message) == (FORBIDDEN, wanted)
+
+
+@pytest.mark.parametrize("any_node", [True, False])
+@pytest.mark.parametrize(
+    ("producer_id", "epoch", "coordinator"), [(-1, 0, 0), (4, -1, 0), (4, 0, -1)]
+)
+async def test_a_marker_with_a_negative_number_reaches_no_leader(
+    producer_id: int, epoch: int, coordinator: int, *, any_node: bool
+) -> None:
+    """Another node would end its connection, with all requests on it."""
+    service = TransactionService(SimpleNamespace(), allow_all)  # type: ignore[arg-type]
+    producer = Producer(ProducerId(producer_id), ProducerEpoch(epoch))
+    with pytest.raises(LogError) as refused:
+        await service.write_marker(
+            ANONYMOUS, "t", 0, producer, Marker(True, coordinator), any_node=any_node
+        )
+    assert refused.value.entry is INVALID_BODY
 
 
 @pytest.mark.parametrize("refused", ["WRITE t", "READ g"])

@@ -24,6 +24,8 @@ class ScriptedCoordinator:
         self.outcomes: deque[LogError] = deque()
         """Of the next questions; then all are confirmed."""
         self.error: LogError | None = None
+        self.response: Response | None = None
+        """In place of the response to the questions."""
         self.shard: AnyShard | None = None
         """The one through which all batches of the partition go."""
         self.answers = asyncio.Event()
@@ -37,6 +39,8 @@ class ScriptedCoordinator:
         await self.answers.wait()
         if self.error is not None:
             raise self.error
+        if self.response is not None:
+            return self.response
         outcomes = [
             Failure.of(self.outcomes.popleft()) if self.outcomes else None
             for _ in request.verifications

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from raftlog.metadata.apply.cluster import PRODUCER_ID_MAX
 from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
@@ -123,6 +124,9 @@ class Node:
     """Coordinators' epochs of the applied metadata."""
     newest_coordinators: dict[PartitionId | None, int] = field(default_factory=dict)
     """Coordinators' epochs that a read barrier applies."""
+    next_producer_id: int = PRODUCER_ID_MAX
+    newest_producer_id: int | None = None
+    """First unissued producer id that a read barrier applies."""
     barriers: int = 0
     isr_changes_due: int = 0
     logs: LogManager = field(init=False)
@@ -145,6 +149,7 @@ class Node:
                 brokers=lambda: self.brokers,
                 on_isr_change_due=self._on_isr_change_due,
                 confirm=self._learn,
+                next_producer_id=lambda: self.next_producer_id,
                 newest_coordinator=lambda number: self.coordinators.get(number, LEADER_EPOCH_MAX),
             ),
         )
@@ -161,6 +166,8 @@ class Node:
         if self.newest is not None:
             self.partition.update(self.newest, 2)
         self.coordinators.update(self.newest_coordinators)
+        if self.newest_producer_id is not None:
+            self.next_producer_id = self.newest_producer_id
 
     async def values(self) -> list[bytes | None]:
         """The values of the whole log, committed or not."""

@@ -11,6 +11,7 @@ from raftlog.record.codec import BatchBuilder
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
     COORDINATOR_FENCED,
+    INVALID_PRODUCER_ID,
     INVALID_TXN_STATE,
     NO_CONTROLLER,
     NO_LEADER,
@@ -474,6 +475,20 @@ async def test_a_coordinator_newer_than_the_metadata_is_confirmed_by_the_quorum(
     leader.nothing_learned = None
     leader.newest_coordinators[COORDINATOR] = 5
     await ending(leader, 1, **newer)
+    assert leader.partition.log_end_offset == 2
+
+
+async def test_a_marker_of_a_producer_id_that_was_never_issued_is_refused() -> None:
+    leader = await lone_leader({})
+    leader.next_producer_id = 7
+    await ending(leader, 6, commit=True)
+    leader.nothing_learned = LogError(NO_CONTROLLER)
+    assert await refused(ending(leader, 7, commit=True)) is NO_LEADER
+    leader.nothing_learned = None
+    assert await refused(ending(leader, 7, commit=True)) is INVALID_PRODUCER_ID
+    assert leader.partition.log_end_offset == 1
+    leader.newest_producer_id = 8
+    await ending(leader, 7, commit=True)
     assert leader.partition.log_end_offset == 2
 
 

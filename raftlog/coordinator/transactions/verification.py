@@ -16,6 +16,7 @@ coordinator for the others. Nothing polls.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -40,6 +41,7 @@ from raftlog.record.coordinators import partition_of
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
     INVALID_BODY,
+    INVALID_TOPIC,
     TRANSACTION_NOT_VERIFIED,
     LogError,
 )
@@ -62,6 +64,9 @@ It returns early only with a question of another producer that could be decided.
 
 _Key: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
 _Question: TypeAlias = tuple[Verification, "asyncio.Future[LogError | None]"]
+
+
+logger = logging.getLogger(__name__)
 
 
 class VerifiedTransactions(LeaderTransactions):
@@ -154,6 +159,10 @@ class VerifiedTransactions(LeaderTransactions):
         *,
         timeout_s: float,
     ) -> None:
+        if found.topic == TOPIC:
+            raise LogError(
+                INVALID_TOPIC, f"{found.name} takes no markers, as no transaction includes it."
+            )
         shard = self._coordinators.shard_of(found)
         if shard is None:
             await found.write_marker(producer_id, producer_epoch, marker, timeout_s=timeout_s)
@@ -278,10 +287,13 @@ class VerifiedTransactions(LeaderTransactions):
                 is_held=True,
             )
             verified = successful(response)
-            assert isinstance(verified, Verified)
-            outcomes = [
-                None if outcome is None else outcome.error() for outcome in verified.outcomes
-            ]
+            if isinstance(verified, Verified) and len(verified.outcomes) == len(questions):
+                outcomes = [
+                    None if outcome is None else outcome.error() for outcome in verified.outcomes
+                ]
+            else:
+                logger.error("%s-%d: a response to other questions: %r", TOPIC, number, verified)
+                outcomes = [_not_verified("Its response was malformed.") for _ in questions]
         except LogError as error:
             # No batch was written, whatever the outcome of the question.
             outcomes = [_not_verified(error.message) for _ in questions]

@@ -302,12 +302,16 @@ class LeaderRole:
     async def confirm_marker(self, producer_id: ProducerId, marker: Marker) -> None:
         """Return once the applied metadata is new enough to judge the marker.
 
-        The coordinator may be newer than this node's metadata. So the quorum confirms the newest
-        epoch before it refuses a marker, or overrules a stored epoch. Raises LogError NO_LEADER.
+        The coordinator and the producer id may be newer than this node's metadata. So the quorum
+        confirms the metadata before it refuses a marker, or overrules a stored epoch. Raises
+        LogError NO_LEADER or INVALID_PRODUCER_ID.
         """
         newest = self.newest_coordinator(marker)
-        if self._log.producers.may_be_outdated(producer_id, marker, newest):
+        is_outdated = self._log.producers.may_be_outdated(producer_id, marker, newest)
+        if is_outdated or not self._is_issued(producer_id):
             await self._replica.confirm_metadata()
+            if not self._is_issued(producer_id):
+                raise _never_issued(producer_id)
 
     async def write_marker(
         self,
@@ -392,11 +396,12 @@ class LeaderRole:
         """Made-up producer ids would take the room that retries of the others need."""
         if not self._are_issued(batches):
             highest = max(batch.header.producer_id for batch in batches)
-            raise LogError(
-                INVALID_PRODUCER_ID,
-                f"Producer id {highest} was not issued by this cluster: ask for one with "
-                "POST /v1/producer-ids.",
-            )
+            raise _never_issued(highest)
+
+    def _is_issued(self, producer_id: ProducerId) -> bool:
+        """Whether a marker's producer id is known to the log, or issued by the cluster."""
+        known = self._log.producers
+        return producer_id in known or producer_id < self._replica.host.next_producer_id()
 
     def _require_enough_in_sync(self) -> None:
         replica = self._replica
@@ -649,3 +654,11 @@ class LeaderRole:
             now=self._replica.host.clock.monotonic(),
             lag_max_s=lag_max_s,
         )
+
+
+def _never_issued(producer_id: ProducerId) -> LogError:
+    return LogError(
+        INVALID_PRODUCER_ID,
+        f"Producer id {producer_id} was not issued by this cluster: ask for one with "
+        "POST /v1/producer-ids.",
+    )

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from raftlog.coordinator.transactions import verification
-from raftlog.coordinator.transactions.messages import TopicPartition
+from raftlog.coordinator.transactions.messages import Done, Response, TopicPartition, Verified
 from raftlog.coordinator.transactions.verification import VerifiedTransactions
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
     CONCURRENT_TRANSACTIONS,
     INVALID_BODY,
+    INVALID_TOPIC,
     NO_LEADER,
     PRODUCER_FENCED,
     TRANSACTION_NOT_VERIFIED,
@@ -92,6 +93,26 @@ async def test_only_the_first_batch_of_a_transaction_asks() -> None:
     await leader.end()
     await leader.append(3)
     assert len(leader.coordinator.asked) == 2
+
+
+async def test_a_coordinators_partition_takes_no_marker() -> None:
+    """No transaction includes it, and its shard has no use for a marker."""
+    leader = await Leader.start()
+    leader.node.partition.topic = "__transaction_state"
+    with pytest.raises(LogError) as raised:
+        await leader.end()
+    assert raised.value.entry is INVALID_TOPIC
+    assert leader.node.partition.log_end_offset == 0
+
+
+@pytest.mark.parametrize("response", [Done(), Verified(()), Verified((None, None))])
+async def test_a_response_to_other_questions_confirms_nothing(response: Response) -> None:
+    leader = await Leader.start()
+    leader.coordinator.response = response
+    for _ in range(2):
+        assert (await refusal(leader.append(0))).entry is TRANSACTION_NOT_VERIFIED
+    leader.coordinator.response = None
+    await leader.append(0)
 
 
 async def test_later_batches_wait_behind_the_first_in_the_order_of_the_calls() -> None:

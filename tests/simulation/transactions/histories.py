@@ -36,7 +36,9 @@ from raftlog.coordinator.transactions.messages import ListTransactions
 from raftlog.coordinator.transactions.shard import TransactionShard
 from raftlog.node.assembly import NodeCore
 from raftlog.raft.interface import MemberSettings
+from raftlog.record.control import Marker
 from raftlog.record.errors import LogError
+from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.replication.partition import Isolation
 from raftlog.storage import manager
 from raftlog.storage.types import StorageSettings
@@ -51,6 +53,7 @@ from tests.simulation.data.invariants import watching
 from tests.simulation.data.nemesis import DataNemesis, DataRates
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.life import NodeDiedError
+from tests.simulation.node_checker import InvariantError
 from tests.simulation.node_world import SNAPSHOTS, NodeWorld
 from tests.simulation.transactions.chain import (
     GROUP,
@@ -77,6 +80,10 @@ LIFE_S_MEAN: Final = 2.5
 """Of an incarnation; then it is killed, or goes on beside the next one."""
 TIMEOUTS_MS: Final = (400, 1_500, 4_000)
 OPERATOR_S_MEAN: Final = 1.5
+WRONG_EPOCHS: Final = (1_000, 2**31 - 1)
+"""Coordinator epochs that no history reaches."""
+UNISSUED: Final = Producer(ProducerId(10**9), ProducerEpoch(0))
+"""A producer that the cluster has never issued."""
 SLOW_LINKS_PER_S: Final = 1.0
 """Markers and batches arrive after those of the next leader."""
 MOVES_PER_S: Final = 1.0
@@ -113,6 +120,8 @@ class Cast:
     has_chain: bool
     watches_replicas: bool
     """With the invariants of the data path, too: they cost half as much again."""
+    has_wrong_markers: bool
+    """An operator requests markers with numbers that are no coordinator's."""
 
     @classmethod
     def draw(cls, seed: int) -> Cast:
@@ -158,6 +167,7 @@ class Cast:
             has_operator=chance.random() < 0.4,
             has_chain=has_chain,
             watches_replicas=chance.random() < 0.15,
+            has_wrong_markers=chance.random() < 0.3,
         )
 
 
@@ -295,6 +305,8 @@ class History:
         yield self.data.producer("plain").run(self.end_s, PLAIN_S_MEAN)
         if self.cast.has_operator:
             yield self._operate()
+        if self.cast.has_wrong_markers:
+            yield self._mislead()
         for part in self.data.parts:
             for kind, isolation, near in (
                 ("lead", Isolation.READ_COMMITTED, 0.0),
@@ -348,6 +360,30 @@ class History:
                 )
             except (LogError, NodeDiedError, TimeoutError) as error:
                 self.world.trace(f"the operator has not aborted {name}: {error!r}")
+
+    async def _mislead(self) -> None:
+        """Request markers like `kafka-transactions.sh abort`, each with a wrong number or topic."""
+        chance = self.world.random("wrong markers")
+        while self.world.loop.now < self.end_s:
+            await asyncio.sleep(chance.expovariate(1 / OPERATOR_S_MEAN))
+            part = chance.choice((*self.data.parts, *self.nemesis.internal))
+            producer = chance.choice((*self.records, UNISSUED))
+            is_wrong = producer is UNISSUED or part.topic == TOPIC
+            epoch = chance.choice((0, 1) if is_wrong else WRONG_EPOCHS)
+            marker = Marker(chance.random() < 0.5, epoch)
+            try:
+                await self.ask(
+                    chance,
+                    lambda broker, where=part, who=producer, what=marker: (  # type: ignore[misc]
+                        broker.transactions.write_marker(
+                            ANONYMOUS, where.topic, where.number, who, what, any_node=True
+                        )
+                    ),
+                )
+            except (LogError, NodeDiedError, TimeoutError) as error:
+                self.world.trace(f"no marker in {part} of {producer}: {error!r}")
+            else:
+                raise InvariantError(f"{part} has taken {marker} of {producer} from an operator")
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something to its end, whatever the rest of the history does."""

@@ -25,7 +25,7 @@ from raftlog.coordinator.transactions.messages import PendingMarkers
 from raftlog.coordinator.transactions.shard import TransactionShard
 from raftlog.coordinator.transactions.verification import VerifiedTransactions
 from raftlog.record.control import Marker
-from raftlog.record.types import NO_PRODUCER_ID
+from raftlog.record.types import LEADER_EPOCH_MAX, NO_PRODUCER_ID
 from raftlog.replication.partition import Isolation, Partition
 from raftlog.storage.compaction.rewrite import CompactionPass
 from raftlog.storage.log.core import LogCore
@@ -71,6 +71,10 @@ def _of_any_coordinator(
     if known is not None and marker.coordinator_epoch < known.coordinator_epoch:
         known = replace(known, coordinator_epoch=-1)
     return judge_marker(known, producer_id, epoch, marker, newest)
+
+
+def _of_any_epoch(known: Any, producer_id: Any, epoch: Any, marker: Marker, _newest: int) -> Any:
+    return judge_marker(known, producer_id, epoch, marker, LEADER_EPOCH_MAX)
 
 
 def _ended_at_the_marker(self: UnstableTransactions, producer_id: int, last_offset: int) -> Any:
@@ -161,6 +165,12 @@ PLANTED: Final = (
         "A marker of an old coordinator is appended after a newer one's.",
         ((producer_state, "judge_marker", _of_any_coordinator),),
         6,
+    ),
+    BlindSpot(
+        "4-any-coordinator-epoch",
+        "A leader takes the number in an operator's marker for a coordinator's epoch.",
+        ((producer_state, "judge_marker", _of_any_epoch),),
+        2,
     ),
     BlindSpot(
         "5-stable-at-the-marker",
