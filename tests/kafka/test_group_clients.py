@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from raftlog.broker.authorize import ANONYMOUS
 from tests.kafka.peers import KafkaNode, group_node
@@ -106,3 +106,32 @@ async def test_a_consumer_of_librdkafka_reads_commits_and_comes_back(protocol: s
         [(group, _)], _ = await one.broker.groups.groups(ANONYMOUS)
         assert (group.group, group.kind, group.members) == ("g", protocol, 0)
         assert sorted(first + second) == sorted(b"%d" % number for number in range(RECORDS))
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_consumer_of_assigned_partitions_commits_and_comes_back(protocol: str) -> None:
+    async with group_node() as one:
+        address = address_of(one)
+        await fill(address)
+        config: dict[str, Any] = {
+            "bootstrap.servers": address,
+            "group.id": "g",
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+
+        def first_offset() -> int | None:
+            """Read the next record of a partition, and commit it."""
+            reader = Consumer(config)
+            reader.assign([TopicPartition("six", 0)])
+            try:
+                message: Message | None = reader.poll(CLIENTS_S)
+                assert message is not None
+                assert message.error() is None, message.error()
+                reader.commit(message, asynchronous=False)
+                return message.offset()
+            finally:
+                reader.close()
+
+        assert [await asyncio.to_thread(first_offset) for _ in range(3)] == [0, 1, 2]

@@ -510,7 +510,10 @@ class GroupShard:
     def _check_commit(
         self, group_id: str, committer: Committer, now_ms: int, *, is_transactional: bool = False
     ) -> None:
-        """Raise LogError unless a commit of this author may be appended now."""
+        """Raise LogError unless a commit of this author may be appended now.
+
+        Any author without an epoch may commit while the group has no members.
+        """
         self._check_not_ending(group_id)
         classic = self.classic.get(group_id)
         if classic is None:
@@ -523,7 +526,7 @@ class GroupShard:
         group = self.consumer_groups.get(group_id)
         if group is not None:
             group.check_commit(committer.member_id, committer.epoch)
-        elif committer.epoch >= 0 or committer.member_id:
+        elif committer.epoch >= 0:
             raise LogError(
                 UNKNOWN_MEMBER,
                 f"Group {quoted(group_id)} has no member {quoted(committer.member_id)}: give up "

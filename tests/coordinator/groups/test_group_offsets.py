@@ -36,6 +36,7 @@ from raftlog.coordinator.groups.offset_messages import (
     OffsetToCommit,
     TopicPartition,
 )
+from raftlog.coordinator.shard.decision import Producer
 from raftlog.record.errors import (
     COORDINATOR_LOADING,
     GROUP_NOT_EMPTY,
@@ -48,6 +49,7 @@ from raftlog.record.errors import (
     ErrorEntry,
     LogError,
 )
+from raftlog.record.types import ProducerEpoch, ProducerId
 from tests.coordinator.group_harness import GROUP, ShardHarness
 from tests.coordinator.images import id_of, image_of, put_topic, remove_topic
 
@@ -118,6 +120,29 @@ def test_members_commit_with_their_epoch_and_others_while_the_group_is_empty() -
     assert committed(one) == {("a", 0): 3, ("a", 1): 7}
     one.reload(len(one.log), keep_tombstones=False)
     assert committed(one) == {("a", 0): 3, ("a", 1): 7}
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+@pytest.mark.parametrize("past", ["none", "offsets", "consumer", "classic"])
+def test_any_author_without_an_epoch_commits_while_the_group_has_no_members(
+    past: str, is_transactional: bool
+) -> None:
+    one = harness(initial_rebalance_delay_ms=0)
+    if past == "offsets":
+        commit(one, {0: 5})
+    elif past == "consumer":
+        join(one)
+        leave(one)
+    elif past == "classic":
+        join_classic(one)
+        one.decide(LeaveGroup(GROUP, (LeavingMember("classic"),)))
+    producer = Producer(ProducerId(7), ProducerEpoch(0)) if is_transactional else None
+    for committer in (Committer(), Committer("m"), Committer("m", -1, "i")):
+        offsets = (OffsetToCommit("a", 0, 6, topic_id=id_of("a")),)
+        answer = one.decide(CommitOffsets(GROUP, offsets, committer, producer))
+        assert isinstance(answer, OffsetOutcomes)
+        assert [row.error_code for row in answer.outcomes] == [0]
+    refused(one, CommitOffsets(GROUP, (), Committer("m", 0), producer), UNKNOWN_MEMBER)
 
 
 def test_a_group_of_offsets_only_is_listed_described_and_deleted() -> None:
