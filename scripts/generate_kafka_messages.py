@@ -39,6 +39,7 @@ FAMILIES: Final = {
     "metadata": ("Metadata", "ApiVersions"),
     "offsets": ("ListOffsets", "DeleteRecords", "OffsetForLeaderEpoch"),
     "produce": ("Produce",),
+    "sasl": ("SaslHandshake", "SaslAuthenticate"),
     "topics": ("CreateTopics", "DeleteTopics", "CreatePartitions", "DescribeTopicPartitions"),
     "transactions": (
         "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "WriteTxnMarkers",

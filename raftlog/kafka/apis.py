@@ -27,6 +27,7 @@ from raftlog.kafka.handlers import (
     metadata,
     offsets,
     produce,
+    sasl,
     topics,
     transactions,
 )
@@ -48,7 +49,7 @@ MESSAGES: Final[dict[str, type[msgspec.Struct]]] = {
     name: value
     for handlers in (
         *(classic, cluster, configs, fetch, group_offsets, groups, metadata, offsets, produce),
-        *(topics, transactions),
+        *(sasl, topics, transactions),
     )
     for name, value in vars(
         import_module(handlers.__name__.replace("handlers", "messages"))
@@ -78,8 +79,6 @@ class Api:
     response_type: type[msgspec.Struct]
     takes_records: bool = False
     """Whether a request may be as large as a Produce request."""
-    has_trailing_bytes: bool = False
-    """Whether a client of this API sends bytes after its message, which are ignored."""
     is_held: bool = False
     """Whether its response may be delayed. Until then no later request of the connection begins."""
     ends_with_connection: bool = False
@@ -90,17 +89,13 @@ class Api:
         """The entry in ApiVersions."""
         return ApiVersion(self.key, 0 if self.key == PRODUCE else self.first, self.last)
 
-    def request_decoder(self, version: int) -> Callable[[Buffer, int, int], Any]:
-        """The function that decodes the request in a frame, after its head. See `Codec`."""
-        codec = codec_of(self.request_type, version)
-        if not self.has_trailing_bytes:
-            return codec.decode
+    def request_decoder(self, version: int) -> Callable[[Buffer, int, int], tuple[Any, int]]:
+        """The function that decodes the request in a frame, after its head. See `Codec`.
 
-        def decode(frame: Buffer, start: int, elements_max: int) -> Any:
-            request, _ = codec.decode_prefix(frame, start, elements_max)
-            return request
-
-        return decode
+        It also returns the request's end. Bytes after it are ignored, as in Kafka. librdkafka
+        writes the count of no topics with four bytes in place of one (its issue 5049).
+        """
+        return codec_of(self.request_type, version).decode_prefix
 
     def response_codec(self, version: int) -> Codec[Any]:
         """The codec of responses."""
@@ -159,9 +154,7 @@ APIS: Final = {
         _api(PRODUCE, "Produce", produce.produce, 13, takes_records=True),
         _api(1, "Fetch", fetch.fetch, 18, **HELD),
         _api(2, "ListOffsets", offsets.list_offsets, 10, **LOOKUP),
-        # librdkafka writes the count of no topics with four bytes in place of one (its issue 5049).
-        # The first byte means all topics, and Kafka ignores the rest.
-        _api(3, "Metadata", metadata.metadata, 13, has_trailing_bytes=True),
+        _api(3, "Metadata", metadata.metadata, 13),
         _api(8, "OffsetCommit", group_offsets.commit, 10),
         _api(9, "OffsetFetch", group_offsets.fetch, 10, **LOOKUP),
         _api(10, "FindCoordinator", groups.find_coordinator, 6),
@@ -171,6 +164,7 @@ APIS: Final = {
         _api(14, "SyncGroup", classic.sync, 5, **HELD),
         _api(15, "DescribeGroups", groups.describe_groups, 6, **LOOKUP),
         _api(16, "ListGroups", groups.list_groups, 5),
+        _api(17, "SaslHandshake", sasl.handshake, 1),
         _api(API_VERSIONS, "ApiVersions", api_versions, 4),
         _api(19, "CreateTopics", topics.create_topics, 7),
         _api(20, "DeleteTopics", topics.delete_topics, 6),
@@ -188,6 +182,7 @@ APIS: Final = {
         _api(32, "DescribeConfigs", configs.describe_configs, 4),
         _api(33, "AlterConfigs", configs.alter_configs, 2),
         _api(35, "DescribeLogDirs", cluster.describe_log_dirs, 5),
+        _api(36, "SaslAuthenticate", sasl.authenticate, 2),
         _api(37, "CreatePartitions", topics.create_partitions, 3),
         _api(42, "DeleteGroups", groups.delete_groups, 2),
         _api(43, "ElectLeaders", cluster.elect_leaders, 2),

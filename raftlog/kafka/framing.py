@@ -11,6 +11,7 @@ import struct
 from typing import Final, NamedTuple
 
 from raftlog.record.types import Buffer
+from raftlog.schema.decoder import decode_text
 from raftlog.schema.errors import DecodeError
 from raftlog.schema.varints import decode_uvarint
 
@@ -60,12 +61,12 @@ def parse_head(frame: Buffer, *, is_flexible: bool) -> Head:
             end = position + length
             if length > CLIENT_ID_BYTES_MAX or end > len(frame):
                 raise DecodeError(f"a client id of {length} bytes")
-            client_id = str(frame[position:end], "utf-8")
+            client_id = decode_text(frame[position:end])
             position = end
         if is_flexible:
             # Clients send no tags in a head so far.
             position = _skip_tags(frame, position) if frame[position] else position + 1
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError) as error:
         raise DecodeError(f"request head: {error}") from error
     return Head(
         api_key=api_key,

@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
                 slot.answer = unsupported_version(frame)
             else:
                 head = parse_head(frame, is_flexible=api.is_request_flexible(version))
-                request = api.request_decoder(version)(frame, head.end, ELEMENTS_MAX)
+                request, _ = api.request_decoder(version)(frame, head.end, ELEMENTS_MAX)
                 if api.key != API_VERSIONS:
                     self._broker.check_ready()
                 call = Call(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from raftlog.record.types import Buffer
 from raftlog.schema.errors import DecodeError
@@ -30,6 +30,9 @@ from raftlog.schema.fields import (
 )
 from raftlog.schema.varints import decode_uvarint
 
+STRING_BYTES_MAX: Final = 2**15 - 1
+"""Most bytes of a string whose length is an int16. A response may hold a string of its request."""
+
 Decode: TypeAlias = Callable[[Buffer, int, int], Any]
 """Takes bytes, position, and most array elements and unknown tagged fields. Raises DecodeError."""
 
@@ -44,6 +47,21 @@ def compile_decoders(layout: StructLayout) -> tuple[Decode, Decode]:
     text = writer.source()
     exec(compile(text, f"<decoder of {layout.struct_type.__name__}>", "exec"), namespace)
     return namespace["decode"], namespace["decode_prefix"]
+
+
+def decode_text(data: Buffer) -> str:
+    """Return the text of a string, with U+FFFD for bytes that are no UTF-8.
+
+    Kafka also replaces them. Raises DecodeError for a text that not every version can hold.
+    """
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        text = str(data, "utf-8", "replace")
+    size = len(text.encode())
+    if size > STRING_BYTES_MAX:
+        raise DecodeError(f"{len(data)} bytes that are no UTF-8 become {size} bytes")
+    return text
 
 
 def _out_of_bounds(position: int, length: int, size: int) -> DecodeError:
@@ -68,9 +86,10 @@ class _Writer:
         self._has_records = False
         self.namespace: dict[str, Any] = {
             "DecodeError": DecodeError,
-            "Errors": (struct.error, IndexError, UnicodeDecodeError),
+            "Errors": (struct.error, IndexError),
             "ZERO_UUID": ZERO_UUID,
             "out_of_bounds": _out_of_bounds,
+            "text": decode_text,
             "unpack_from": struct.unpack_from,
             "uvarint": decode_uvarint,
         }
@@ -214,7 +233,7 @@ class _Writer:
         self._line(f"    raise out_of_bounds(p, {length}, size)")
         match primitive.kind:
             case Kind.STRING:
-                self._line(f"{name} = str(data[p:{end}], 'utf-8')")
+                self._line(f"{name} = text(data[p:{end}])")
             case Kind.BYTES:
                 self._line(f"{name} = bytes(data[p:{end}])")
             case _:

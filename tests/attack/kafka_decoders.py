@@ -105,7 +105,7 @@ def decode(frame: Buffer) -> bool:
             unsupported_version(frame)
         return False
     head = parse_head(frame, is_flexible=api.is_request_flexible(version))
-    message = api.request_decoder(version)(frame, head.end, ELEMENTS_MAX)
+    message, _ = api.request_decoder(version)(frame, head.end, ELEMENTS_MAX)
     if api.takes_records:
         for topic in message.topic_data:
             for one in topic.partition_data:

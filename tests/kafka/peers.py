@@ -46,11 +46,12 @@ class RawClient:
     writer: asyncio.StreamWriter
     sent: list[tuple[Api, int]] = field(default_factory=list)
 
-    def frame(self, request: msgspec.Struct, version: int) -> bytes:
+    def frame(self, request: msgspec.Struct, version: int, client_id: bytes = b"c") -> bytes:
         """The request's frame; its correlation id is its place among all."""
         api = api_of(request)
         self.sent.append((api, version))
-        head = struct.pack(">hhih", api.key, version, len(self.sent) - 1, 1) + b"c"
+        head = struct.pack(">hhih", api.key, version, len(self.sent) - 1, len(client_id))
+        head += client_id
         if api.is_request_flexible(version):
             head += b"\0"
         body = head + codec_of(api.request_type, version).encode(request)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -15,6 +16,7 @@ from raftlog.broker.limits import address_group
 from raftlog.kafka import listener
 from raftlog.kafka.listener import Connection, KafkaListener
 from raftlog.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from raftlog.kafka.messages.groups import ListGroupsRequest
 from raftlog.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from raftlog.kafka.messages.offsets import (
     ListOffsetsPartition,
@@ -22,12 +24,14 @@ from raftlog.kafka.messages.offsets import (
     ListOffsetsTopic,
 )
 from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from raftlog.kafka.messages.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from raftlog.kafka.metrics import EndReason
 from raftlog.kafka.settings import KafkaSettings
 from raftlog.schema.codec import codec_of
 from tests.kafka.peers import DEADLINE_S, KafkaNode, RawClient, batch, kafka_node
 
 VERSIONS = ApiVersionsRequest("test", "1")
+LISTED = ListGroupsRequest()
 
 
 @pytest.fixture
@@ -96,6 +100,30 @@ async def test_an_unknown_version_of_the_first_request_is_answered_in_version_0(
         assert answer.error_code == 35
         assert answer.api_keys
         assert (await client.ask(VERSIONS, 3)).error_code == 0
+
+
+@pytest.mark.parametrize("client_id", ["müller".encode("latin-1"), b"\xff" * 1_000, b""])
+@pytest.mark.parametrize(("request_", "version"), [(VERSIONS, 3), (VERSIONS, 0), (LISTED, 0)])
+async def test_a_client_id_may_be_any_bytes(
+    one: KafkaNode, client_id: bytes, request_: msgspec.Struct, version: int
+) -> None:
+    async with one.client() as client:
+        client.writer.write(client.frame(request_, version, client_id))
+        assert (await client.receive())[1].error_code == 0
+
+
+async def test_sasl_is_refused_on_a_listener_without_it(one: KafkaNode) -> None:
+    async with one.client() as client:
+        offered = {api.api_key for api in (await client.ask(VERSIONS, 3)).api_keys}
+        assert {17, 36} <= offered
+        for version in (0, 1):
+            answer = await client.ask(SaslHandshakeRequest("PLAIN"), version)
+            assert (answer.error_code, answer.mechanisms) == (34, ())
+        for version in (0, 1, 2):
+            answer = await client.ask(SaslAuthenticateRequest(b"\0user\0secret"), version)
+            assert answer.error_code == 34
+            assert "SASL" in answer.error_message
+        assert (await client.ask(LISTED, 0)).error_code == 0
 
 
 async def test_answers_leave_in_the_order_of_the_requests(one: KafkaNode) -> None:

@@ -18,6 +18,7 @@ from raftlog.kafka.messages.offsets import (
     ListOffsetsTopic,
 )
 from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.types import BrokerId, LeaderEpoch
 from tests.kafka.peers import KafkaNode, RawClient, batch, kafka_node
 
@@ -239,6 +240,21 @@ async def test_a_first_batch_comes_whole_though_larger_than_the_bounds(
     )
     sizes = [len(topic.partitions[0].records) for topic in answer.responses]
     assert sizes == [len(large), 0]
+
+
+@pytest.mark.parametrize("settings", [None, KafkaSettings(gateway=("127.0.0.1", 1))])
+@pytest.mark.parametrize("partition_max_bytes", [0, 1])
+async def test_a_first_batch_comes_whole_without_bytes_for_the_partition(
+    partition_max_bytes: int, settings: KafkaSettings | None
+) -> None:
+    async with kafka_node(settings) as one, one.client() as client:
+        await client.ask(ProduceRequest(None, -1, 10_000, (data("one", (0, batch(b"x"))),)), 9)
+        part = FetchPartition(0, fetch_offset=0, partition_max_bytes=partition_max_bytes)
+        request = FetchRequest(
+            max_wait_ms=0, max_bytes=0, topics=(FetchTopic("one", None, (part,)),)
+        )
+        answer = await client.ask(request, 12)
+        assert len(answer.responses[0].partitions[0].records) == len(batch(b"x"))
 
 
 # Offsets

@@ -22,7 +22,14 @@ EXAMPLES: Final = (10, pytest.param(50, marks=pytest.mark.full))  # 50: half a m
 """Examples of each message in each version."""
 ERROR_CODES: Final = 90
 """kio knows no codes beyond Kafka's."""
-TIMES: Final = frozenset({"log_append_time_ms", "transaction_start_time_ms", "retention_time_ms"})
+TIMES: Final = frozenset(
+    {
+        "log_append_time_ms",
+        "transaction_start_time_ms",
+        "retention_time_ms",
+        "session_lifetime_ms",
+    }
+)
 TIME_MS_MAX: Final = 1 << 40
 """kio makes them times and durations of Python."""
 

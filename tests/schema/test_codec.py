@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import struct
 import tracemalloc
 from typing import Annotated, Any, ClassVar
 
@@ -252,8 +253,16 @@ class TestMalformedBytes:
         assert refusal(Strict, 0, "fffe 00000000")
         assert refusal(Strict, 0, "0000 fffffffe")
 
-    def test_text_that_is_no_utf8(self) -> None:
-        assert "utf-8" in refusal(Strict, 0, "0001 ff 00000000")
+    def test_text_that_is_no_utf8_is_replaced_up_to_the_longest_string(self) -> None:
+        strict = codec_of(Strict, 0)
+        data = bytes.fromhex("0003 6dfc6c 00000000")
+        assert strict.decode(data, 0, ELEMENTS_MAX).name == "m\ufffdl"
+        for count, fits in ((10_922, True), (10_923, False)):
+            data = struct.pack(">h", count) + b"\xff" * count + bytes(4)
+            if fits:
+                strict.encode(strict.decode(data, 0, ELEMENTS_MAX))
+            else:
+                assert "UTF-8" in refusal(Strict, 0, data.hex())
 
     def test_a_varint_of_six_bytes(self) -> None:
         assert "32 bits" in refusal(Strict, 1, "808080808000 01 00")

@@ -87,7 +87,8 @@ async def fetch(call: Call, request: messages.FetchRequest) -> messages.FetchRes
                     name,
                     PartitionId(wanted.partition),
                     Offset(wanted.fetch_offset),
-                    max_bytes=wanted.partition_max_bytes,
+                    # A partition without bytes has its first batch all the same (KIP-74).
+                    max_bytes=max(wanted.partition_max_bytes, 1),
                 )
     # With an error the response leaves at once.
     wait_s = max(request.max_wait_ms, 0) / 1000 if parts and len(parts) == seen else 0.0
