@@ -173,11 +173,8 @@ def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:
         and header.record_count * RECORD_SIZE_MIN > header.size_bytes - HEADER_SIZE
     ):
         reason = f"it is too short for the {header.record_count} records that it claims"
-    elif not -1 <= header.base_timestamp_ms <= header.max_timestamp_ms:
-        reason = (
-            f"its base timestamp {header.base_timestamp_ms} and max timestamp "
-            f"{header.max_timestamp_ms} are not in order"
-        )
+    elif header.base_timestamp_ms < -1:
+        reason = f"its base timestamp is {header.base_timestamp_ms}"
     elif header.producer_id < NO_PRODUCER_ID:
         reason = f"{header.producer_id} is no producer id"
     elif header.producer_id != NO_PRODUCER_ID and (

@@ -301,6 +301,21 @@ def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Itera
             yield from group
 
 
+def with_max_timestamp(batch: RecordBatch, *, decompressed_bytes_max: int) -> RecordBatch:
+    """Set a max timestamp that the producer left out to its records' largest, as Kafka does.
+
+    Raises LogError as `iterate_records`.
+    """
+    header = batch.header
+    if not header.lacks_max_timestamp:
+        return batch
+    records = iterate_records(batch, decompressed_bytes_max=decompressed_bytes_max)
+    newest_ms = max((record.timestamp for record in records), default=header.base_timestamp_ms)
+    data = bytearray(batch.data)
+    header = sealed(data, header._replace(max_timestamp_ms=newest_ms))
+    return RecordBatch(header, memoryview(data).toreadonly())
+
+
 def decode_groups(
     batch: RecordBatch, plain: memoryview, *, group_bytes: int
 ) -> Iterator[tuple[list[Record], int]]:

@@ -118,6 +118,11 @@ class BatchHeader(NamedTuple):
         return bool(self.attributes & LOG_APPEND_TIME_BIT)
 
     @property
+    def lacks_max_timestamp(self) -> bool:
+        """Whether the max timestamp is no record's. Some producers leave it at -1."""
+        return self.max_timestamp_ms < self.base_timestamp_ms
+
+    @property
     def is_idempotent(self) -> bool:
         """Whether producer id, epoch and sequence identify the batch."""
         return self.producer_id != NO_PRODUCER_ID

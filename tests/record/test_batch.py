@@ -126,8 +126,6 @@ class TestSplit:
             (23, ">i", 4, "last offset delta"),
             (23, ">i", -1, "last offset delta"),
             (27, ">q", -2, "timestamp"),
-            (27, ">q", 2**63 - 1, "timestamp"),
-            (35, ">q", -1, "timestamp"),
             (43, ">q", -2, "-2 is no producer id"),
             (43, ">q", 5, "producer epoch -1"),
             (16, ">b", 1, "magic 1"),

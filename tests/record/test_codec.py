@@ -18,6 +18,7 @@ from raftlog.record.codec import (
     RecordTuple,
     decode,
     decompress_batch,
+    with_max_timestamp,
 )
 from raftlog.record.compression import Compression, compress
 from raftlog.record.errors import (
@@ -457,6 +458,34 @@ class TestValidateRecords:
         assert len(decode(only, decompressed_bytes_max=1000)) == 3
         with pytest.raises(AssertionError):
             validate_records(only, decompressed_bytes_max=1000)
+
+
+@each_codec
+@pytest.mark.parametrize("stated_ms", [-1, 0, 999])
+def test_a_missing_max_timestamp_is_that_of_the_newest_record(
+    compression: Compression, stated_ms: int
+) -> None:
+    rows: list[RecordTuple] = [(time_ms, None, bytes(100), None) for time_ms in (1000, 1005, 900)]
+    data = encoded(rows, compression)
+    [lacking] = split_batches(
+        with_field(data, 35, ">q", stated_ms), max_message_bytes=BATCH_BYTES_MAX
+    )
+    assert lacking.header.lacks_max_timestamp
+    made = with_max_timestamp(lacking, decompressed_bytes_max=DECOMPRESSED_BYTES_MAX)
+    assert bytes(made.data) == data
+    assert made.header == parse_header(data)
+    assert with_max_timestamp(made, decompressed_bytes_max=1) is made
+    with pytest.raises(LogError) as raised:
+        with_max_timestamp(lacking, decompressed_bytes_max=10)
+    assert raised.value.entry is RECORD_TOO_LARGE
+
+
+def test_a_missing_max_timestamp_of_records_that_cannot_be_read_is_refused() -> None:
+    sent = with_body(with_field(encoded(), 35, ">q", -1), b"\xff" * 200)
+    [lacking] = split_batches(sent, max_message_bytes=BATCH_BYTES_MAX)
+    with pytest.raises(LogError) as raised:
+        with_max_timestamp(lacking, decompressed_bytes_max=DECOMPRESSED_BYTES_MAX)
+    assert raised.value.entry is MALFORMED_BATCH
 
 
 def test_types_and_errors_do_not_load_the_codec() -> None:

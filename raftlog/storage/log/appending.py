@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from raftlog.record.batch import RecordBatch, stamp, with_log_append_time
+from raftlog.record.codec import with_max_timestamp
 from raftlog.record.control import Marker, parse_marker
 from raftlog.record.errors import (
     CORRUPT_BATCH,
@@ -58,13 +59,13 @@ from raftlog.world import Buffer, DiskError, DiskFullError
 
 WRITERS_WAITING_MAX: Final = 10_000
 """Most appends of one log waiting while a segment is started. More are rejected."""
-KEYED_BATCH_BYTES_MAX: Final = 16 << 20
-"""Most bytes of a decompressed batch for a compacted topic. Compaction can read four times as much.
-"""
-KEYED_INLINE_BYTES_MAX: Final = 128 << 10
-KEYED_INLINE_BATCHES_MAX: Final = 2
-"""Bounds for checking keys in the event loop. Larger decompressed batches, or more batches, have
-their keys checked by a thread, since 37,000 records take 10 ms."""
+DECODED_BATCH_BYTES_MAX: Final = 16 << 20
+"""Most bytes of a decompressed batch for a compacted topic, or without its max timestamp.
+Compaction can read four times as much."""
+DECODED_INLINE_BYTES_MAX: Final = 128 << 10
+DECODED_INLINE_BATCHES_MAX: Final = 2
+"""Bounds for decoding in the event loop. A thread decodes larger batches, or more batches, since
+37,000 records take 10 ms."""
 GAPS_NOTED_AHEAD: Final = 1 << 20
 """Offsets beyond a leader's gap below which later gaps are also allowed. Otherwise a follower of a
 compacted log would write the checkpoint file for almost every chunk."""
@@ -95,10 +96,10 @@ class Appender:
         self._core = core
         self._operations = operations
         self._writers_waiting = 0
-        self._key_checks = asyncio.Lock()
-        """Lock held while a thread checks an append's keys, taken in order of arrival."""
-        self._keyed_waiting = 0
-        """Appends that hold `_key_checks`, or wait for it."""
+        self._decodes = asyncio.Lock()
+        """Lock held while a thread decodes an append's batches, taken in order of arrival."""
+        self._decodes_waiting = 0
+        """Appends that hold `_decodes`, or wait for it."""
 
     # As leader
 
@@ -117,41 +118,71 @@ class Appender:
         durable. Raises LogError. Nothing was written then, except for STORAGE_FAILED, whose outcome
         is unknown.
         """
-        # Appends wait for earlier appends even if the topic is not compacted any more.
-        if self._keyed_waiting or (self._core.config.compacts and not _are_keyed_now(batches)):
-            return await self._append_keyed(batches, leader_epoch, guard, terms)
+        needs_decode = self._core.config.compacts
+        for batch in batches:
+            if batch.header.max_timestamp_ms < batch.header.base_timestamp_ms:
+                needs_decode = True
+        # Appends wait for earlier appends even if they need no decode.
+        if needs_decode or self._decodes_waiting:
+            decoded = None if self._decodes_waiting else self._decode_now(batches)
+            if decoded is None:
+                return await self._append_decoded(batches, leader_epoch, guard, terms)
+            batches = decoded
         if self._is_free:
             results = self._append_now(batches, leader_epoch, guard, terms)
             if results is not None:
                 return results
         return await self._append_in_line(batches, leader_epoch, guard, terms)
 
-    async def _append_keyed(
+    def _decode_now(self, batches: Sequence[RecordBatch]) -> list[RecordBatch] | None:
+        """Decode a small append here. None if it is too large. Raises LogError."""
+        if len(batches) > DECODED_INLINE_BATCHES_MAX:
+            return None
+        try:
+            return _decoded(
+                batches,
+                compacts=self._core.config.compacts,
+                decompressed_bytes_max=DECODED_INLINE_BYTES_MAX,
+            )
+        except LogError as error:
+            if error.entry is not RECORD_TOO_LARGE:
+                raise
+            return None
+
+    async def _append_decoded(
         self,
         batches: Sequence[RecordBatch],
         leader_epoch: LeaderEpoch,
         guard: Guard | None,
         terms: Terms,
     ) -> list[AppendResult]:
-        """Check keys in a thread. Later appends wait, so that the order of appends holds."""
-        if self._keyed_waiting >= WRITERS_WAITING_MAX:
+        """Decode in a thread. Later appends wait, so that the order of appends holds."""
+        if self._decodes_waiting >= WRITERS_WAITING_MAX:
             raise LogError(
-                OVERLOADED, f"{self._core.directory}: too many appends wait for a check of keys."
+                OVERLOADED, f"{self._core.directory}: too many appends wait for a decode."
             )
         shared = self._core.shared
-        self._keyed_waiting += 1
+        self._decodes_waiting += 1
         try:
-            async with self._key_checks:
-                if self._core.config.compacts:
+            async with self._decodes:
+                compacts = self._core.config.compacts
+                if compacts or any(batch.header.lacks_max_timestamp for batch in batches):
                     async with shared.decodes:
-                        await shared.disk.run(partial(_require_keys, batches))
+                        batches = await shared.disk.run(
+                            partial(
+                                _decoded,
+                                batches,
+                                compacts=compacts,
+                                decompressed_bytes_max=DECODED_BATCH_BYTES_MAX,
+                            )
+                        )
                 if self._is_free:
                     results = self._append_now(batches, leader_epoch, guard, terms)
                     if results is not None:
                         return results
                 return await self._append_in_line(batches, leader_epoch, guard, terms)
         finally:
-            self._keyed_waiting -= 1
+            self._decodes_waiting -= 1
 
     async def _append_in_line(
         self,
@@ -493,24 +524,20 @@ class Appender:
             raise
 
 
-def _are_keyed_now(batches: Sequence[RecordBatch]) -> bool:
-    """Check the keys of a small append here. False if too large. Raises LogError."""
-    if len(batches) > KEYED_INLINE_BATCHES_MAX:
-        return False
-    for batch in batches:
-        try:
-            refuse_keyless(batch, decompressed_bytes_max=KEYED_INLINE_BYTES_MAX)
-        except LogError as error:
-            if error.entry is not RECORD_TOO_LARGE:
-                raise
-            return False
-    return True
+def _decoded(
+    batches: Sequence[RecordBatch], *, compacts: bool, decompressed_bytes_max: int
+) -> list[RecordBatch]:
+    """The batches, with their max timestamps, and with keys if the topic compacts.
 
-
-def _require_keys(batches: Sequence[RecordBatch]) -> None:
-    """Raise LogError if a record has no key. For a thread."""
-    for batch in batches:
-        refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
+    Raises LogError.
+    """
+    if compacts:
+        for batch in batches:
+            refuse_keyless(batch, decompressed_bytes_max=decompressed_bytes_max)
+    return [
+        with_max_timestamp(batch, decompressed_bytes_max=decompressed_bytes_max)
+        for batch in batches
+    ]
 
 
 def _replaced(core: LogCore, leader_epoch: LeaderEpoch) -> LogError:

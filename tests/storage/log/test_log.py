@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.batch import RecordBatch, iterate_batches, iterate_headers, split_batches
 from raftlog.record.errors import (
     DISK_FULL,
     ILLEGAL_STATE,
@@ -24,6 +24,7 @@ from raftlog.storage.log.core import COLD_READS_MAX, LOOKUPS_MAX
 from raftlog.storage.log.log import Log
 from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
+from tests.record.batches import with_field
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all
 
@@ -600,6 +601,36 @@ async def test_checks_of_keys_outside_the_loop_keep_the_order_of_appends() -> No
     assert starts == [0, large, large + 1, 2 * large + 1]
     refused = [each for each in results if isinstance(each, LogError)]
     assert [each.entry for each in refused] == [INVALID_BODY] * 2
+
+
+async def test_a_missing_max_timestamp_is_computed_in_the_order_of_appends() -> None:
+    log = new_log(config=LogConfig(max_message_bytes=1 << 24))
+
+    def lacking(count: int, timestamp_ms: int) -> RecordBatch:
+        data = bytes(batch([b"v"] * count, timestamp_ms=timestamp_ms).data)
+        [only] = split_batches(with_field(data, 35, ">q", -1), max_message_bytes=1 << 24)
+        return only
+
+    large = 50_000
+    appends = [
+        log.appender.append([lacking(large, 1000)], EPOCH),
+        log.appender.append([batch([b"v"], timestamp_ms=90_000)], EPOCH),
+        log.appender.append([lacking(3, 100_000)], EPOCH),
+    ]
+    results = await asyncio.gather(*appends)
+    assert [each[0].base_offset for each in results] == [0, large, large + 1]
+    assert (await log.appender.append([lacking(2, 200_000)], EPOCH))[0].base_offset == large + 4
+    end = log.log_end_offset
+    for timestamp_ms, offset in ((50_999, 49_999), (90_000, large), (200_001, large + 5)):
+        found = await log.reader.offset_for_timestamp(timestamp_ms, end=end)
+        assert found == (offset, timestamp_ms)
+    read = await log.reader.read(Offset(0), end=end, max_bytes=1 << 24)
+    assert [header.max_timestamp_ms for _, header in iterate_headers(read.data)] == [
+        50_999,
+        90_000,
+        100_002,
+        200_001,
+    ]
 
 
 async def test_appends_keep_their_order_when_a_topic_stops_compacting(
