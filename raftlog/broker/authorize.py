@@ -38,7 +38,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from raftlog.metadata.image import INTERNAL_TOPIC_PREFIX, is_internal_topic
+from raftlog.record.coordinators import INTERNAL_TOPICS
 from raftlog.record.errors import FORBIDDEN, LogError
 
 
@@ -140,13 +140,12 @@ def guard_internal_topics(authorize: Authorize) -> Authorize:
         if (
             resource.type is ResourceType.TOPIC
             and operation not in _ON_INTERNAL_TOPICS
-            and is_internal_topic(resource.name)
+            and resource.name in INTERNAL_TOPICS
         ):
             raise LogError(
                 FORBIDDEN,
-                f"Topic {resource.name} is internal: names that begin with "
-                f"{INTERNAL_TOPIC_PREFIX!r} are reserved for the cluster. Clients may read such a "
-                "topic, not create, write, alter or delete it.",
+                f"Topic {resource.name} is internal: its name is reserved for the cluster. Clients "
+                "may read it, not create, write, alter or delete it.",
             )
         authorize(principal, operation, resource)
 

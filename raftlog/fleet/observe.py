@@ -23,11 +23,10 @@ from raftlog.fleet.partitions import out_of_sync, partition_states
 from raftlog.fleet.safety import PartitionState
 from raftlog.fleet.spec import ClusterSpec, TopicSpec
 from raftlog.fleet.state import ClusterState, NodeState, TopicState
+from raftlog.record.coordinators import INTERNAL_TOPICS
 
 TOPIC_SOURCE: Final = "DYNAMIC_TOPIC_CONFIG"
 """Source of a config that the topic sets. A default may change with the number of replicas."""
-INTERNAL_PREFIX: Final = "__"
-"""Prefix of the names of topics that belong to the cluster itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ async def observe(
         partitions={
             name: len(topic.partitions)
             for name, topic in sorted(metadata.topics.items())
-            if not name.startswith(INTERNAL_PREFIX)
+            if name not in INTERNAL_TOPICS
         },
         under_min_isr=metadata.under_min_isr,
     )

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from raftlog.api.catalog import CATALOG_CONFIG, CATALOG_PARTITIONS, CATALOG_TOPIC
 from raftlog.cluster.manifest import BASE_PORT_DEFAULT, NODES_DEFAULT, NODES_MAX
 from raftlog.fleet.errors import SpecError
+from raftlog.record.coordinators import INTERNAL_TOPICS
 
 CLUSTERS_MAX: Final = 1_000
 LOGS_MAX: Final = 10_000
@@ -287,7 +288,7 @@ def _log_complaints(spec: ClusterSpec) -> Iterator[str]:
     if spec.log is None and (spec.config or spec.replication_factor or spec.partitions != 1):
         yield "partitions, replication_factor and config are those of `log`, which is missing"
     for log in spec.listed:
-        if not log or log.startswith("__"):
+        if not log or log in INTERNAL_TOPICS:
             yield f"{log!r} is no name for a log"
     if len(set(spec.logs)) < len(spec.logs):
         yield "`logs` names a log twice"

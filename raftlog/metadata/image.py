@@ -234,9 +234,6 @@ class MetadataImage:
 
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
-INTERNAL_TOPIC_PREFIX: Final = "__"
-"""Prefix of internal topics. Nodes create, write and delete these topics. Clients may only read
-them."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -266,8 +263,3 @@ def check_topic_name(name: str) -> str:
     if fault is not None:
         raise LogError(INVALID_TOPIC, fault)
     return name
-
-
-def is_internal_topic(name: str) -> bool:
-    """Whether the name is reserved for the cluster itself, as `__consumer_offsets` in Kafka."""
-    return name.startswith(INTERNAL_TOPIC_PREFIX)

@@ -1,4 +1,4 @@
-"""Which partition of an internal topic coordinates a group or transactional id, as in Kafka.
+"""Internal topics, and which partition of one coordinates a group or transactional id, as in Kafka.
 
 The leader of that partition is the coordinator. Nodes and client compute it alike.
 """
@@ -9,6 +9,13 @@ from typing import Final
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
+METADATA_TOPIC: Final = "__cluster_metadata"
+"""Kafka's name of the metadata log, which is no topic."""
+INTERNAL_TOPICS: Final = frozenset(
+    {OFFSETS_TOPIC, TRANSACTIONS_TOPIC, METADATA_TOPIC, "__share_group_state"}
+)
+"""Names reserved for the cluster, as in Kafka. Nodes create, write and delete these topics. Clients
+may only read them. Other names that begin with `__` are the clients' (`__debezium-heartbeat.…`)."""
 
 
 def partition_of(key: str, count: int) -> int:

@@ -90,7 +90,7 @@ def test_name_of_a_host_is_its_address_without_user_and_port(address: str, name:
         ('name = "a"\ndriver = "local"\npartitions = 3', "`log`, which is missing"),
         ('name = "a"\nlog = "a"\nlogs = ["b"]\ndriver = "local"', "exactly one log"),
         ('name = "a"\nlogs = ["b", "b"]\ndriver = "local"', "twice"),
-        ('name = "a"\nlog = "__a"\ndriver = "local"', "no name for a log"),
+        ('name = "a"\nlog = "__consumer_offsets"\ndriver = "local"', "no name for a log"),
         ('name = "a"\ndriver = "local"\nsettings = { node_id = 3 }', "node_id"),
         ('name = "a"\ndriver = "local"\nsettings = { kafka_listen = "h:1" }', "kafka_listen"),
         ('log = "a"\ndriver = "local"\nsettings = { auto_create_topics = true }', "create topics"),

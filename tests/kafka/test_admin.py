@@ -98,6 +98,10 @@ async def test_topics_are_created_with_an_outcome_each(
             created("null", retention_ms=None),
             created("twice"),
             created("twice"),
+            created("col.umn_a"),
+            created("col_umn.a"),
+            created("__debezium-heartbeat.s"),
+            created("__consumer_offsets"),
         ),
         TIMEOUT_MS,
     )
@@ -116,6 +120,10 @@ async def test_topics_are_created_with_an_outcome_each(
         "bad": 40,
         "null": 40,
         "twice": 42,
+        "col.umn_a": 0,
+        "col_umn.a": 17,
+        "__debezium-heartbeat.s": 0,
+        "__consumer_offsets": 29,
     }
     image = one.node.metadata.image
     assert len(image.topic("new").partitions) == 3

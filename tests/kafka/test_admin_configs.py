@@ -89,6 +89,7 @@ async def test_each_resource_has_an_outcome(
     request = described(
         (TOPIC, "one"),
         (TOPIC, "missing"),
+        (TOPIC, "no/name"),
         (BROKER, "1"),
         (BROKER, ""),
         (BROKER, "x"),
@@ -96,10 +97,10 @@ async def test_each_resource_has_an_outcome(
         keys=("retention.ms", "group.max.size", "no.such"),
     )
     results = (await client.ask(request, version)).results
-    assert [row.error_code for row in results] == [0, 3, 0, 0, 42, 42]
+    assert [row.error_code for row in results] == [0, 3, 17, 0, 0, 42, 42]
     found = [{config.name: config.value for config in row.configs} for row in results]
     both = {"group.max.size": "7", "retention.ms": "6"}
-    assert found == [{"retention.ms": "6"}, {}, both, both, {}, {}]
+    assert found == [{"retention.ms": "6"}, {}, {}, both, both, {}, {}]
     assert not results[0].configs[0].synonyms
 
 

@@ -86,6 +86,10 @@ async def test_metadata_of_some_topics_by_name_and_id(one: KafkaNode, client: Ra
     answer = await client.ask(MetadataRequest(wanted, allow_auto_topic_creation=False), 12)
     found = [(topic.error_code, topic.name) for topic in answer.topics]
     assert found == [(0, "one"), (100, None), (0, "six"), (3, "none")]
+    for name in ("no such name!", "..", "x" * 250, "m\ufffdl"):
+        for may_create in (False, True):
+            request = MetadataRequest((MetadataRequestTopic(None, name),), may_create)
+            assert [topic.error_code for topic in (await client.ask(request, 12)).topics] == [17]
     assert (await client.ask(MetadataRequest(()), 12)).topics == ()
 
 

@@ -18,7 +18,8 @@ from raftlog.coordinator.shard.records import (
     ConsumerGroupMemberMetadataValue,
     ConsumerGroupRegularExpressionValue,
 )
-from raftlog.metadata.image import MetadataImage, is_internal_topic
+from raftlog.metadata.image import MetadataImage
+from raftlog.record.coordinators import INTERNAL_TOPICS
 from raftlog.record.errors import INVALID_PATTERN, LogError, quoted
 from raftlog.record.types import TopicId
 
@@ -51,7 +52,7 @@ def matched_topics(pattern: str, names: Iterable[str]) -> tuple[str, ...]:
     """Sorted names that the pattern matches as a whole, without internal topics."""
     compiled = _compiled(pattern)
     return tuple(
-        sorted(name for name in names if not is_internal_topic(name) and compiled.fullmatch(name))
+        sorted(name for name in names if name not in INTERNAL_TOPICS and compiled.fullmatch(name))
     )
 
 

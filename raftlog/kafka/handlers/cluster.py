@@ -29,6 +29,7 @@ from raftlog.kafka.handlers.names import (
 from raftlog.kafka.messages import cluster as messages
 from raftlog.metadata.decisions.reassignment import Move, target_of
 from raftlog.metadata.image import PartitionImage, TopicImage
+from raftlog.record.coordinators import METADATA_TOPIC
 from raftlog.record.errors import (
     BAD_REQUEST,
     ILLEGAL_STATE,
@@ -51,7 +52,6 @@ ELECTION_NOT_NEEDED: Final = 84
 NO_REASSIGNMENT_IN_PROGRESS: Final = 85
 LOG_DIRECTORY: Final = "data"
 """Name of a node's one log directory. Its path is no concern of clients."""
-METADATA_TOPIC: Final = "__cluster_metadata"
 CONTROLLER_LISTENER: Final = "CONTROLLER"
 UNKNOWN: Final = -1
 ROWS_PER_TURN: Final = 5_000

@@ -21,12 +21,13 @@ from raftlog.kafka.handlers.names import (
     cluster_code,
     code,
     deadline_of,
+    unknown_topic_code,
 )
 from raftlog.kafka.messages import configs as messages
 from raftlog.metadata.configs.broker import find_cluster_setting
 from raftlog.metadata.configs.topic import ConfigDescription, ConfigSource, find_entry
 from raftlog.metadata.configs.values import ConfigEntry, ConfigType
-from raftlog.record.errors import BAD_REQUEST, INVALID_CONFIG, LogError
+from raftlog.record.errors import BAD_REQUEST, INVALID_CONFIG, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import BrokerId
 
 TOPIC: Final = 2
@@ -87,9 +88,12 @@ async def describe_configs(
         try:
             described = _chosen(resource, _describe(call, resource, count))
         except LogError as error:
+            error_code = _error_code(resource.resource_type, error)
+            if error.entry is UNKNOWN_TOPIC:
+                error_code = unknown_topic_code(resource.resource_name)
             results.append(
                 messages.DescribeConfigsResult(
-                    _error_code(resource.resource_type, error),
+                    error_code,
                     error.message,
                     resource.resource_type,
                     resource.resource_name,

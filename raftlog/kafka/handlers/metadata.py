@@ -12,6 +12,7 @@ from raftlog.kafka.handlers.names import (
     cluster_operations,
     code,
     topic_operations,
+    unknown_topic_code,
 )
 from raftlog.kafka.messages.metadata import (
     MetadataRequest,
@@ -20,7 +21,8 @@ from raftlog.kafka.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from raftlog.metadata.image import PartitionImage, TopicImage, is_internal_topic
+from raftlog.metadata.image import PartitionImage, TopicImage
+from raftlog.record.coordinators import INTERNAL_TOPICS
 from raftlog.record.errors import UNKNOWN_TOPIC, LogError
 
 UNKNOWN_TOPIC_ID: Final = 100
@@ -101,11 +103,12 @@ async def _topics(call: Call, request: MetadataRequest) -> list[TopicImage | Met
 
 async def _missing(call: Call, name: str, may_create: bool) -> TopicImage | MetadataResponseTopic:
     if not may_create:
-        return MetadataResponseTopic(UNKNOWN_TOPIC.kafka_code, name)
+        return MetadataResponseTopic(unknown_topic_code(name), name)
     try:
         return await call.broker.produce.topic(call.principal, name)
     except LogError as error:
-        return MetadataResponseTopic(code(error), name)
+        is_unknown = error.entry is UNKNOWN_TOPIC
+        return MetadataResponseTopic(unknown_topic_code(name) if is_unknown else code(error), name)
 
 
 def _described(topic: TopicImage, brokers: Brokers, operations: int) -> MetadataResponseTopic:
@@ -113,7 +116,7 @@ def _described(topic: TopicImage, brokers: Brokers, operations: int) -> Metadata
         error_code=NONE,
         name=topic.name,
         topic_id=topic.topic_id,
-        is_internal=is_internal_topic(topic.name),
+        is_internal=topic.name in INTERNAL_TOPICS,
         partitions=tuple(_partition(row, brokers) for row in topic.partitions),
         topic_authorized_operations=operations,
     )

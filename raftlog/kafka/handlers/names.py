@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from raftlog.broker.authorize import CLUSTER, Operation, Resource, group_resource, topic_resource
 from raftlog.broker.service import Broker
 from raftlog.kafka.call import Call
+from raftlog.metadata.image import topic_name_fault
 from raftlog.record import errors
 from raftlog.record.errors import LogError
 from raftlog.record.types import TopicId
@@ -204,6 +205,12 @@ def group_operations(call: Call, group_id: str) -> int:
 def _permitted(call: Call, resource: Resource, operations: Iterable[Operation]) -> int:
     permitted = call.broker.admin.permitted(call.principal, resource, operations)
     return sum(1 << _CODES[operation] for operation in permitted)
+
+
+def unknown_topic_code(name: str) -> int:
+    """The code for a topic that does not exist. Clients wait for one that may come."""
+    entry = errors.UNKNOWN_TOPIC if topic_name_fault(name) is None else errors.INVALID_TOPIC
+    return entry.kafka_code
 
 
 def topic_name(broker: Broker, name: str, topic_id: TopicId | None) -> str:

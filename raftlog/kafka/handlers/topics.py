@@ -22,11 +22,13 @@ from raftlog.kafka.handlers.names import (
     deadline_of,
     topic_name,
     topic_operations,
+    unknown_topic_code,
 )
 from raftlog.kafka.messages import topics as messages
 from raftlog.metadata.commands import Assignments
-from raftlog.metadata.image import PartitionImage, TopicImage, is_internal_topic, topic_name_fault
+from raftlog.metadata.image import PartitionImage, TopicImage
 from raftlog.record import errors
+from raftlog.record.coordinators import INTERNAL_TOPICS
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId
 
@@ -270,7 +272,7 @@ async def describe_topic_partitions(
                 error_code=NONE,
                 name=name,
                 topic_id=topic.topic_id,
-                is_internal=is_internal_topic(name),
+                is_internal=name in INTERNAL_TOPICS,
                 partitions=tuple(_described(row, brokers) for row in rows),
                 topic_authorized_operations=topic_operations(call, name),
             )
@@ -296,8 +298,7 @@ def _from(
 
 
 def _unknown(name: str) -> messages.DescribeTopicPartitionsResponseTopic:
-    entry = errors.UNKNOWN_TOPIC if topic_name_fault(name) is None else errors.INVALID_TOPIC
-    return messages.DescribeTopicPartitionsResponseTopic(entry.kafka_code, name)
+    return messages.DescribeTopicPartitionsResponseTopic(unknown_topic_code(name), name)
 
 
 def _described(

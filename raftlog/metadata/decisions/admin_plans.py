@@ -30,9 +30,11 @@ from raftlog.metadata.configs.topic import find_entry, min_isr_default, validate
 from raftlog.metadata.configs.values import ConfigEntry
 from raftlog.metadata.decisions.placement import place
 from raftlog.metadata.image import MetadataImage, check_topic_name
+from raftlog.record.coordinators import INTERNAL_TOPICS
 from raftlog.record.errors import (
     INVALID_CONFIG,
     INVALID_PARTITIONS,
+    INVALID_TOPIC,
     NOT_ENOUGH_REPLICAS,
     TOPIC_EXISTS,
     LogError,
@@ -78,6 +80,7 @@ def plan_topic(
     check_topic_name(name)
     if name in image.topics_by_name:
         raise LogError(TOPIC_EXISTS, f"Topic {name!r} exists already.")
+    _check_collision(image, name)
     if assignments is not None:
         _check_count(image, len(assignments), added=len(assignments))
         _check_assignments(image, assignments, len(assignments[0]))
@@ -98,6 +101,23 @@ def plan_topic(
             yield from place(image, partitions, replication_factor, unwritable=unwritable)
         ),
     )
+
+
+def _check_collision(image: MetadataImage, name: str) -> None:
+    """Raise LogError(INVALID_TOPIC) if a topic's name differs only in `.` and `_`, as in Kafka.
+
+    Names of metrics have `_` for `.`, so both topics would have the same metrics.
+    """
+    unified = name.replace(".", "_")
+    if "_" not in unified or name in INTERNAL_TOPICS:
+        return
+    for other in (*INTERNAL_TOPICS, *image.topics_by_name):
+        if len(other) == len(name) and other.replace(".", "_") == unified:
+            raise LogError(
+                INVALID_TOPIC,
+                f"Topic {name!r} collides with topic {other!r}: names must differ in more than "
+                "'.' and '_'.",
+            )
 
 
 def plan_partitions(

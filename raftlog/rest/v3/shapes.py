@@ -18,7 +18,8 @@ from raftlog.api import v3 as api
 from raftlog.broker.groups import MemberDescription
 from raftlog.http.request import Request, ServerContext, own_url
 from raftlog.metadata.configs.topic import ConfigDescription, ConfigSource
-from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage, is_internal_topic
+from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
+from raftlog.record.coordinators import INTERNAL_TOPICS
 
 T = TypeVar("T")
 
@@ -135,7 +136,7 @@ class Shaper:
             *self._common("Topic", path),
             topic_name=topic.name,
             topic_id=topic.topic_id,
-            is_internal=is_internal_topic(topic.name),
+            is_internal=topic.name in INTERNAL_TOPICS,
             replication_factor=topic.replication_factor,
             partitions_count=len(topic.partitions),
             partitions=self._link(f"{path}/partitions"),

@@ -390,8 +390,8 @@ def test_deleted_topic_is_given_up_and_its_successor_is_another_topic() -> None:
 
 
 def test_pattern_follows_created_and_deleted_topics() -> None:
-    harness = ShardHarness(image_of(logs1=1, other=1, __logs=1))
-    (member,) = joined(harness, "m", subscribed_pattern=".*logs.*")
+    harness = ShardHarness(image_of(logs1=1, other=1, __consumer_offsets=1))
+    (member,) = joined(harness, "m", subscribed_pattern=".*(logs|offsets).*")
     assert member.owned == {(id_of("logs1"), 0)}
     put_topic(harness.image, "logs2", 1)
     harness.topics_changed(["logs2"])

@@ -102,6 +102,32 @@ def test_impossible_topics_are_refused_before_they_are_proposed(
     assert raised.value.entry is entry
 
 
+@pytest.mark.parametrize(
+    ("present", "name", "collides"),
+    [
+        ("a.b", "a_b", True),
+        ("a_b.c", "a.b_c", True),
+        ("a.b", "a.c", False),
+        ("a.b", "a-b", False),
+        ("ab", "a.b", False),
+        ("x", "__consumer.offsets", True),
+        ("__consumer.offsets", "__consumer_offsets", False),
+    ],
+)
+def test_names_must_differ_in_more_than_dots_and_underscores(
+    present: str, name: str, collides: bool
+) -> None:
+    image = cluster(None)
+    create(image, present, 1, (1,))
+    if not collides:
+        carry_out(image, plan(image, name))
+        assert name in image.topics_by_name
+        return
+    with pytest.raises(LogError, match="collides") as refused:
+        plan(image, name)
+    assert refused.value.entry is INVALID_TOPIC
+
+
 def test_nothing_can_be_placed_without_brokers() -> None:
     with pytest.raises(LogError) as raised:
         plan(MetadataImage())
