@@ -136,10 +136,11 @@ class OffsetService:
         wanted: Mapping[str, Mapping[PartitionId, int]],
         *,
         any_node: bool,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> ByPartition[FoundRecord | LogError | None]:
-        """Each partition's first committed record at or after its timestamp (ms).
+        """Each partition's first readable record at or after its timestamp (ms).
 
-        None: no record is that young. Raises LogError as `bounds_of` does.
+        None: no readable record is that young. Raises LogError as `bounds_of` does.
         """
         self._settings.check_partition_count(sum(map(len, wanted.values())))
         topics = self._topics(principal, wanted)
@@ -153,11 +154,12 @@ class OffsetService:
             rows = await times_of_many(
                 self._partitions,
                 [(self._handle(topics[name], number), time) for name, number, time in flat],
+                isolation,
             )
         else:
             find = self._replicas.partition
             rows = await local_times(
-                [(partial(find, name, number), time) for name, number, time in flat]
+                [(partial(find, name, number), time) for name, number, time in flat], isolation
             )
             _raise_first_error(rows)
         row = iter(rows)
@@ -184,6 +186,23 @@ class OffsetService:
         if any_node:
             return await self._partitions.find(topic, number).newest_record(isolation)
         return await self._replicas.partition(topic, number).newest_record(isolation)
+
+    def leader_epoch_at(self, topic: str, number: int, offset: Offset | None) -> LeaderEpoch | None:
+        """The leader epoch of a committed record, of a partition led here (KIP-320).
+
+        The present leader epoch for None. None for a partition led elsewhere, because a wrong epoch
+        would make clients find records lost.
+        """
+        try:
+            partition = self._replicas.partition(topic, number)
+        except LogError:
+            return None
+        role = partition.leader_role
+        if role is None:
+            return None
+        if offset is None:
+            return role.state.row.leader_epoch
+        return partition.log.leader_epochs.epoch_for(offset)
 
     async def epoch_end(
         self,

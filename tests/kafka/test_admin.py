@@ -367,6 +367,35 @@ async def test_leader_epochs_end_where_the_next_begins(
     assert await end_of(0, number=4) == (3, -1, -1)
 
 
+@pytest.mark.parametrize("version", [3, 4, 7])
+async def test_offsets_have_leader_epochs_and_other_epochs_are_refused(
+    one: KafkaNode, client: RawClient, version: int
+) -> None:
+    async def listed(timestamp: int, current: int = -1) -> tuple[int, int, int]:
+        row = ListOffsetsPartition(0, current, timestamp)
+        request = ListOffsetsRequest(topics=(ListOffsetsTopic("one", (row,)),))
+        found = (await client.ask(request, version)).topics[0].partitions[0]
+        return found.error_code, found.offset, found.leader_epoch
+
+    known = one.node.metadata.image.partition("one", 0).leader_epoch
+    await append(client, b"a", b"b")
+    history = one.node.log().leader_epochs
+    history.assign(LeaderEpoch(known + 3), Offset(1))
+    has_epochs = version >= 4
+    older, newer, none = (known, known + 3, -1) if has_epochs else (-1, -1, -1)
+    assert await listed(-1) == (0, 2, known if has_epochs else -1)
+    assert await listed(-2) == (0, 0, older)
+    assert await listed(-3) == (0, 1, newer)
+    assert await listed(1_700_000_000_001) == (0, 1, newer)
+    assert await listed(1_700_000_000_002) == (0, -1, none)
+    if has_epochs:
+        for timestamp in (-1, -2, -3, 0):
+            assert await listed(timestamp, known) == await listed(timestamp)
+            assert await listed(timestamp, known + 1) == (75, -1, -1)
+            if known:
+                assert await listed(timestamp, known - 1) == (74, -1, -1)
+
+
 async def test_the_newest_record_is_that_of_the_largest_timestamp(client: RawClient) -> None:
     async def newest(topic: str) -> Any:
         row = ListOffsetsPartition(0, timestamp=-3)

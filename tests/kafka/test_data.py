@@ -19,7 +19,7 @@ from raftlog.kafka.messages.offsets import (
 )
 from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from raftlog.kafka.settings import KafkaSettings
-from raftlog.record.types import BrokerId, LeaderEpoch
+from raftlog.record.types import BrokerId, LeaderEpoch, Offset
 from tests.kafka.peers import KafkaNode, RawClient, batch, kafka_node
 
 UNKNOWN_ID = "0" * 31 + "1"
@@ -280,6 +280,29 @@ async def test_offsets_by_time_and_at_the_ends(
     answer = await client.ask(ListOffsetsRequest(topics=wanted), 7)
     rows = [topic.partitions[0] for topic in answer.topics]
     assert [(row.error_code, row.offset) for row in rows] == [(0, offset), (3, -1)]
+
+
+@pytest.mark.parametrize("gateway", [None, ("127.0.0.1", 1)])
+async def test_offsets_of_committed_readers_end_at_the_last_stable_offset(
+    gateway: tuple[str, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kafka_node(KafkaSettings(gateway=gateway)) as one, one.client() as client:
+        request = ProduceRequest(None, -1, 10_000, (data("one", (0, batch(b"x", b"y", b"z"))),))
+        await client.ask(request, 9)
+        # An open transaction begins at offset 1.
+        monkeypatch.setattr(one.node.log(), "last_stable_offset", lambda _: Offset(1))
+
+        async def listed(isolation: int) -> list[int]:
+            found = []
+            for timestamp in (0, 1_700_000_000_001, -3, -1):
+                row = ListOffsetsPartition(0, timestamp=timestamp)
+                request = ListOffsetsRequest(-1, isolation, (ListOffsetsTopic("one", (row,)),))
+                answer = await client.ask(request, 7)
+                found.append(answer.topics[0].partitions[0].offset)
+            return found
+
+        assert await listed(0) == [0, 1, 2, 3]
+        assert await listed(1) == [0, -1, 0, 1]
 
 
 # Clients that others wrote

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from raftlog.broker.fetch import Isolation
 from raftlog.broker.offsets import PartitionBounds
 from raftlog.kafka.call import Call
@@ -26,6 +28,8 @@ EARLIEST: Final = -2
 NEWEST: Final = -3
 """The record with the largest timestamp (KIP-734)."""
 EARLIEST_LOCAL: Final = -4
+EPOCHS_SINCE: Final = 4
+"""The first version of ListOffsets with leader epochs."""
 EPOCHS_PER_TURN: Final = 1_000
 """Partitions of an OffsetForLeaderEpoch request resolved in one turn of the event loop."""
 
@@ -48,6 +52,11 @@ async def _topic(
 ) -> messages.ListOffsetsTopicResponse:
     rows: dict[int, messages.ListOffsetsPartitionResponse] = {}
     wanted = {row.partition_index: row for row in topic.partitions}
+    for number, row in list(wanted.items()):
+        error_code = epoch_error(call.broker, topic.name, number, row.current_leader_epoch)
+        if error_code:
+            rows[number] = messages.ListOffsetsPartitionResponse(number, error_code)
+            del wanted[number]
     newest = [number for number, row in wanted.items() if row.timestamp == NEWEST]
     ends = [n for n, row in wanted.items() if row.timestamp < 0 and row.timestamp != NEWEST]
     times = {PartitionId(n): row.timestamp for n, row in wanted.items() if row.timestamp >= 0}
@@ -58,7 +67,9 @@ async def _topic(
             for number, bounds in found[name][1].items():
                 rows[number] = _bound(wanted[number], bounds, isolation)
         if times:
-            placed = await offsets.at_times(call.principal, {name: times}, any_node=True)
+            placed = await offsets.at_times(
+                call.principal, {name: times}, any_node=True, isolation=isolation
+            )
             for number, place in placed[name][1].items():
                 rows[number] = _placed(number, place)
         for number in newest:
@@ -69,8 +80,23 @@ async def _topic(
                 number, messages.ListOffsetsPartitionResponse(number, partition_code(error))
             )
     return messages.ListOffsetsTopicResponse(
-        name, tuple(rows[row.partition_index] for row in topic.partitions)
+        name,
+        tuple(
+            _with_epoch(call, name, row.timestamp, rows[row.partition_index])
+            for row in topic.partitions
+        ),
     )
+
+
+def _with_epoch(
+    call: Call, name: str, timestamp_ms: int, found: messages.ListOffsetsPartitionResponse
+) -> messages.ListOffsetsPartitionResponse:
+    """The response with the leader epoch of its record, or of the end (KIP-320)."""
+    if found.offset < 0 or call.version < EPOCHS_SINCE:
+        return found
+    offset = None if timestamp_ms == LATEST else Offset(found.offset)
+    epoch = call.broker.offsets.leader_epoch_at(name, found.partition_index, offset)
+    return found if epoch is None else replace(found, leader_epoch=epoch)
 
 
 async def _newest(
