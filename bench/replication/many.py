@@ -73,6 +73,7 @@ async def _create(cluster: Cluster, names: list[str], each: int = PARTITIONS_EAC
 def _loaded(cluster: Cluster, names: list[str], what: str, records: float) -> Result:
     """Memory of the largest node after so many records in each of the topics."""
     count = max(1_000, int(records))
+    given = {"topics": len(names), "records of a topic": count, "replicas": NODES}
 
     async def load() -> None:
         for name in names:
@@ -80,7 +81,7 @@ def _loaded(cluster: Cluster, names: list[str], what: str, records: float) -> Re
         await cluster.wait_in_sync(names)
 
     run_workload(load())
-    found = Result(f"cluster: {what}, RSS after load", "MiB", goal=120)
+    found = Result(f"cluster: {what}, RSS after load", "MiB", goal=120, parameters=given)
     found.details["by node"] = cluster.rss_mib()
     found.runs.append(max(found.details["by node"].values()))
     return found
