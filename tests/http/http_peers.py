@@ -23,7 +23,7 @@ from raftlog.http.settings import ServerLimits, ServerSettings
 from .fakes import FakeNode
 
 Handler = Callable[[Request, ServerContext], Awaitable[web.StreamResponse]]
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """Reached only by a failing test."""
 
 
