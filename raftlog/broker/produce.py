@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -38,6 +38,7 @@ from raftlog.broker.authorize import (
     transactional_id_resource,
 )
 from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, SmallRequestBatcher
+from raftlog.broker.first_sequences import FirstSequences
 from raftlog.broker.limits import BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
@@ -48,12 +49,13 @@ from raftlog.record.codec import BatchBuilder, Headers, RecordTuple
 from raftlog.record.compression import Compression
 from raftlog.record.errors import INVALID_BODY, RECORD_TOO_LARGE, TOPIC_EXISTS, LogError
 from raftlog.record.frames import ProduceFrame
-from raftlog.record.header import HEADER_SIZE, parse_header
+from raftlog.record.header import HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.partitioner import partition_for_key
 from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    Buffer,
     LeaderEpoch,
     Offset,
     PartitionId,
@@ -64,6 +66,8 @@ from raftlog.record.types import (
 from raftlog.replication.leader.arrival_order import ArrivalOrder, Place
 from raftlog.replication.partition import Acks, Partition
 from raftlog.routing.handle import PartitionHandle
+from raftlog.routing.leader_gate import Write
+from raftlog.storage.types import AppendResult
 
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
@@ -112,6 +116,9 @@ class ProduceOptions:
     client of version 1 has added it before."""
     any_node: bool = False
     """Whether `append_batches` forwards batches to the leaders of their partitions."""
+    may_start_anywhere: bool = False
+    """Whether a producer that a partition does not know may start with any sequence. Kafka's
+    clients may, because not all of them can start again."""
 
     @property
     def is_idempotent(self) -> bool:
@@ -184,6 +191,8 @@ class ProduceService:
         self._authorize = authorize
         self._round_robin = RoundRobin()
         self._turns = turns
+        self._clock = services.clock
+        self._firsts = FirstSequences()
         self._batcher = SmallRequestBatcher(_pack_shared)
         self._frames: ArrivalOrder[_FrameKey] = ArrivalOrder()
         """Partitions with frames that wait before their append."""
@@ -320,6 +329,21 @@ class ProduceService:
         finally:
             for place in places:
                 place.leave()
+
+    def note_rejected(self, topic: str, partition: PartitionId, data: Buffer) -> None:
+        """Remember the rejection of a frame, whose topic is a name or an unknown id.
+
+        A later batch of its producer must not start in front of it.
+        """
+        try:
+            header = parse_header(data)
+        except LogError:
+            return
+        if header.producer_id != NO_PRODUCER_ID:
+            place = (header.producer_id, topic, partition)
+            known = self._metadata.image.topics_by_name.get(topic)
+            topic_id = topic if known is None else known.topic_id
+            self._firsts.reject(place, topic_id, header.base_sequence, self._clock.monotonic())
 
     def current_leader(
         self, topic: str, partition: PartitionId
@@ -518,9 +542,12 @@ class ProduceService:
             batches = split_batches(
                 data, max_message_bytes=size_max, allow_transactional=is_transactional
             )
+            if options.may_start_anywhere and batches[0].header.producer_id != NO_PRODUCER_ID:
+                open_write = partial(self._open_first, open_write, frame, batches[0].header)
             write = open_write(transactional_id, adds_partition=options.adds_partition)
             appended = await write(batches, acks=options.acks, timeout_s=options.timeout_s)
         except LogError as error:
+            self.note_rejected(topic, number, data)
             if is_known:
                 counters = self._topics.topic(topic)
                 counters.produce_requests += 1
@@ -540,6 +567,43 @@ class ProduceService:
             first.log_append_time_ms,
             NO_OFFSET if led is None else led.log_start_offset,
         )
+
+    def _open_first(
+        self,
+        open_write: Callable[..., Write],
+        frame: ProduceFrame,
+        header: BatchHeader,
+        transactional_id: str | None,
+        *,
+        adds_partition: bool,
+    ) -> Write:
+        """Open the partition for a batch whose producer may be unknown there, as `LeaderGate.open`.
+
+        A transaction of version 2 starts each epoch with 0, so its rule stays strict, as in Kafka.
+        """
+        place = (header.producer_id, frame.topic, frame.partition)
+        topic_id = self._metadata.image.topic(frame.topic).topic_id
+        sequence = header.base_sequence
+
+        async def write(
+            batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
+        ) -> list[AppendResult]:
+            may_start = self._firsts.begin(place, topic_id, sequence, self._clock.monotonic())
+            is_written = False
+            try:
+                append = open_write(
+                    transactional_id,
+                    adds_partition=adds_partition,
+                    may_start_anywhere=may_start
+                    and not (transactional_id is not None and adds_partition),
+                )
+                appended = await append(batches, acks=acks, timeout_s=timeout_s)
+                is_written = True
+                return appended
+            finally:
+                self._firsts.end(place, topic_id, sequence, is_written=is_written)
+
+        return write
 
 
 def content_bytes(record: StoredRecord) -> int:

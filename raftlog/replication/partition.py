@@ -303,12 +303,14 @@ class Partition(Replica):
         guard: Callable[[], None] | None = None,
         origin: Origin = Origin.CLIENT,
         verification: VerificationGuard | None = None,
+        may_start_anywhere: bool = False,
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
         A batch that opens a transaction here needs a `verification`, the guard from
         `begin_verification`, once the coordinator has confirmed the transaction. `guard` is called
-        right before each attempt to write, and may refuse with a LogError. Raises LogError.
+        right before each attempt to write, and may refuse with a LogError. `may_start_anywhere` as
+        for `LeaderRole.append`. Raises LogError.
         NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
         UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED and the like mean that nothing was written.
         RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the outcome is
@@ -321,6 +323,7 @@ class Partition(Replica):
             guard=guard,
             origin=origin,
             verification=verification,
+            may_start_anywhere=may_start_anywhere,
         )
 
     def begin_verification(

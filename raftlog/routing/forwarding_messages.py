@@ -82,6 +82,8 @@ class Append(_OfPartition, frozen=True, tag=1):
     """Id of the transaction that the batches belong to, or open."""
     adds_partition: bool = True
     """Whether the first batch of a transaction adds its partition, as in `LeaderTransactions`."""
+    may_start_anywhere: bool = False
+    """Whether an unknown producer may start with any sequence, as in `LeaderRole.append`."""
 
 
 class Read(_OfPartition, frozen=True, tag=2):

@@ -351,13 +351,13 @@ class _Session(Session):
         match operation:
             case Append():
                 # A batch that opens a transaction without verification is refused by the append.
-                batches = split_batches(
-                    body,
-                    max_message_bytes=found.log.config.max_message_bytes,
-                    allow_transactional=True,
-                )
+                size_max = found.log.config.max_message_bytes
+                batches = split_batches(body, max_message_bytes=size_max, allow_transactional=True)
                 write = self._gate.open(
-                    found, operation.transactional_id, adds_partition=operation.adds_partition
+                    found,
+                    operation.transactional_id,
+                    adds_partition=operation.adds_partition,
+                    may_start_anywhere=operation.may_start_anywhere,
                 )
                 results = await write(batches, acks=Acks(operation.acks), timeout_s=timeout_s)
                 return Appended(

@@ -160,10 +160,19 @@ class PartitionHandle:
         except LogError:
             return None
 
-    def open(self, transactional_id: str | None, *, adds_partition: bool = True) -> Write:
+    def open(
+        self,
+        transactional_id: str | None,
+        *,
+        adds_partition: bool = True,
+        may_start_anywhere: bool = False,
+    ) -> Write:
         """Open the partition for one append, as `LeaderGate.open`."""
         return partial(
-            self.append, transactional_id=transactional_id, adds_partition=adds_partition
+            self.append,
+            transactional_id=transactional_id,
+            adds_partition=adds_partition,
+            may_start_anywhere=may_start_anywhere,
         )
 
     async def append(
@@ -174,6 +183,7 @@ class PartitionHandle:
         timeout_s: float,
         transactional_id: str | None = None,
         adds_partition: bool = True,
+        may_start_anywhere: bool = False,
     ) -> list[AppendResult]:
         """Append as `Partition.append`. Batches with a `transactional_id` join its transaction.
 
@@ -188,7 +198,12 @@ class PartitionHandle:
         refusal: LogError | None = None
 
         def local(found: Partition, remaining_s: float) -> Awaitable[list[AppendResult]]:
-            write = gate.open(found, transactional_id, adds_partition=adds_partition)
+            write = gate.open(
+                found,
+                transactional_id,
+                adds_partition=adds_partition,
+                may_start_anywhere=may_start_anywhere,
+            )
             return write(batches, acks=acks, timeout_s=remaining_s)
 
         place = order.enter(keys)
@@ -213,6 +228,7 @@ class PartitionHandle:
                     acks=int(acks),
                     transactional_id=transactional_id,
                     adds_partition=adds_partition,
+                    may_start_anywhere=may_start_anywhere,
                 ),
                 [batch.data for batch in batches],
                 local=local,

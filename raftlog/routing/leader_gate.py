@@ -44,11 +44,13 @@ class LeaderTransactions(ABC):
         acks: Acks,
         timeout_s: float,
         adds_partition: bool = True,
+        may_start_anywhere: bool = False,
     ) -> list[AppendResult]:
         """`Partition.append`, once the coordinator has confirmed the transaction.
 
         With `adds_partition` the partition joins the transaction by its first batch. Otherwise it
-        must have joined before (clients of version 1, KIP-890).
+        must have joined before (clients of version 1, KIP-890). `may_start_anywhere` as for
+        `LeaderRole.append`.
         """
 
     @abstractmethod
@@ -94,21 +96,28 @@ class LeaderGate:
             self._coordinators = coordinators
 
     def open(
-        self, found: Partition, transactional_id: str | None, *, adds_partition: bool = True
+        self,
+        found: Partition,
+        transactional_id: str | None,
+        *,
+        adds_partition: bool = True,
+        may_start_anywhere: bool = False,
     ) -> Write:
         """Open a partition led here for one append.
 
         The append is in a transaction, or outside of any if `transactional_id` is None. See
-        `LeaderTransactions.append` for `adds_partition`. The write takes its place in the log, or
-        in the line for it, before it suspends. Raises LogError, as the write does.
+        `LeaderTransactions.append` for the options. The write takes its place in the log, or in
+        the line for it, before it suspends. Raises LogError, as the write does.
         """
         if transactional_id is None or self._transactions is None:
-            return found.writer().append
+            append = found.writer().append
+            return partial(append, may_start_anywhere=True) if may_start_anywhere else append
         return partial(
             self._transactions.append,
             found,
             transactional_id=transactional_id,
             adds_partition=adds_partition,
+            may_start_anywhere=may_start_anywhere,
         )
 
     async def write_marker(

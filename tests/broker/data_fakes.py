@@ -32,9 +32,9 @@ from raftlog.routing.leader_gate import LeaderGate
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.log.core import Listeners, TombstoneHold
 from raftlog.storage.log.log import Log
+from raftlog.storage.producers.entry import NO_TRANSACTIONS, Terms
 from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
@@ -100,7 +100,7 @@ class MemoryLog:
         if guard is not None:
             guard()
         self.appends += 1
-        results = [self._append(batch, leader_epoch) for batch in batches]
+        results = [self._append(batch, leader_epoch, terms) for batch in batches]
         if not self.hold_flush:
             asyncio.get_running_loop().call_soon(self.flush_now)
         return results
@@ -108,7 +108,7 @@ class MemoryLog:
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
         return high_watermark
 
-    def _append(self, batch: RecordBatch, leader_epoch: LeaderEpoch) -> AppendResult:
+    def _append(self, batch: RecordBatch, leader_epoch: LeaderEpoch, terms: Terms) -> AppendResult:
         header = batch.header
         identity = (header.producer_id, header.producer_epoch)
         if header.producer_id >= 0 and header.base_sequence >= 0:
@@ -116,7 +116,8 @@ class MemoryLog:
             base, count, result = self._producers.get(identity, (0, 0, nothing))
             if count and (header.base_sequence, header.record_count) == (base, count):
                 return AppendResult(result.base_offset, result.last_offset, duplicate=True)
-            if header.base_sequence != (base + count) % 2**31:
+            may_start = terms.may_start_anywhere and not count
+            if header.base_sequence != (base + count) % 2**31 and not may_start:
                 raise LogError(OUT_OF_ORDER_SEQUENCE if count else UNKNOWN_PRODUCER_ID)
         offset = self.log_end_offset
         data = b"".join(stamped(batch, offset, leader_epoch))

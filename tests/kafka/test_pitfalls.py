@@ -1,7 +1,8 @@
 """The ten worst pitfalls of Kafka's protocol: each test fails once its mistake is made.
 
-1. A producer that the log does not know gets 59 and the log start offset: 45 ends an idempotent
-   producer for good, and Java's repeats the batch without end while the offset is -1.
+1. A producer that the log does not know continues its sequence, unless an earlier batch was just
+   rejected. Then it gets 59 and the log start offset: 45 ends an idempotent producer for good, and
+   Java's repeats the batch without end while the offset is -1.
 2. Produce is offered from version 0 and refused below 3: older librdkafka stops compressing where
    single old versions are missing (KAFKA-18659).
 3. A length or count is judged before memory is taken for it.
@@ -45,10 +46,12 @@ from raftlog.kafka.messages.offsets import (
 )
 from raftlog.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from raftlog.kafka.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from raftlog.kafka.settings import KafkaSettings
 from raftlog.record.batch import sealed
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.coordinators import partition_of
+from raftlog.record.errors import NOT_ENOUGH_REPLICAS, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId, TopicId
 from raftlog.routing import handle
@@ -106,20 +109,57 @@ def outcome(answer: Any) -> Any:
 # 1
 
 
+async def test_1_an_unknown_producer_continues_its_sequence_through_a_gateway() -> None:
+    settings = KafkaSettings(gateway=("127.0.0.1", 1))
+    async with kafka_node(settings) as one, one.client() as client:
+        assert outcome(await client.ask(produce(of_producer(5, b"x")), 9)).error_code == 0
+        assert outcome(await client.ask(produce(of_producer(9, b"x")), 9)).error_code == 45
+
+
 @pytest.mark.parametrize("version", [5, 9, 12])
-async def test_1_an_unknown_producer_gets_59_and_the_log_start_offset(
+async def test_1_an_unknown_producer_continues_its_sequence(
     client: RawClient, version: int
 ) -> None:
+    assert outcome(await client.ask(produce(of_producer(5, b"x")), version)).error_code == 0
+    assert outcome(await client.ask(produce(of_producer(6, b"x")), version)).error_code == 0
+    # A gap in a known producer's sequence stays 45, and so does what was before its start.
+    for sequence in (9, 0):
+        row = outcome(await client.ask(produce(of_producer(sequence, b"x", b"y")), version))
+        assert row.error_code == 45
+
+
+@pytest.mark.parametrize("version", [5, 9, 12])
+async def test_1_a_producer_whose_first_batch_was_rejected_gets_59_and_the_log_start_offset(
+    one: KafkaNode, client: RawClient, version: int
+) -> None:
+    """Taken as a start, the second of two pipelined batches would bar the first (KAFKA-15591)."""
     assert outcome(await client.ask(produce(batch(b"a", b"b", b"c")), version)).error_code == 0
     request = DeleteRecordsRequest(
         (DeleteRecordsTopic("one", (DeleteRecordsPartition(0, 2),)),), 10_000
     )
     assert (await client.ask(request, 2)).topics[0].partitions[0].low_watermark == 2
-    row = outcome(await client.ask(produce(of_producer(5, b"x")), version))
+    one.node.log().append_error = LogError(NOT_ENOUGH_REPLICAS, "not now")
+    assert outcome(await client.ask(produce(of_producer(5, b"x")), version)).error_code == 19
+    one.node.log().append_error = None
+    row = outcome(await client.ask(produce(of_producer(6, b"x")), version))
     assert (row.error_code, row.log_start_offset) == (59, 2)
-    # A gap in a known producer's sequence stays 45.
-    assert outcome(await client.ask(produce(of_producer(0, b"x")), version)).error_code == 0
-    assert outcome(await client.ask(produce(of_producer(5, b"x")), version)).error_code == 45
+    for sequence in (5, 6):
+        row = outcome(await client.ask(produce(of_producer(sequence, b"x")), version))
+        assert row.error_code == 0
+
+
+async def test_1_a_rejection_by_an_unknown_topic_id_counts(
+    one: KafkaNode, client: RawClient
+) -> None:
+    topic_id = one.node.metadata.image.topics_by_name["one"].topic_id
+    topic = one.node.metadata.image.topics_by_id.pop(topic_id)
+    request = produce(of_producer(5, b"x"), "", topic_id=topic_id)
+    assert outcome(await client.ask(request, 13)).error_code == 100
+    one.node.metadata.image.topics_by_id[topic_id] = topic
+    request = produce(of_producer(6, b"x"), "", topic_id=topic_id)
+    assert outcome(await client.ask(request, 13)).error_code == 59
+    request = produce(of_producer(5, b"x"), "", topic_id=topic_id)
+    assert outcome(await client.ask(request, 13)).error_code == 0
 
 
 # 2

@@ -35,8 +35,8 @@ from raftlog.record.types import (
 )
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
 from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
 from raftlog.storage.log.core import Listeners, TombstoneHold
+from raftlog.storage.producers.entry import NO_TRANSACTIONS, Terms
 from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.replication.permits import SwitchedPermit

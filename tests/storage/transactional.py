@@ -16,8 +16,8 @@ from raftlog.record.types import (
     ProducerEpoch,
     ProducerId,
 )
-from raftlog.storage.log.appending import Terms
 from raftlog.storage.log.log import Log
+from raftlog.storage.producers.entry import Terms
 from tests.storage.logs import BATCH_BYTES_MAX, EPOCH
 
 VERIFIED = Terms(may_begin=lambda _producer_id, _epoch: True)

@@ -100,6 +100,7 @@ class VerifiedTransactions(LeaderTransactions):
         acks: Acks,
         timeout_s: float,
         adds_partition: bool = True,
+        may_start_anywhere: bool = False,
     ) -> list[AppendResult]:
         """Append batches of one producer's transaction, as `Partition.append`.
 
@@ -111,7 +112,9 @@ class VerifiedTransactions(LeaderTransactions):
         if not self._order.is_held([key]):
             guard = found.begin_verification(*producer)
             if guard is None:
-                return await found.append(batches, acks=acks, timeout_s=timeout_s)
+                return await found.append(
+                    batches, acks=acks, timeout_s=timeout_s, may_start_anywhere=may_start_anywhere
+                )
         deadline = self._clock.monotonic() + timeout_s
         place = self._order.enter([key])
         try:
@@ -126,7 +129,13 @@ class VerifiedTransactions(LeaderTransactions):
             # The producer's next append runs in a later step of the loop than this one.
             place.leave()
         remaining_s = max(deadline - self._clock.monotonic(), 0.0)
-        return await found.append(batches, acks=acks, timeout_s=remaining_s, verification=guard)
+        return await found.append(
+            batches,
+            acks=acks,
+            timeout_s=remaining_s,
+            verification=guard,
+            may_start_anywhere=may_start_anywhere,
+        )
 
     async def write_marker(
         self,

@@ -83,6 +83,10 @@ async def _append(
             name = topic_name(broker, topic.name, topic.topic_id)
         except LogError as error:
             refused.append(error.as_outcome())
+            for partition in topic.partition_data:
+                broker.produce.note_rejected(
+                    topic.topic_id or "", PartitionId(partition.index), partition.records or b""
+                )
             continue
         refused.append(None)
         for partition in topic.partition_data:
@@ -99,6 +103,7 @@ async def _append(
         transactional_id=request.transactional_id,
         adds_partition=call.version >= ADDS_BY_PRODUCE,
         any_node=call.any_node,
+        may_start_anywhere=True,
     )
     appended: Iterator[BatchesAppended | LogError] = iter(())
     if frames:

@@ -48,14 +48,18 @@ from raftlog.replication.leader.verification import VerificationGuard, Verificat
 from raftlog.replication.replica import Acks, Origin, Replica
 from raftlog.replication.waiters import CommitWaiters
 from raftlog.storage.compaction.plan import DeletionHorizon
-from raftlog.storage.log.appending import NO_TRANSACTIONS, Terms
+from raftlog.storage.producers.entry import NO_TRANSACTIONS, Terms
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 SEQUENCE_ERRORS: Final = frozenset({OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID})
 """Refusals that a replaced leader also returns, as it lacks the producer's newest batches."""
 COORDINATOR: Final = Terms(is_coordinator=True)
+STARTING_ANYWHERE: Final = Terms(may_start_anywhere=True)
 LOG_START_S: Final = 10.0
 """Longest wait of a deletion for the log start of the in-sync replicas."""
+STRICT_START_S: Final = 60.0
+"""Seconds of a new leader in which unknown producers must start with sequence 0. The older leader
+may have rejected, or still hold, an earlier batch. Clients wait 30 s for its response."""
 CATCH_UP_S: Final = 60.0
 """Seconds since its last move for which a follower below tombstones holds them, or
 `delete.retention.ms` if longer. Otherwise a copy that takes longer than both would never end."""
@@ -94,6 +98,10 @@ class LeaderRole:
         self.waiting_producers: ArrivalOrder[ProducerId] = ArrivalOrder()
         """Producers with appends that wait until their producer id is known to be issued."""
         self._verifications = Verifications()
+        self._strict_until_s = 0.0
+        """Monotonic time up to which unknown producers must start with sequence 0."""
+        if row.leader_epoch > 0:
+            self._strict_until_s = replica.host.clock.monotonic() + STRICT_START_S
         self._start_waiters: list[tuple[Offset, asyncio.Future[None]]] = []
         self.end_listeners: list[Callable[[LogError], None]] = []
         """Called once, with the reason, when this leader epoch ends. Must not raise."""
@@ -180,16 +188,18 @@ class LeaderRole:
         guard: Callable[[], None] | None = None,
         origin: Origin = Origin.CLIENT,
         verification: VerificationGuard | None = None,
+        may_start_anywhere: bool = False,
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
         Appends of each producer, and those without a producer, take their places in the log in the
         order of the calls. A batch that opens a transaction here needs a current `verification`.
-        `guard` is called right before each attempt to write, and may refuse with a LogError. Raises
-        LogError. NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
-        UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID, TRANSACTION_NOT_VERIFIED, QUOTA_EXCEEDED and the
-        like mean that nothing was written. RETRIABLE (not committed within `timeout_s`) and
-        STORAGE_FAILED mean that the outcome is unknown.
+        `guard` is called right before each attempt to write, and may refuse with a LogError.
+        `may_start_anywhere` lets an unknown producer start with any sequence (KIP-360), unless this
+        leader is new. Raises LogError. NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
+        OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_ID, TRANSACTION_NOT_VERIFIED,
+        QUOTA_EXCEEDED and the like mean that nothing was written. RETRIABLE (not committed within
+        `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
         """
         if len(batches) > BATCHES_MAX:
             raise too_many_batches()
@@ -206,7 +216,7 @@ class LeaderRole:
                 guard=self._require_lead
                 if guard is None
                 else partial(self._require_lead_and, guard),
-                terms=self._terms(origin, verification),
+                terms=self._terms(origin, verification, may_start_anywhere=may_start_anywhere),
             )
         except LogError as error:
             if error.entry in SEQUENCE_ERRORS and self._replica.may_be_led_elsewhere:
@@ -289,11 +299,24 @@ class LeaderRole:
         self._verifications.end(producer_id)
         return False
 
-    def _terms(self, origin: Origin, verification: VerificationGuard | None) -> Terms:
+    def _terms(
+        self,
+        origin: Origin,
+        verification: VerificationGuard | None,
+        *,
+        may_start_anywhere: bool = False,
+    ) -> Terms:
+        if may_start_anywhere:
+            may_start_anywhere = self._replica.host.clock.monotonic() >= self._strict_until_s
         if verification is not None:
-            may_begin = partial(self._verifications.is_current, verification)
-            return Terms(may_begin, is_coordinator=origin is Origin.COORDINATOR)
-        return COORDINATOR if origin is Origin.COORDINATOR else NO_TRANSACTIONS
+            return Terms(
+                partial(self._verifications.is_current, verification),
+                is_coordinator=origin is Origin.COORDINATOR,
+                may_start_anywhere=may_start_anywhere,
+            )
+        if origin is Origin.COORDINATOR:
+            return COORDINATOR
+        return STARTING_ANYWHERE if may_start_anywhere else NO_TRANSACTIONS
 
     def newest_coordinator(self, marker: Marker) -> int:
         """The newest epoch of the marker's coordinator, by the applied metadata."""

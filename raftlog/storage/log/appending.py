@@ -41,7 +41,6 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import CONTROL_BIT, CRC_START, PREFIX_SIZE, BatchHeader, parse_header
 from raftlog.record.types import (
-    LEADER_EPOCH_MAX,
     LeaderEpoch,
     Offset,
     ProducerEpoch,
@@ -50,7 +49,7 @@ from raftlog.record.types import (
 from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.log.core import LogCore, disk_full
 from raftlog.storage.log.operations import LogOperations
-from raftlog.storage.producers.entry import NO_TIME, Duplicate, MayBegin, may_not_begin
+from raftlog.storage.producers.entry import NO_TIME, NO_TRANSACTIONS, Duplicate, MayBegin, Terms
 from raftlog.storage.producers.state import AppendPlan
 from raftlog.storage.segments.index import POSITION_MAX, RELATIVE_OFFSET_MAX
 from raftlog.storage.segments.segments import Segment
@@ -71,22 +70,6 @@ GAPS_NOTED_AHEAD: Final = 1 << 20
 compacted log would write the checkpoint file for almost every chunk."""
 
 Guard = Callable[[], None]
-
-
-class Terms(NamedTuple):
-    """Rights of an append in transactions."""
-
-    may_begin: MayBegin = may_not_begin
-    """Called, right before the write, for each transaction that the append would open."""
-    is_coordinator: bool = False
-    """Whether batches without sequences are a coordinator's own."""
-    marker: Marker | None = None
-    """Content of the only batch, if that is a marker."""
-    newest_coordinator: Callable[[], int] = lambda: LEADER_EPOCH_MAX
-    """Called, right before the write, for the newest epoch of the marker's coordinator."""
-
-
-NO_TRANSACTIONS: Final = Terms()
 
 
 class Appender:
@@ -302,8 +285,7 @@ class Appender:
             end_offset,
             now_ms=now_ms,
             log_append_time_ms=stamp_ms,
-            is_coordinator=terms.is_coordinator,
-            may_begin=terms.may_begin,
+            terms=terms,
         )
 
     def check_coordinator(

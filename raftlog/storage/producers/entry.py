@@ -13,19 +13,20 @@ producer are remembered, as many as a client may have in flight, and so may have
 | an older epoch | PRODUCER_FENCED |
 | a newer epoch, or a producer not known, and sequence 0 | Append |
 | a newer epoch, and another sequence | OUT_OF_ORDER_SEQUENCE |
+| a producer not known, and another sequence, of an append that may start anywhere | Append |
 | a producer not known, and another sequence | UNKNOWN_PRODUCER_ID |
 
-The last two lines are KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first sequence",
-so that a producer with expired state could continue. This loses records silently. When the first of
-two pipelined batches is rejected for the moment (no leader yet, not enough replicas), the second is
-accepted as the start, and the retry of the first can never be written (KAFKA-14312, KAFKA-15591,
-KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for partitions never
-written to (KAFKA-15591). Here the rule is strict throughout. A producer silent for longer than the
-expiry time, or evicted, gets UNKNOWN_PRODUCER_ID, and starts again at sequence 0 with the next
+KIP-98's rule is that an unknown producer starts with 0. KIP-360 (Kafka 2.5) loosened the rule to
+"any first sequence", so that a producer with expired state can continue. Some clients cannot start
+again (aiokafka). The loose rule has a danger. When the first of two pipelined batches is rejected
+for the moment (no leader yet, not enough replicas), the second would be accepted as the start, and
+the retry of the first could never be written (KAFKA-14312, KAFKA-15591, KAFKA-19880). So an append
+may start anywhere only if no earlier batch can be rejected or undecided, at this node
+(`broker/first_sequences.py`) or at an older leader (`LeaderRole`). In all other cases the rule is
+strict. Then the producer gets UNKNOWN_PRODUCER_ID, and starts again at sequence 0 with the next
 epoch or another producer id (the client's half of KIP-360), once the outcome of every batch in
 flight is known. UNKNOWN_PRODUCER_ID is a separate entry because Kafka's clients recover from it,
-and not from OUT_OF_ORDER_SEQUENCE. They meet it after a topic is deleted and created again, as the
-new topic knows no producer.
+and not from OUT_OF_ORDER_SEQUENCE.
 
 A coordinator's own batch has no sequence (-1). Only its epoch is judged, and sequences stay.
 
@@ -65,7 +66,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -81,7 +82,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
-from raftlog.record.types import NO_SEQUENCE, Offset, ProducerEpoch, ProducerId
+from raftlog.record.types import LEADER_EPOCH_MAX, NO_SEQUENCE, Offset, ProducerEpoch, ProducerId
 
 BATCHES_REMEMBERED_MAX: Final = 5
 SEQUENCES: Final = 2**31
@@ -94,6 +95,24 @@ MayBegin: TypeAlias = Callable[[ProducerId, ProducerEpoch], bool]
 def may_not_begin(_producer_id: ProducerId, _epoch: ProducerEpoch) -> bool:
     """Allow no transaction to start."""
     return False
+
+
+class Terms(NamedTuple):
+    """Rights of an append."""
+
+    may_begin: MayBegin = may_not_begin
+    """Called, right before the write, for each transaction that the append would open."""
+    is_coordinator: bool = False
+    """Whether batches without sequences are a coordinator's own."""
+    marker: Marker | None = None
+    """Content of the only batch, if that is a marker."""
+    newest_coordinator: Callable[[], int] = lambda: LEADER_EPOCH_MAX
+    """Called, right before the write, for the newest epoch of the marker's coordinator."""
+    may_start_anywhere: bool = False
+    """Whether an unknown producer may start with any sequence."""
+
+
+NO_TRANSACTIONS: Final = Terms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +182,18 @@ class Producer(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.transaction_start is not None
 
 
-def judge(
-    known: Producer | None, header: BatchHeader, *, is_coordinator: bool, may_begin: MayBegin
-) -> Outcome | LogError:
+def judge(known: Producer | None, header: BatchHeader, terms: Terms) -> Outcome | LogError:
     """Judge a batch by the first two tables at the top of this module."""
     outcome: Outcome | LogError
-    if is_coordinator and header.base_sequence == NO_SEQUENCE:
+    if terms.is_coordinator and header.base_sequence == NO_SEQUENCE:
         outcome = _fenced(known, header.producer_id, header.producer_epoch) or APPEND
     else:
-        outcome = _judge_sequence(known, header)
+        outcome = _judge_sequence(known, header, may_start_anywhere=terms.may_start_anywhere)
     is_open = known is not None and known.transaction_start is not None
     if outcome is APPEND and is_open and not header.is_transactional:
         return _outside_of(known)
     if outcome is APPEND and header.is_transactional:
-        return _judge_transaction(known, header.producer_id, header.producer_epoch, may_begin)
+        return _judge_transaction(known, header.producer_id, header.producer_epoch, terms.may_begin)
     return outcome
 
 
@@ -264,7 +281,9 @@ def _fenced(
     )
 
 
-def _judge_sequence(known: Producer | None, header: BatchHeader) -> Outcome | LogError:
+def _judge_sequence(
+    known: Producer | None, header: BatchHeader, *, may_start_anywhere: bool
+) -> Outcome | LogError:
     epoch, sequence = header.producer_epoch, header.base_sequence
     if known is not None and epoch == known.epoch:
         if sequence == known.next_sequence:
@@ -273,7 +292,7 @@ def _judge_sequence(known: Producer | None, header: BatchHeader) -> Outcome | Lo
     fenced = _fenced(known, header.producer_id, epoch)
     if fenced is not None:
         return fenced
-    if sequence == 0:
+    if sequence == 0 or (known is None and may_start_anywhere):
         return APPEND
     if known is None:
         return LogError(

@@ -38,18 +38,19 @@ from raftlog.storage.checksummed import Damaged, unwrap, wrap
 from raftlog.storage.producers.entry import (
     APPEND,
     NO_TIME,
+    NO_TRANSACTIONS,
     SEQUENCES,
     Duplicate,
     MayBegin,
     Outcome,
     Producer,
+    Terms,
     after,
     below,
     judge,
     judge_coordinator,
     judge_marker,
     may_be_outdated,
-    may_not_begin,
 )
 from raftlog.storage.transactions.transactions import AbortedEntry, UnstableTransactions
 
@@ -161,17 +162,13 @@ class ProducerStates:
         *,
         now_ms: int,
         log_append_time_ms: int = NO_TIME,
-        is_coordinator: bool = False,
-        may_begin: MayBegin = may_not_begin,
+        terms: Terms = NO_TRANSACTIONS,
     ) -> AppendPlan:
         """Judge the batches of one request, none of them a marker. Changes nothing.
 
         `base_offset` is the log end offset, where new batches are written, one after the other.
         `log_append_time_ms` is the broker's time if the topic stamps with it. The plan is valid as
         long as nothing else is applied or updated in between.
-
-        `is_coordinator` means that batches without sequences are a coordinator's own. `may_begin`
-        is called for each transaction that the request would open.
 
         Raises LogError for the whole request, with PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE,
         UNKNOWN_PRODUCER_ID, TRANSACTION_NOT_VERIFIED or INVALID_TXN_STATE. QUOTA_EXCEEDED means no
@@ -198,7 +195,7 @@ class ProducerStates:
                 or known.transaction_start is not None
                 or header.attributes & TRANSACTIONAL_BIT
             ):
-                outcome = judge(known, header, is_coordinator=is_coordinator, may_begin=may_begin)
+                outcome = judge(known, header, terms)
             if isinstance(outcome, LogError):
                 if outcome.entry is not DUPLICATE_SEQUENCE:
                     raise outcome

@@ -27,6 +27,7 @@ from raftlog.record.types import (
     ProducerId,
 )
 from raftlog.replication.follower.divergence import Diverging, FetchPosition
+from raftlog.replication.leader import role
 from raftlog.replication.partition import Acks
 from raftlog.storage.types import FlushMode, LogConfig
 from tests.replication.pair import (
@@ -472,6 +473,35 @@ async def test_a_look_right_after_an_append_finds_nobody_late() -> None:
     leader.partition.close(LogError(NOT_READY))
     with pytest.raises(LogError):
         await append
+
+
+@pytest.mark.parametrize(("epoch", "strict_s"), [(0, 60.0), (1, 60.0), (1, 0.0)])
+async def test_an_unknown_producer_starts_anywhere_only_at_a_leader_without_a_recent_predecessor(
+    epoch: int, strict_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older leader may just have rejected the producer's first batch."""
+    monkeypatch.setattr(role, "STRICT_START_S", strict_s)
+    (leader,) = nodes(1)
+    await leader.open(row(1, epoch, isr=(1,), replicas=(1,)))
+
+    async def send(sequence: int) -> None:
+        sent = batch(
+            [b"x"],
+            producer_id=ProducerId(7),
+            producer_epoch=ProducerEpoch(0),
+            sequence=sequence,
+        )
+        await leader.partition.append(
+            [sent], acks=Acks.LEADER, timeout_s=60, may_start_anywhere=True
+        )
+
+    if epoch and strict_s:
+        with pytest.raises(LogError) as refused:
+            await send(3)
+        assert refused.value.entry is UNKNOWN_PRODUCER_ID
+    else:
+        await send(3)
+        await send(4)
 
 
 @pytest.mark.parametrize("is_known", [False, True])

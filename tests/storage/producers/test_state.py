@@ -19,7 +19,7 @@ from raftlog.record.errors import (
 from raftlog.record.header import CONTROL_BIT, LOG_APPEND_TIME_BIT, BatchHeader
 from raftlog.record.types import LEADER_EPOCH_MAX, Offset
 from raftlog.storage.checksummed import Damaged
-from raftlog.storage.producers.entry import SEQUENCES, Append, Duplicate
+from raftlog.storage.producers.entry import SEQUENCES, Append, Duplicate, Terms
 from raftlog.storage.producers.state import (
     NEW_PRODUCERS_MAX,
     NEW_PRODUCERS_PER_S,
@@ -142,6 +142,23 @@ def test_an_unknown_producer_begins_at_sequence_0(partition: Partition) -> None:
     assert partition.refusal(header(1, 17, 5)) is UNKNOWN_PRODUCER_ID
     assert partition.send(header(1, 0, 17)) == [Append()]
     assert partition.send(header(1, 17, 5)) == [Append()]
+
+
+def test_an_unknown_producer_of_an_append_that_may_start_anywhere_continues_its_sequence() -> None:
+    states = ProducerStates()
+
+    def send(*headers: BatchHeader) -> list[Append | Duplicate]:
+        plan = states.prepare(headers, Offset(0), now_ms=0, terms=Terms(may_start_anywhere=True))
+        states.apply(plan)
+        return list(plan.outcomes)
+
+    assert send(header(1, 17, 5), header(1, 22)) == [Append(), Append()]
+    assert send(header(1, 17, 5)) == [Duplicate(Offset(0), Offset(4), -1)]
+    # What was before the start was never written here.
+    for sent in (header(1, 0, 17), header(1, 16), header(1, 30), header(1, 5, epoch=1)):
+        with pytest.raises(LogError) as caught:
+            send(sent)
+        assert caught.value.entry is OUT_OF_ORDER_SEQUENCE
 
 
 def test_sequences_begin_again_at_0_after_the_largest(partition: Partition) -> None:

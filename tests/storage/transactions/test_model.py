@@ -22,7 +22,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
-from raftlog.storage.producers.entry import Append
+from raftlog.storage.producers.entry import Append, Terms
 from raftlog.storage.producers.state import AppendPlan, ProducerStates, Truncation
 from raftlog.storage.transactions.transactions import AbortedEntry
 from tests.examples import examples
@@ -192,8 +192,7 @@ class TransactionModel(RuleBasedStateMachine):
             [sent],
             Offset(self.end),
             now_ms=0,
-            is_coordinator=coordinator,
-            may_begin=may_begin,  # type: ignore[arg-type]
+            terms=Terms(may_begin, is_coordinator=coordinator),  # type: ignore[arg-type]
         )
 
     @rule(
