@@ -405,7 +405,7 @@ class GroupService:
                 await self.committed(principal, target.group_id, None, require_stable=True)
             )
         places = [*old] if topics is None else self._places(principal, topics)
-        time_ms = lookup_time_ms(target, self._services.clock.time_ms())
+        time_ms = lookup_time_ms(target, self._services.cluster_clock.estimate_ms())
         found = await self._bounds(principal, places, time_ms)
         rows: list[tuple[ResetRow, LogError | None]] = []
         bounds = []

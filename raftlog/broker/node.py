@@ -25,6 +25,7 @@ from raftlog.replication.manager import ReplicaManager, ReplicationStatus
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Randomness
+from raftlog.world.cluster_clock import ClusterClock
 
 
 class Readiness:
@@ -57,6 +58,7 @@ class NodeServices:
     quorum: RaftMember[ApplyResult]
     logs: LogManager
     clock: Clock
+    cluster_clock: ClusterClock
     randomness: Randomness
     node_id: BrokerId
     replication: Callable[[], ReplicationStatus]

@@ -61,6 +61,10 @@ class Broker(ListenedService):
         )
         self.admin = AdminService(services, settings, authorize)
 
+    def record_time_ms(self) -> int:
+        """The cluster's time, because the record expires by its timestamp."""
+        return self.services.cluster_clock.estimate_ms()
+
     @property
     def cluster_id(self) -> str:
         """The cluster's identity, empty before this node knows it."""

@@ -89,6 +89,10 @@ class ListenedService(ABC):
     def status(self, text: str) -> msgspec.Struct:
         """The body of the responses of /healthy and /ready."""
 
+    def record_time_ms(self) -> int:
+        """The timestamp of a record whose producer gave none."""
+        return self.clock.time_ms()
+
     def keep_metrics(self) -> None:  # noqa: B027 - most services have nothing to drop
         """Drop counters of what no longer exists, before a page of metrics."""
 

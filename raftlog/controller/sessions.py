@@ -161,10 +161,11 @@ class Sessions:
     def cluster_times_ms(self, image: MetadataImage, now: float) -> tuple[int, int] | None:
         """Both medians of the unfenced brokers' wall clocks. None while too few are known.
 
-        Retention deletes by the lower median, so no minority of clocks may run it ahead, nor a
-        single clock in a cluster of several brokers. It believes records up to the upper median,
-        which for the same reason no such clock holds back. Computed at most every CLUSTER_TIME_S,
-        because all brokers request it.
+        Data expires by the lower median, so no minority of clocks may run it ahead, nor a single
+        clock in a cluster of several brokers. What is stored is dated by the upper median, which
+        for the same reason no such clock holds back. A clock that is not known yet counts as the
+        earliest for the lower median, and as the latest for the upper median. Computed at most
+        every CLUSTER_TIME_S, because all brokers request it.
         """
         if now >= self._cluster_time_due:
             self._cluster_time_due = now + CLUSTER_TIME_S
@@ -175,8 +176,10 @@ class Sessions:
             ]
             known = sorted(clock for clock in clocks if clock is not None)
             is_enough = 2 * len(known) > len(clocks) and len(known) >= min(2, len(self._sessions))
-            medians = (known[(len(known) - 1) // 2], known[len(known) // 2]) if is_enough else None
-            self._clusters_ahead_ms = medians
+            count, unknown = len(clocks), len(clocks) - len(known)
+            self._clusters_ahead_ms = (
+                (known[(count - 1) // 2 - unknown], known[count // 2]) if is_enough else None
+            )
         if self._clusters_ahead_ms is None:
             return None
         lower_ms, upper_ms = self._clusters_ahead_ms

@@ -122,9 +122,9 @@ class NodeCore:
             on_fatal=on_fatal,
             log_end=partial(_log_end, logs),
             disk=self._disk_watch,
-            on_cluster_time=logs.note_cluster_time,
+            on_cluster_time=logs.cluster_clock.note_cluster_time,
         )
-        logs.follow_cluster_time()
+        logs.cluster_clock.follow_cluster_time()
         self.writes = WritePolicy(
             node_id=node_id, permit=self.permit, disk=self._disk_watch, clock=clock
         )
@@ -150,6 +150,7 @@ class NodeCore:
             router=self.data.partitions,
             metadata=self.data.metadata,
             clock=clock,
+            cluster_clock=logs.cluster_clock,
             on_fatal=on_fatal,
         )
         transactions = VerifiedTransactions(
@@ -170,6 +171,7 @@ class NodeCore:
             quorum=quorum,
             logs=logs,
             clock=clock,
+            cluster_clock=logs.cluster_clock,
             randomness=randomness,
             node_id=node_id,
             replication=self.data.status,

@@ -29,7 +29,6 @@ from typing import Final
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoints.checkpoint_file import CheckpointFile
-from raftlog.storage.compaction.retention import RetentionClock
 from raftlog.storage.log.core import LogContext
 from raftlog.storage.log.log import Log
 from raftlog.storage.repair.scrub import Scrubber
@@ -85,8 +84,6 @@ class Maintenance:
         self._retention_round_at: float = 0.0
         self._removals: deque[str] = deque()
         self._written_at = 0.0
-        clock = shared.clock
-        self.retention_clock = RetentionClock(clock.time_ms(), shared.monotonic_ms())
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
@@ -205,7 +202,7 @@ class Maintenance:
             _report(log, "checkpoint", error)
 
     async def _apply_retention(self, now: float) -> None:
-        now_ms = self._now_ms()
+        now_ms = self._shared.cluster_clock.expiry_ms()
         if not self._retention_queue and (now - self._retention_round_at) * 1000 >= (
             self._settings.retention_interval_ms
         ):
@@ -217,14 +214,6 @@ class Maintenance:
                 continue
             log.producers.expire(self._shared.monotonic_ms())
             await self._retain(log, now_ms)
-
-    def _now_ms(self) -> int | None:
-        shared, clock = self._shared, self.retention_clock
-        wall_ms, monotonic_ms = shared.clock.time_ms(), shared.monotonic_ms()
-        shared.latest_ms = clock.latest_ms(wall_ms, monotonic_ms)
-        now_ms = clock.now_ms(wall_ms, monotonic_ms)
-        shared.is_date_known = now_ms is not None
-        return now_ms
 
     async def _retain(self, log: Log, now_ms: int | None) -> None:
         try:
@@ -242,10 +231,10 @@ class Maintenance:
 
     async def _compact(self) -> None:
         """Run one pass over each compacted log, one after the other."""
-        now_ms = self._now_ms()
+        now_ms = self._shared.cluster_clock.expiry_ms()
         while now_ms is None:
             await self._shared.clock.sleep(TICK_INTERVAL_S)
-            now_ms = self._now_ms()
+            now_ms = self._shared.cluster_clock.expiry_ms()
         for key in list(self._logs):
             log = self._logs.get(key)
             if log is None or not log.config.compacts or log.state is not LogState.ONLINE:

@@ -59,6 +59,7 @@ from raftlog.storage.repair.quarantine import (
 )
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
+from raftlog.world.cluster_clock import ClusterClock
 
 CLOSES_AT_ONCE_MAX: Final = 4
 """Most logs closed at the same time."""
@@ -169,28 +170,15 @@ class LogManager:
         """Monotonic start time of the oldest running sync, or None."""
         return self._shared.flusher.oldest_sync_at
 
-    def follow_cluster_time(self) -> None:
-        """Stop ageing before the first `note_cluster_time`. Call it before `start`."""
-        self._maintenance.retention_clock.follow_cluster_time()
-        self._shared.is_date_known = False
-
-    def note_cluster_time(self, cluster_ms: int, latest_ms: int) -> None:
-        """Note the cluster time. Retention never runs ahead of it.
-
-        Records up to `latest_ms`, the upper median of the clocks, are not of the future.
-        """
-        shared = self._shared
-        self._maintenance.retention_clock.note_cluster_time(
-            cluster_ms,
-            latest_ms=latest_ms,
-            wall_ms=shared.clock.time_ms(),
-            monotonic_ms=shared.monotonic_ms(),
-        )
+    @property
+    def cluster_clock(self) -> ClusterClock:
+        """The clock of the node's decisions by age."""
+        return self._shared.cluster_clock
 
     @property
     def clock_skew_ms(self) -> int | None:
         """Lead of the wall clock over the cluster time, or None while unknown."""
-        clock = self._maintenance.retention_clock
+        clock = self.cluster_clock
         return clock.skew_ms if clock.knows_cluster_time else None
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
@@ -532,7 +520,7 @@ class LogManager:
             scrub_damage=self._maintenance.scrubber.damage_found,
             producers=sum(len(log.producers) for log in logs),
             refused_producers=self._shared.refused_producers,
-            clock_skew_ms=self._maintenance.retention_clock.skew_ms,
+            clock_skew_ms=self._shared.cluster_clock.skew_ms,
         )
 
     async def start(self) -> None:

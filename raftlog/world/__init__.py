@@ -5,7 +5,8 @@ simulator runs the shipped code.
 
 Rules: interfaces hold no policy. The real implementations hold no decisions. All packages above use
 time, storage, other nodes and random bytes only through these interfaces. Helpers that several
-packages need stand here once (`Backoff`, `Wakeup`, `read_small_file`).
+packages need stand here once (`Backoff`, `Wakeup`, `ClusterClock`,
+`read_small_file`).
 
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """

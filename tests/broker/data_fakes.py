@@ -37,6 +37,7 @@ from raftlog.storage.log.log import Log
 from raftlog.storage.producers.entry import NO_TRANSACTIONS, Terms
 from raftlog.storage.producers.state import ProducerStates
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata
 from tests.record.batches import stamped
@@ -276,13 +277,15 @@ class DataNode:
             gate=LeaderGate(),
             forwarder=forwarder,
         )
+        clock: Any = SimpleNamespace(time_ms=lambda: NOW_MS, monotonic=time.monotonic)
         self.services: Any = SimpleNamespace(
             replicas=self.replicas,
             partitions=self.partitions,
             metadata=self.metadata,
             coordinators=None,
             coordination=CoordinatorStatus,
-            clock=SimpleNamespace(time_ms=lambda: NOW_MS, monotonic=time.monotonic),
+            clock=clock,
+            cluster_clock=ClusterClock(clock),
             node_id=BrokerId(node_id),
             cluster_id="fake-cluster",
             quorum=SimpleNamespace(leader_id=1),

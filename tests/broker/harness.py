@@ -18,6 +18,7 @@ from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.replication.partition import Acks
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock
 from tests.broker.data_fakes import DataNode
@@ -92,6 +93,7 @@ async def coordinating_groups(node: DataNode, *others: AnyKind) -> AsyncIterator
         router=node.partitions,
         metadata=node.metadata,  # type: ignore[arg-type]
         clock=SystemClock(),
+        cluster_clock=ClusterClock(SystemClock()),
         on_fatal=fatal.append,
     )
     coordinators.register(GroupKind(GroupSettings(), no_transactions), *others)

@@ -203,7 +203,9 @@ class Stage:
             self.now_ms = max(self.now_ms, next_ms)
             timer = self.timers.pop_due(self.now_ms)
             assert isinstance(timer, MemberTimer) and timer.group == GROUP
-            self.carry_out(self.shard.expire(timer, self.image, self.now_ms, self.wall_ms))
+            self.carry_out(
+                self.shard.expire(timer, self.image, self.now_ms, self.wall_ms, self.wall_ms)
+            )
         self.now_ms = end_ms
 
     def stable(self, *requests: JoinGroup) -> list[Joined]:

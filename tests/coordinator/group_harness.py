@@ -17,7 +17,7 @@ from raftlog.coordinator.groups.messages import (
 )
 from raftlog.coordinator.groups.settings import GroupSettings, MemberTimer
 from raftlog.coordinator.groups.shard import GroupShard
-from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision
+from raftlog.coordinator.shard.decision import UNDATED_MS, CoordinatorRecord, Decision
 from raftlog.coordinator.shard.record_codec import decode_offsets_record, encode_record
 from raftlog.coordinator.shard.records import Key
 from raftlog.metadata.image import MetadataImage
@@ -43,6 +43,8 @@ class ShardHarness:
         self.shard = GroupShard(self.settings)
         self.image = image
         self.now_ms = 0
+        self.is_dated = True
+        """Whether the cluster time is known."""
         self.log: list[CoordinatorRecord] = []
         self.expired: list[str] = []
         """Member ids, of all timers that were due."""
@@ -53,10 +55,15 @@ class ShardHarness:
         assert group is not None
         return group
 
+    @property
+    def time_ms(self) -> int:
+        """The time that is stored."""
+        return self.now_ms if self.is_dated else UNDATED_MS
+
     def decide(self, request: GroupRequest) -> GroupResponse:
         """The response; of a request that is held, the one that the same decision releases."""
         before = repr(self.state())
-        decision = self.shard.decide(request, self.image, self.now_ms, self.now_ms)
+        decision = self.shard.decide(request, self.image, self.now_ms, self.time_ms)
         assert repr(self.state()) == before, "only replay changes the state"
         response = self.append(decision)
         if not isinstance(response, Held):
@@ -82,7 +89,8 @@ class ShardHarness:
         while (timer := self.shard.timers.pop_due(self.now_ms)) is not None:
             if isinstance(timer, MemberTimer):
                 self.expired.append(timer.member_id)
-            self.append(self.shard.expire(timer, self.image, self.now_ms, self.now_ms))
+            expiry_ms = self.now_ms if self.is_dated else None
+            self.append(self.shard.expire(timer, self.image, self.now_ms, self.time_ms, expiry_ms))
 
     def topics_changed(self, names: Iterable[str] | None) -> None:
         changed = None if names is None else tuple(names)

@@ -18,6 +18,7 @@ from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.compression import Compression
 from raftlog.record.header import CONTROL_BIT, parse_header
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch
+from raftlog.world.cluster_clock import ClusterClock
 from tests.broker.data_fakes import DataNode, MemoryLog
 from tests.controller.clock import SteppedClock
 from tests.coordinator import registers
@@ -41,6 +42,7 @@ class ShardHarness:
     def __init__(self, node: DataNode) -> None:
         self.node = node
         self.clock = SteppedClock()
+        self.cluster_clock = ClusterClock(self.clock)
         self.fatal: list[str] = []
         self.tasks = TaskGroup(self.fatal.append)
         self.partition = node.replicas.here(TOPIC, 0)
@@ -67,6 +69,7 @@ class ShardHarness:
             self.partition,
             role,
             clock=self.clock,
+            cluster_clock=self.cluster_clock,
             image=lambda: self.node.metadata.image,
             tasks=self.tasks,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer
+from raftlog.coordinator.shard.decision import UNDATED_MS, CoordinatorRecord, Decision, Producer
 from raftlog.coordinator.shard.record_codec import decode_transaction_record, encode_record
 from raftlog.coordinator.transactions.messages import (
     Ended,
@@ -48,8 +48,15 @@ class Coordinator:
         self.settings = settings
         self.now_ms = 1_000
         self.wall_ms = 1_700_000_000_000
+        self.is_dated = True
+        """Whether the cluster time is known."""
         self.next_producer_id = FIRST_PRODUCER_ID
         self.shard = self.rebuilt()
+
+    @property
+    def time_ms(self) -> int:
+        """The time that is stored."""
+        return self.wall_ms if self.is_dated else UNDATED_MS
 
     def rebuilt(self) -> TransactionShard:
         shard = TransactionShard(self.settings)
@@ -65,11 +72,11 @@ class Coordinator:
 
     def decide(self, request: Request) -> Decision[Response]:
         try:
-            return self.shard.decide(request, self.now_ms, self.wall_ms)
+            return self.shard.decide(request, self.now_ms, self.time_ms)
         except ProducerIdRequiredError:
             self.next_producer_id += 1
             allocated = ProducerId(self.next_producer_id - 1)
-            return self.shard.decide(request, self.now_ms, self.wall_ms, allocated)
+            return self.shard.decide(request, self.now_ms, self.time_ms, allocated)
 
     def append(self, records: Sequence[CoordinatorRecord]) -> None:
         if not records:
@@ -101,10 +108,12 @@ class Coordinator:
         self.now_ms += duration_ms
         self.wall_ms += duration_ms
         while (key := self.shard.timers.pop_due(self.now_ms)) is not None:
-            self.append(self.shard.expire(key, self.now_ms, self.wall_ms).records)
+            expiry_ms = self.wall_ms if self.is_dated else None
+            decision = self.shard.expire(key, self.now_ms, self.time_ms, expiry_ms)
+            self.append(decision.records)
 
     def confirm(self, pending: PendingMarkers, partitions: Iterable[TopicPartition]) -> None:
-        self.append(self.shard.markers_written(pending, partitions, self.wall_ms).records)
+        self.append(self.shard.markers_written(pending, partitions, self.time_ms).records)
 
     def write_markers(self) -> None:
         """Complete all decided transactions."""

@@ -41,6 +41,7 @@ from raftlog.record.types import (
     ProducerEpoch,
     ProducerId,
 )
+from raftlog.world.cluster_clock import ClusterClock
 from tests.broker.data_fakes import DataNode, MemoryLog
 from tests.controller.clock import SteppedClock
 from tests.coordinator.calls import carry_out
@@ -153,6 +154,7 @@ class TransactionPartition:
             self.partition,
             role,
             clock=self.clock,
+            cluster_clock=ClusterClock(self.clock),
             image=lambda: self.node.metadata.image,
             tasks=self.tasks,
         )

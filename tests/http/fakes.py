@@ -35,6 +35,7 @@ from raftlog.replication.cluster_metadata import Operations
 from raftlog.replication.manager import ReplicationStatus
 from raftlog.replication.replica import TopicSettings
 from raftlog.rest.routes import ROUTES
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.time import SystemClock
 
 
@@ -331,6 +332,7 @@ class FakeNode:
             quorum=self.quorum,
             logs=self.logs,
             clock=SystemClock(),
+            cluster_clock=ClusterClock(SystemClock()),
             node_id=BrokerId(1),
             replication=lambda: self.replication,
             coordination=CoordinatorStatus,

@@ -589,7 +589,7 @@ async def test_segments_are_not_dated_by_a_clock_behind_the_clusters() -> None:
     true_ms = clock.now_ms
     clock.now_ms -= 14 * DAY_MS
     manager = await LogManager.open(disk, clock)
-    manager.follow_cluster_time()
+    manager.cluster_clock.follow_cluster_time()
     log = await manager.open_replica(
         TOPIC, PARTITION, LogConfig(segment_bytes=100, retention_ms=DAY_MS), create=True
     )
@@ -598,7 +598,7 @@ async def test_segments_are_not_dated_by_a_clock_behind_the_clusters() -> None:
     await manager.tick()
     assert log.segments.all[0].first_append_ms is None, "no cluster time yet"
     # Of two clocks, the lower one is the wrong one.
-    manager.note_cluster_time(clock.now_ms, true_ms)
+    manager.cluster_clock.note_cluster_time(clock.now_ms, true_ms)
     await manager.tick()
     await log.appender.append([batch([b"b" * 60], timestamp_ms=soon_ms)], EPOCH)
     assert log.segments.all[1].first_append_ms == true_ms

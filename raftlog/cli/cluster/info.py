@@ -18,7 +18,7 @@ from raftlog.cli.common.session import run, unready_too
 from raftlog.fleet.partitions import min_isr_by_topic, out_of_sync
 from raftlog.record.decoders import json_decoder
 from raftlog.record.errors import NOT_READY
-from raftlog.storage.compaction.retention import CLOCK_SKEW_MS_MAX
+from raftlog.world.cluster_clock import CLOCK_SKEW_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

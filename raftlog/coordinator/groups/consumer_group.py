@@ -112,7 +112,7 @@ class ConsumerGroup:
 
     @property
     def empty_since_ms(self) -> int | None:
-        """Wall time of the last leave, NO_TIMESTAMP if unknown, None with members."""
+        """Time of the last leave, NO_TIMESTAMP if unknown, None with members."""
         return None if self.members else self._emptied_ms
 
     @property
@@ -244,6 +244,11 @@ class ConsumerGroup:
         keys.append(ConsumerGroupTargetAssignmentMetadataKey(self.group_id))
         keys.append(ConsumerGroupMetadataKey(self.group_id))
         return [CoordinatorRecord(key, None) for key in keys]
+
+    def emptied(self, time_ms: int) -> tuple[CoordinatorRecord, ...]:
+        """Records by which the last member left at a time."""
+        value = ConsumerGroupMetadataValue(self.epoch, self.metadata_hash, time_ms)
+        return (CoordinatorRecord(ConsumerGroupMetadataKey(self.group_id), value),)
 
     def replay(self, record: CoordinatorRecord) -> None:
         """Apply a record of this group. Tombstones of unknown keys change nothing."""

@@ -125,7 +125,7 @@ class GroupKind(Kind[GroupShard, GroupTimer, GroupRequest, GroupResponse]):
 
     def expire(self, state: GroupShard, key: GroupTimer, moment: Moment) -> Decision[object]:
         """See `Kind`."""
-        decision = state.expire(key, moment.image, moment.now_ms, moment.time_ms)
+        decision = state.expire(key, moment.image, moment.now_ms, moment.time_ms, moment.expiry_ms)
         return Decision(None, decision.records)
 
     def refused(self, state: GroupShard, decision: Decision[object], moment: Moment) -> None:

@@ -29,6 +29,8 @@ from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from raftlog.coordinator.groups.offset_messages import (
     ANY_OFFSET,
     NO_OFFSET,
@@ -38,7 +40,7 @@ from raftlog.coordinator.groups.offset_messages import (
     PartitionOutcome,
     TopicPartition,
 )
-from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer
+from raftlog.coordinator.shard.decision import Aging, CoordinatorRecord, Decision, Producer
 from raftlog.coordinator.shard.record_codec import (
     USUAL_OFFSET,
     decode_offset_value,
@@ -245,7 +247,7 @@ class OffsetTable:
         producer: Producer | None = None,
         retention_ms: int = -1,
     ) -> Decision[tuple[PartitionOutcome, ...]]:
-        """Commit offsets, in the producer's transaction if any. `now_ms` is wall time.
+        """Commit offsets, in the producer's transaction if any. `now_ms` is stored.
 
         Each partition succeeds or fails separately. OFFSET_METADATA_TOO_LARGE rejects long
         metadata. INVALID_BODY rejects a partition, an offset or a leader epoch out of the range of
@@ -292,19 +294,19 @@ class OffsetTable:
             if number is not None:
                 slot = number << _PARTITION_BITS | name.partition
                 if any(slot in held.get(group_id, ()) for held in (self._groups, self._pending)):
-                    records.append(self._tombstone(group_id, slot))
+                    records.append(self._record(group_id, slot, None))
         return Decision(tuple(outcomes), tuple(records))
 
     def delete_group(self, group_id: str, *, offsets_max: int) -> Decision[bool]:
         """Delete at most `offsets_max` offsets of a group. True means that all are deleted."""
         slots = dict.fromkeys((*self._groups.get(group_id, ()), *self._pending.get(group_id, ())))
-        records = tuple(self._tombstone(group_id, slot) for slot in islice(slots, offsets_max))
+        records = tuple(self._record(group_id, slot, None) for slot in islice(slots, offsets_max))
         return Decision(len(records) == len(slots), records)
 
     def sweep(
         self,
         *,
-        now_ms: int,
+        aging: Aging | None,
         retention_ms: int,
         empty_since_ms: Callable[[str], int | None],
         is_deleted: Callable[[str, TopicId | None], bool],
@@ -312,12 +314,13 @@ class OffsetTable:
         """Delete expired offsets, and offsets of deleted topics, in bounded steps.
 
         The caller replays the records of a step before the next step. Other decisions may come in
-        between. Times are wall time. `empty_since_ms` gives the time at which a group's last member
-        left, or 0 if it never had a member. It gives None while the group has members, so that its
-        offsets do not expire. `is_deleted` judges a topic by name and id (None if the committer
-        gave no id).
+        between. No offset expires without `aging`. `empty_since_ms` gives the time at which a
+        group's last member left, or 0 if it never had a member. It gives None while the group has
+        members, so that its offsets do not expire. `is_deleted` judges a topic by name and id (None
+        if the committer gave no id).
 
-        A partition with a pending offset does not expire.
+        A partition with a pending offset does not expire. A commit ahead of the cluster's time
+        counts as a commit of now.
         """
         step: list[CoordinatorRecord] = []
         looked_at = 0
@@ -325,16 +328,17 @@ class OffsetTable:
             empty_since = empty_since_ms(group)
             for slot in tuple(self._groups.get(group, ())):
                 entry = self._groups.get(group, {}).get(slot)
-                if entry is not None and self._has_ended(
-                    group,
-                    slot,
-                    entry,
-                    empty_since=empty_since,
-                    expired_ms=now_ms - retention_ms,
-                    now_ms=now_ms,
-                    is_deleted=is_deleted,
-                ):
-                    step.append(self._tombstone(group, slot))
+                value = None if entry is None else decode_offset_value(entry)
+                if value is None:
+                    pass
+                elif is_deleted(self._topics.names[slot >> _PARTITION_BITS], value.topic_id):
+                    step.append(self._record(group, slot, None))
+                elif aging is None or empty_since is None or slot in self._pending.get(group, ()):
+                    pass
+                elif aging.is_ahead(value.commit_timestamp_ms):
+                    step.append(self._record(group, slot, _dated(value, aging.time_ms)))
+                elif _is_over(value, aging, empty_since, retention_ms):
+                    step.append(self._record(group, slot, None))
                 looked_at += 1
                 if looked_at == SWEEP_STEP:
                     yield tuple(step)
@@ -416,29 +420,25 @@ class OffsetTable:
             topic_id=value.topic_id,
         )
 
-    def _has_ended(
-        self,
-        group: str,
-        slot: int,
-        entry: bytes,
-        *,
-        empty_since: int | None,
-        expired_ms: int,
-        now_ms: int,
-        is_deleted: Callable[[str, TopicId | None], bool],
-    ) -> bool:
-        value = decode_offset_value(entry)
-        if is_deleted(self._topics.names[slot >> _PARTITION_BITS], value.topic_id):
-            return True
-        if empty_since is None or slot in self._pending.get(group, ()):
-            return False
-        if value.expire_timestamp_ms != NO_TIMESTAMP:
-            return now_ms >= value.expire_timestamp_ms
-        return max(empty_since, value.commit_timestamp_ms) <= expired_ms
-
-    def _tombstone(self, group: str, slot: int) -> CoordinatorRecord:
+    def _record(self, group: str, slot: int, value: OffsetCommitValue | None) -> CoordinatorRecord:
         topic = self._topics.names[slot >> _PARTITION_BITS]
-        return CoordinatorRecord(OffsetCommitKey(group, topic, slot & _PARTITION_MASK), None)
+        return CoordinatorRecord(OffsetCommitKey(group, topic, slot & _PARTITION_MASK), value)
+
+
+def _is_over(
+    value: OffsetCommitValue, aging: Aging, empty_since_ms: int, retention_ms: int
+) -> bool:
+    if value.expire_timestamp_ms != NO_TIMESTAMP:
+        return aging.is_over(value.expire_timestamp_ms, 0)
+    return aging.is_over(max(empty_since_ms, value.commit_timestamp_ms), retention_ms)
+
+
+def _dated(value: OffsetCommitValue, time_ms: int) -> OffsetCommitValue:
+    """The offset as committed at a time, with the retention of its committer."""
+    expire_ms = value.expire_timestamp_ms
+    if expire_ms != NO_TIMESTAMP:
+        expire_ms = min(time_ms + expire_ms - value.commit_timestamp_ms, _INT64_MAX)
+    return replace(value, commit_timestamp_ms=time_ms, expire_timestamp_ms=expire_ms)
 
 
 def _refusal(offset: OffsetToCommit) -> int:

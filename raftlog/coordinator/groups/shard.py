@@ -73,6 +73,7 @@ from raftlog.coordinator.groups.subscriptions import subscribed_names
 from raftlog.coordinator.instances.consumer_instances import ConsumerInstances
 from raftlog.coordinator.instances.messages import InstanceRequest
 from raftlog.coordinator.shard.decision import (
+    Aging,
     CoordinatorRecord,
     Counts,
     Decision,
@@ -240,7 +241,7 @@ class GroupShard:
     def decide(
         self, request: GroupRequest, image: MetadataImage, now_ms: int, time_ms: int
     ) -> Decision[GroupResponse | Held]:
-        """Decide about a request. `now_ms` is monotonic, `time_ms` wall time. Raises LogError.
+        """Decide about a request. `now_ms` is monotonic, `time_ms` stored. Raises LogError.
 
         `classic.take` returns the response to a held request.
         """
@@ -276,13 +277,22 @@ class GroupShard:
         assert_never(request)
 
     def expire(
-        self, timer: GroupTimer, image: MetadataImage, now_ms: int, time_ms: int
+        self,
+        timer: GroupTimer,
+        image: MetadataImage,
+        now_ms: int,
+        time_ms: int,
+        expiry_ms: int | None = None,
     ) -> Decision[None]:
-        """Decide about a timer that is due, taken from `timers`."""
+        """Decide about a timer that is due, taken from `timers`.
+
+        Stored times expire by `expiry_ms`, and by nothing else.
+        """
         if timer is ShardTimer.REFRESH:
             return self._refresh_next(image, now_ms, time_ms)
         if timer is ShardTimer.SWEEP:
-            return self._sweep_next(image, now_ms, time_ms)
+            aging = None if expiry_ms is None else Aging(expiry_ms, time_ms)
+            return self._sweep_next(image, now_ms, aging)
         if isinstance(timer, InstanceTimer):
             return self.instances.expire(timer, image, now_ms, time_ms)
         return self._expire_member(timer, image, now_ms, time_ms)
@@ -578,10 +588,10 @@ class GroupShard:
             self.timers.set(ShardTimer.REFRESH, now_ms)
         return self.refresh(group_id, image, None, time_ms)
 
-    def _sweep_next(self, image: MetadataImage, now_ms: int, time_ms: int) -> Decision[None]:
+    def _sweep_next(self, image: MetadataImage, now_ms: int, aging: Aging | None) -> Decision[None]:
         """Delete some expired offsets or groups. The timer continues until the sweep is over."""
         if self._sweep is None:
-            self._sweep = self._swept(image, time_ms)
+            self._sweep = self._swept(image, aging)
         records = next(self._sweep, None)
         if records is None:
             self._sweep = None
@@ -590,7 +600,9 @@ class GroupShard:
         self.timers.set(ShardTimer.SWEEP, now_ms)
         return Decision(None, records)
 
-    def _swept(self, image: MetadataImage, time_ms: int) -> Iterator[tuple[CoordinatorRecord, ...]]:
+    def _swept(
+        self, image: MetadataImage, aging: Aging | None
+    ) -> Iterator[tuple[CoordinatorRecord, ...]]:
         """The steps of a sweep."""
         missing_before, self._missing = self._missing, set()
 
@@ -607,16 +619,21 @@ class GroupShard:
 
         retention_ms = self._shared.settings.retention_ms
         yield from self.offsets.sweep(
-            now_ms=time_ms,
+            aging=aging,
             retention_ms=retention_ms,
             empty_since_ms=empty_since_ms,
             is_deleted=is_deleted,
         )
+        if aging is None:
+            return
         for group_id in (*self.consumer_groups, *(group.group_id for group in self.classic)):
-            since_ms = empty_since_ms(group_id)
-            is_over = since_ms is not None and since_ms <= time_ms - retention_ms
-            if is_over and not self.offsets.has_offsets(group_id):
-                yield self._end(self._group(group_id))
+            group, since_ms = self._group(group_id), empty_since_ms(group_id)
+            if group is None or since_ms is None:
+                continue
+            if aging.is_ahead(since_ms):
+                yield group.emptied(aging.time_ms)
+            elif aging.is_over(since_ms, retention_ms) and not self.offsets.has_offsets(group_id):
+                yield self._end(group)
 
     # Replay
 

@@ -6,6 +6,19 @@ records and replays them at once, before the next decision, and sends the respon
 committed. After an append with a failed or unknown outcome, the shard drops the state and loads the
 log again from its start.
 
+Stored times are the cluster's (`raftlog.world.cluster_clock`), whatever the coordinator's own clock
+shows. They belong to offsets, empty groups, idle transactional ids and sinks.
+
+| a stored time | the cluster time is known | unknown |
+|---|---|---|
+| its retention is over | the data is deleted | kept |
+| its retention is not over | kept | kept |
+| more than CLOCK_SKEW_MS_MAX ahead, or UNDATED_MS | replaced by the cluster time, once | kept |
+
+UNDATED_MS is stored while the cluster time is unknown. The last row also bounds the harm of a clock
+that was ahead, such as an earlier release's. Its data does not stay for ever, and holds back no
+other. A clock of an earlier release that was behind cannot be recognised.
+
 Timers are soft state. They are in no record, a decision sets and cancels them directly, and a load
 sets them again, with their full length.
 """
@@ -17,16 +30,37 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakMethod
 
 from raftlog.coordinator.shard.records import Key, Value
 from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog.world.cluster_clock import CLOCK_SKEW_MS_MAX
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 K = TypeVar("K", bound=Hashable)
+
+
+UNDATED_MS: Final = 253_402_300_799_000
+"""Stored in place of an unknown time: the last second of the year 9999. Nothing with it expires in
+earlier releases."""
+
+
+class Aging(NamedTuple):
+    """The cluster's times, for a decision about stored times."""
+
+    expiry_ms: int
+    time_ms: int
+
+    def is_over(self, stored_ms: int, retention_ms: int) -> bool:
+        """Whether the retention has passed since a stored time."""
+        return self.expiry_ms - stored_ms >= retention_ms
+
+    def is_ahead(self, stored_ms: int) -> bool:
+        """Whether a stored time is UNDATED_MS, or from a clock that was ahead."""
+        return stored_ms > self.time_ms + CLOCK_SKEW_MS_MAX
 
 
 def weakly(method: Callable[P, R]) -> Callable[P, R]:

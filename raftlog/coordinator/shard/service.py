@@ -41,6 +41,7 @@ from raftlog.routing.handle import CoordinatorCall
 from raftlog.routing.leader_gate import CoordinatorServer
 from raftlog.routing.router import PartitionRouter
 from raftlog.world import Backoff, Clock
+from raftlog.world.cluster_clock import ClusterClock
 
 PARTITIONS: Final = 16
 """Partitions of an internal topic at its creation. Fixed, because ids depend on the number."""
@@ -73,6 +74,7 @@ class Coordinators(CoordinatorServer):
         router: PartitionRouter,
         metadata: ClusterMetadata,
         clock: Clock,
+        cluster_clock: ClusterClock,
         on_fatal: Callable[[str], None],
     ) -> None:
         """`on_fatal` gets the reason when the node must end."""
@@ -82,6 +84,7 @@ class Coordinators(CoordinatorServer):
         self._router = router
         self._metadata = metadata
         self._clock = clock
+        self._cluster_clock = cluster_clock
         self._tasks = TaskGroup(on_fatal)
         self._roles: dict[tuple[TopicId, PartitionId], LeaderRole] = {}
         """Leader epochs with a task."""
@@ -297,6 +300,7 @@ class Coordinators(CoordinatorServer):
             partition,
             role,
             clock=self._clock,
+            cluster_clock=self._cluster_clock,
             image=lambda: self._metadata.image,
             tasks=self._tasks,
         )

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from raftlog.coordinator.shard.decision import (
+    UNDATED_MS,
     CoordinatorRecord,
     Counts,
     Decision,
@@ -70,6 +71,7 @@ from raftlog.replication.leader.verification import VerificationGuard
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.replica import Origin
 from raftlog.world import Clock
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.time import Wakeup
 
 IN_FLIGHT_MAX: Final = 4
@@ -115,7 +117,9 @@ class Moment(NamedTuple):
     now_ms: int
     """Monotonic, for timers."""
     time_ms: int
-    """Wall time, for records."""
+    """The cluster's time, for stored times. UNDATED_MS while it is unknown."""
+    expiry_ms: int | None
+    """The cluster's time, for expiry. None while it is unknown."""
     image: MetadataImage
     """The applied metadata."""
 
@@ -246,6 +250,7 @@ class Shard(Generic[S, K]):
         role: LeaderRole,
         *,
         clock: Clock,
+        cluster_clock: ClusterClock,
         image: Callable[[], MetadataImage],
         tasks: TaskGroup,
     ) -> None:
@@ -257,6 +262,7 @@ class Shard(Generic[S, K]):
         self.state: S = kind.create(weakly(self._changed))
         self._timers = kind.timers(self.state)
         self._clock = clock
+        self._cluster_clock = cluster_clock
         self._image = image
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
@@ -335,8 +341,13 @@ class Shard(Generic[S, K]):
 
     def moment(self) -> Moment:
         """The clocks and the metadata, for a decision."""
-        clock = self._clock
-        return Moment(int(clock.monotonic() * 1000), clock.time_ms(), self._image())
+        time_ms = self._cluster_clock.time_ms()
+        return Moment(
+            now_ms=int(self._clock.monotonic() * 1000),
+            time_ms=UNDATED_MS if time_ms is None else time_ms,
+            expiry_ms=self._cluster_clock.expiry_ms(),
+            image=self._image(),
+        )
 
     def topics_changed(self, names: Collection[str]) -> None:
         """Follow the creation, deletion or growth of topics."""
@@ -543,7 +554,7 @@ class Shard(Generic[S, K]):
                 kept.replay(record, position=position, producer=decision.producer)
         batch = self._batch_for(size_bytes, bytes_max, decision.producer)
         batch.verification = batch.verification or verification
-        time_ms, append = self._clock.time_ms(), batch.builder.append
+        time_ms, append = self._cluster_clock.estimate_ms(), batch.builder.append
         for key, value in encoded:
             append(time_ms, key, value)
         self._count(batch, len(encoded), size_bytes)

@@ -100,16 +100,16 @@ class CoordinatorWatch:
             transaction_timeouts=counts[Event.TRANSACTION_TIMEOUT],
             producers_fenced=counts[Event.PRODUCER_FENCED],
         )
-        now_ms = self._clock.time_ms()
         for shard in self._coordinators.shards():
             if isinstance(shard.state, GroupShard):
                 status.groups += shard.state.group_states()
                 status.consumer_instances += len(shard.state.instances.table.by_id)
             elif isinstance(shard.state, TransactionShard):
                 open_now = shard.state.unfinished()
+                time_ms = shard.moment().time_ms
                 status.transactions.update(transaction.state.label for transaction in open_now)
                 status.parked_transactions += shard.state.parked()
-                ages_ms = (now_ms - transaction.start_ms for transaction in open_now)
+                ages_ms = (transaction.open_ms(time_ms) for transaction in open_now)
                 oldest_ms = max(ages_ms, default=0)
                 status.oldest_transaction_ms = max(status.oldest_transaction_ms, oldest_ms)
         return status

@@ -127,7 +127,7 @@ class TransactionKind(Kind[TransactionShard, TimerKey, Request, Response]):
 
     def expire(self, state: TransactionShard, key: TimerKey, moment: Moment) -> Decision[object]:
         """See `Kind`."""
-        decision = state.expire(key, moment.now_ms, moment.time_ms)
+        decision = state.expire(key, moment.now_ms, moment.time_ms, moment.expiry_ms)
         return Decision(None, decision.records)
 
     def refused(self, state: TransactionShard, decision: Decision[object], moment: Moment) -> None:

@@ -166,7 +166,8 @@ class MarkerWriter:
     ) -> None:
         written = () if partition is None else (partition,)
         await self._settled(
-            shard, lambda state: state.markers_written(markers, written, self._clock.time_ms())
+            shard,
+            lambda state: state.markers_written(markers, written, shard.moment().time_ms),
         )
 
     async def _decided(self, shard: TransactionCoordinator, taken: int) -> None:

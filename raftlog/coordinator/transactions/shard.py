@@ -18,12 +18,17 @@ end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
 from raftlog.coordinator.shard.decision import (
+    UNDATED_MS,
+    Aging,
     CoordinatorRecord,
     Counts,
     Decision,
@@ -32,6 +37,7 @@ from raftlog.coordinator.shard.decision import (
     Timers,
 )
 from raftlog.coordinator.shard.records import (
+    NO_TIMESTAMP,
     SinkEpochKey,
     SinkEpochValue,
     TransactionLogKey,
@@ -96,7 +102,7 @@ IDS_MAX: Final = 200_000
 SINKS_MAX: Final = 10_000
 """Sinks of one shard."""
 EXPIRATIONS_MAX: Final = 500
-"""Tombstones of one decision."""
+"""Records of one decision about idle keys."""
 EXPIRATION_INTERVAL_MS: Final = 60_000
 SINK_ID_RETENTION_MS: Final = 60_000
 """Retention of a sink's complete transactional id. Each task attempt has its own id, which never
@@ -162,8 +168,8 @@ class TransactionShard:
         """Transactional ids with a transaction that is open, or without all of its markers."""
         self._open_of_sink: dict[str, dict[str, None]] = {}
         """Transactional ids with an open transaction, by sink."""
-        # Keys without an open transaction, in the order of the log, with the wall time of their
-        # last change.
+        # Keys without an open transaction, in the order of the log, with the time of their last
+        # change.
         self._idle_ids: dict[str, int] = {}
         self._idle_sink_ids: dict[str, int] = {}
         self._idle_sinks: dict[str, int] = {}
@@ -316,33 +322,40 @@ class TransactionShard:
 
     # Timers
 
-    def expire(self, key: TimerKey, now_ms: int, wall_ms: int) -> Decision[None]:
-        """Decide about a due timer."""
+    def expire(
+        self, key: TimerKey, now_ms: int, wall_ms: int, expiry_ms: int | None = None
+    ) -> Decision[None]:
+        """Decide about a due timer. Stored times expire by `expiry_ms`, and by nothing else."""
         if isinstance(key, ShardTimer):
-            return self._expire_idle(now_ms, wall_ms)
+            aging = None if expiry_ms is None else Aging(expiry_ms, wall_ms)
+            return self._expire_idle(now_ms, aging)
         present = self._transactions.get(key)
         if present is None or not _has_timeout(key, present):
             return Decision(None)
         self._counts[Event.TRANSACTION_TIMEOUT] += 1
         return Decision(None, (_record(key, transitions.expire(present, wall_ms)),))
 
-    def _expire_idle(self, now_ms: int, wall_ms: int) -> Decision[None]:
-        tombstones: list[CoordinatorRecord] = []
-        key_of: type[TransactionLogKey | SinkEpochKey]
-        for idle, key_of, retention_ms in (
-            (self._idle_ids, TransactionLogKey, self._settings.id_retention_ms),
-            (self._idle_sink_ids, TransactionLogKey, SINK_ID_RETENTION_MS),
-            (self._idle_sinks, SinkEpochKey, SINK_RETENTION_MS),
-        ):
-            for name, changed_ms in idle.items():
-                if wall_ms - changed_ms < retention_ms or len(tombstones) == EXPIRATIONS_MAX:
-                    break
-                tombstones.append(CoordinatorRecord(key_of(name), None))
-        is_full = len(tombstones) == EXPIRATIONS_MAX
+    def _expire_idle(self, now_ms: int, aging: Aging | None) -> Decision[None]:
+        records = () if aging is None else tuple(islice(self._aged(aging), EXPIRATIONS_MAX))
+        is_full = len(records) == EXPIRATIONS_MAX
         self.timers.set(
             ShardTimer.EXPIRATION, now_ms if is_full else now_ms + EXPIRATION_INTERVAL_MS
         )
-        return Decision(None, tuple(tombstones))
+        return Decision(None, records)
+
+    def _aged(self, aging: Aging) -> Iterator[CoordinatorRecord]:
+        """Forget keys that were idle for their retention. A use ahead of the time counts as now."""
+        time_ms = aging.time_ms
+        for idle, retention_ms in (
+            (self._idle_ids, self._settings.id_retention_ms),
+            (self._idle_sink_ids, SINK_ID_RETENTION_MS),
+        ):
+            for name, is_over in _due(idle, retention_ms, aging):
+                dated = replace(self._transactions[name], last_update_ms=time_ms).value()
+                yield CoordinatorRecord(TransactionLogKey(name), None if is_over else dated)
+        for name, is_over in _due(self._idle_sinks, SINK_RETENTION_MS, aging):
+            epoch = replace(self._sinks[name], commit_timestamp_ms=time_ms)
+            yield CoordinatorRecord(SinkEpochKey(name), None if is_over else epoch)
 
     def _schedule(self, transactional_id: str, after: Transaction, now_ms: int) -> None:
         """Set the timer that a transition requires."""
@@ -589,8 +602,8 @@ class TransactionShard:
         return TransactionDescription(
             summary=self._summary(transactional_id, present, wall_ms),
             timeout_ms=present.timeout_ms,
-            start_ms=present.start_ms if is_open else -1,
-            last_update_ms=present.last_update_ms,
+            start_ms=_if_dated(present.start_ms) if is_open else NO_TIMESTAMP,
+            last_update_ms=_if_dated(present.last_update_ms),
             partitions=tuple(sorted(present.partitions)),
             unwritten=() if progress is None else tuple(sorted(progress.unwritten)),
         )
@@ -599,8 +612,7 @@ class TransactionShard:
         self, transactional_id: str, present: Transaction, wall_ms: int
     ) -> TransactionSummary:
         is_open = present.state in OPEN or present.state in DECIDED
-        # The wall clock may have gone back.
-        open_ms = max(0, wall_ms - present.start_ms) if is_open else 0
+        open_ms = present.open_ms(wall_ms) if is_open else 0
         is_overdue = (
             present.state is State.PREPARED and open_ms > self._settings.prepared_timeout_ms
         )
@@ -615,6 +627,19 @@ class TransactionShard:
 
 def _record(transactional_id: str, after: Transaction) -> CoordinatorRecord:
     return CoordinatorRecord(TransactionLogKey(transactional_id), after.value())
+
+
+def _due(idle: Mapping[str, int], retention_ms: int, aging: Aging) -> Iterator[tuple[str, bool]]:
+    """Keys to forget (True), or last used ahead of the time (False). The first other ends it."""
+    for name, changed_ms in idle.items():
+        is_ahead = aging.is_ahead(changed_ms)
+        if not is_ahead and not aging.is_over(changed_ms, retention_ms):
+            return
+        yield name, not is_ahead
+
+
+def _if_dated(stored_ms: int) -> int:
+    return NO_TIMESTAMP if stored_ms == UNDATED_MS else stored_ms
 
 
 def _check_decision_bytes(size: int) -> None:

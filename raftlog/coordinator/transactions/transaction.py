@@ -46,7 +46,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from raftlog.coordinator.shard.decision import Producer
+from raftlog.coordinator.shard.decision import UNDATED_MS, Producer
 from raftlog.coordinator.shard.records import (
     NO_TIMESTAMP,
     TransactionLogValue,
@@ -154,6 +154,10 @@ class Transaction(Struct, frozen=True, gc=False):
     def client(self) -> Producer:
         """The identity of the living producer."""
         return self.producer if self.next_producer is None else self.next_producer
+
+    def open_ms(self, time_ms: int) -> int:
+        """How long it has been open. 0 while the time is unknown, or if the clock went back."""
+        return 0 if time_ms == UNDATED_MS else max(0, time_ms - self.start_ms)
 
     def is_retry_of(self, producer: Producer) -> bool:
         """Whether this identity made the last change, and may not know its answer."""

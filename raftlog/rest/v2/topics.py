@@ -227,7 +227,7 @@ async def _produce(
     body = await read_body(request, context)
     limits = context.limits
     produced = ProducedRecords(
-        broker.clock.time_ms(), limits.records_per_request_max, partial(context.hold, request)
+        broker.record_time_ms(), limits.records_per_request_max, partial(context.hold, request)
     )
     parsed = await parse_produce_body(
         body, record_format, produced, depth_max=limits.json_depth_max, turns=broker.turns

@@ -166,7 +166,7 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     options = produce_options(request, context.limits)
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
     parsed = await _read_batch(request, context)
-    now_ms = context.broker.clock.time_ms()
+    now_ms = context.broker.record_time_ms()
     outcomes: list[_Outcome | None] = []
     good: list[json_records.RecordV3] = []
     records: list[StoredRecord] = []
@@ -265,7 +265,7 @@ async def _produce_objects(
 
     Nothing after malformed JSON is parsed.
     """
-    now_ms = context.broker.clock.time_ms()
+    now_ms = context.broker.record_time_ms()
     outcomes: list[_Outcome | None] = []
     good: list[json_records.RecordV3] = []
     records: list[StoredRecord] = []

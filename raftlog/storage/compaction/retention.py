@@ -17,13 +17,9 @@ CreateTime) unless the topic has LogAppendTime, and any clock can be wrong. So:
   or any older segment counts, since appends follow each other in time.
 - A segment of unknown age (every clue lies in the future) is kept until the clock gets there.
 
-**Clock jumps.** Deletion is final and retention is not, so time must not jump forward under this
-decision. `SteadyClock` gives the `now_ms` to use, the wall clock that never runs faster than twice
-real time. A jump of an hour forward takes effect over an hour. A jump taken back within this hour
-has had hardly any effect. A jump back is followed at once. A clock that is wrong from the start
-looks steady, so in a cluster `RetentionClock` never runs ahead of the cluster time, the median of
-the brokers' clocks, and without a cluster time nothing ages. The only node of a cluster has no
-clock to compare with. There a start with a clock far ahead deletes the segments that seem due.
+**Clock jumps.** Deletion is final and retention is not, so `now_ms` comes from the cluster's clock
+(`raftlog.world.cluster_clock`), which is steady and never ahead of the median of the brokers'
+clocks. Without a cluster time nothing ages.
 
 **The active segment** is never dropped itself. If all its records are due too, `roll_first` is set.
 Then the caller rolls the log, so that a new, empty segment keeps the log end offset, and drops the
@@ -32,7 +28,6 @@ old segment.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,8 +37,6 @@ from raftlog.record.types import Offset
 
 NO_TIMESTAMP: Final = -1
 UNLIMITED: Final = -1
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,104 +81,12 @@ class RetentionPlan:
     """Whether the active segment is dropped. First start a new segment at the log end offset."""
 
 
-class SteadyClock:
-    """The wall clock without its jumps forward, for final decisions."""
-
-    __slots__ = ("_last_monotonic_ms", "_steady_ms")
-
-    SPEED_MAX: Final = 2
-
-    def __init__(self, wall_ms: int, monotonic_ms: int) -> None:
-        self._steady_ms = wall_ms
-        self._last_monotonic_ms = monotonic_ms
-
-    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int:
-        """The time for decisions, from the present time of both clocks."""
-        elapsed_ms = monotonic_ms - self._last_monotonic_ms
-        assert elapsed_ms >= 0, "the monotonic clock went back"
-        self._last_monotonic_ms = monotonic_ms
-        self._steady_ms = min(wall_ms, self._steady_ms + self.SPEED_MAX * elapsed_ms)
-        return self._steady_ms
-
-
-CLOCK_SKEW_MS_MAX: Final = 10 * 60_000
-"""Difference from the cluster time beyond which a node warns about its clock."""
-
-UNKNOWN_LOGGED_MS: Final = 60_000
-"""Interval between two log lines while the cluster time is unknown."""
-
-
-class RetentionClock:
-    """The time for decisions by age, steady and never ahead of the cluster time."""
-
-    def __init__(self, wall_ms: int, monotonic_ms: int) -> None:
-        self._steady = SteadyClock(wall_ms, monotonic_ms)
-        self._needs_cluster_time = False
-        self._cluster_ahead_ms: int | None = None
-        """Cluster time minus monotonic time, or None if unknown."""
-        self._latest_ahead_ms = 0
-        """Upper median of the brokers' clocks minus monotonic time."""
-        self._warn_at_ms = monotonic_ms + UNKNOWN_LOGGED_MS
-        self.skew_ms = 0
-        """Lead of the wall clock over the newest cluster time."""
-
-    def follow_cluster_time(self) -> None:
-        """Follow a cluster's time. Nothing ages before the first cluster time."""
-        self._needs_cluster_time = True
-
-    @property
-    def knows_cluster_time(self) -> bool:
-        """Whether a cluster time has arrived since the start."""
-        return self._cluster_ahead_ms is not None
-
-    def note_cluster_time(
-        self, cluster_ms: int, *, latest_ms: int, wall_ms: int, monotonic_ms: int
-    ) -> None:
-        """Note the cluster time and the upper median of the clocks from the active controller."""
-        self._cluster_ahead_ms = cluster_ms - monotonic_ms
-        self._latest_ahead_ms = latest_ms - monotonic_ms
-        before, self.skew_ms = self.skew_ms, wall_ms - cluster_ms
-        was_wrong, is_wrong = (abs(ms) > CLOCK_SKEW_MS_MAX for ms in (before, self.skew_ms))
-        if is_wrong and not was_wrong:
-            logger.error(
-                "the wall clock is %+.0f s off the cluster time, the median of the brokers' "
-                "clocks: retention keeps records until they are due by both. Set the clock",
-                self.skew_ms / 1000,
-            )
-        elif was_wrong and not is_wrong:
-            logger.info("the wall clock agrees with the cluster time again")
-
-    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
-        """The time for decisions, or None while the cluster time is unknown."""
-        now_ms = self._steady.now_ms(wall_ms, monotonic_ms)
-        if self._cluster_ahead_ms is not None:
-            return min(now_ms, self._cluster_ahead_ms + monotonic_ms)
-        if not self._needs_cluster_time:
-            return now_ms
-        if monotonic_ms >= self._warn_at_ms:
-            self._warn_at_ms = monotonic_ms + UNKNOWN_LOGGED_MS
-            logger.warning(
-                "no cluster time from the controller: retention by time and compaction wait "
-                "until more brokers are heard"
-            )
-        return None
-
-    def latest_ms(self, wall_ms: int, monotonic_ms: int) -> int:
-        """The latest time that this node's clock or half of all clocks have reached.
-
-        The cluster time does not serve here. With only two brokers heard, it is the slower clock.
-        """
-        if self._cluster_ahead_ms is None:
-            return wall_ms
-        return max(wall_ms, self._latest_ahead_ms + monotonic_ms)
-
-
 def newest_record_times(
     segments: Sequence[SegmentInfo], *, now_ms: int, latest_ms: int, segment_ms: int
 ) -> list[int]:
     """Estimate the time of each segment's newest record, as far as credible.
 
-    A time is credible up to `latest_ms`, see `RetentionClock.latest_ms`. With a clock that is
+    A time is credible up to `latest_ms`, see `ClusterClock.latest_ms`. With a clock that is
     behind, records of right times seem to come from the future, and creations to be old.
     """
     latest_ms = max(latest_ms, now_ms)

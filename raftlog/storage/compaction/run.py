@@ -106,7 +106,7 @@ class _Compaction:
             infos,
             core.compaction,
             now_ms=self._now_ms,
-            latest_ms=core.shared.latest_ms,
+            latest_ms=core.shared.cluster_clock.latest_ms(),
             # A transaction that may yet be aborted is left alone.
             high_watermark=min(core.last_stable_offset(core.high_watermark), core.flushed_offset),
             segment_ms=config.segment_ms,

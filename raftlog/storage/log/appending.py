@@ -235,7 +235,9 @@ class Appender:
             return None
         if not core.leader_epochs.accepts(leader_epoch, end_offset):
             raise _replaced(core, leader_epoch)
-        stamp_ms = now_ms if core.config.log_append_time else NO_TIME
+        stamp_ms = NO_TIME
+        if core.config.log_append_time:
+            stamp_ms = core.shared.cluster_clock.estimate_ms()
         try:
             plan = self._prepare(batches, end_offset, stamp_ms, terms)
         except LogError as error:
@@ -256,7 +258,7 @@ class Appender:
         if aborted is not None:
             core.segments.add_aborted(aborted)
         if active.first_append_ms is None:
-            active.first_append_ms = core.shared.date_ms(now_ms)
+            active.first_append_ms = core.shared.date_ms()
         interval = core.config.index_interval_bytes
         written = position
         for batch, base_offset in placed:
@@ -445,7 +447,7 @@ class Appender:
             # records.
             epochs.truncate_from_end(core.segments.end_offset)
         if active.first_append_ms is None:
-            active.first_append_ms = core.shared.date_ms(now_ms)
+            active.first_append_ms = core.shared.date_ms()
         interval = core.config.index_interval_bytes
         monotonic_ms = core.shared.monotonic_ms()
         epoch: LeaderEpoch | None = None

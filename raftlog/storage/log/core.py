@@ -36,6 +36,7 @@ from raftlog.storage.types import (
     UnreadableBatch,
 )
 from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError, Sync
+from raftlog.world.cluster_clock import ClusterClock
 
 T = TypeVar("T")
 
@@ -70,14 +71,12 @@ class LogContext:
     def __init__(self, disk: Disk, clock: Clock, files: OpenFiles | None = None) -> None:
         self.disk = disk
         self.clock = clock
+        self.cluster_clock = ClusterClock(clock)
+        """The time for decisions by age."""
         self.files = files or OpenFiles(disk)
         self.flusher = Flusher(disk, clock)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
         self.decodes = asyncio.Semaphore(DECODES_MAX)
-        self.latest_ms = 0
-        """Latest credible time of a record, at the last tick of the maintenance."""
-        self.is_date_known = True
-        """Whether this node's clock was compared with the cluster's, if there is one."""
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
         Appends that do not fit are rejected, since the reserve belongs to the metadata and
@@ -97,13 +96,14 @@ class LogContext:
         """Appends rejected because a log had no room for their new producers."""
         self._refused_producers_logged_at = -math.inf
 
-    def date_ms(self, wall_ms: int) -> int | None:
-        """The date of an append now, or None if unknown.
+    def date_ms(self) -> int | None:
+        """The date of an append now, or None while the cluster time is unknown.
 
         It does not follow a clock that is behind the cluster's. Once that clock is set right, its
         segments would look old.
         """
-        return max(wall_ms, self.latest_ms) if self.is_date_known else None
+        clock = self.cluster_clock
+        return None if clock.time_ms() is None else clock.latest_ms()
 
     def note_refused_producers(self, directory: str, error: LogError) -> None:
         """Count an append rejected for its new producers, and log it once in a while."""

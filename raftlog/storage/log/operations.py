@@ -73,7 +73,7 @@ class LogOperations:
         now_ms = shared.clock.time_ms()
         for segment in segments.all:
             if segment.first_append_ms is None and segment.size_bytes:
-                segment.first_append_ms = shared.date_ms(now_ms)
+                segment.first_append_ms = shared.date_ms()
         return [
             SegmentInfo(
                 base_offset=segment.base_offset,
@@ -246,7 +246,7 @@ class LogOperations:
         plan = plan_retention(
             infos,
             now_ms=0 if now_ms is None else now_ms,
-            latest_ms=core.shared.latest_ms,
+            latest_ms=core.shared.cluster_clock.latest_ms(),
             retention_ms=UNLIMITED if now_ms is None else config.retention_ms,
             retention_bytes=config.retention_bytes,
             segment_ms=config.segment_ms,

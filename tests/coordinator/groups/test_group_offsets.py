@@ -239,6 +239,46 @@ def test_the_retention_goes_on_over_a_load(kind: str) -> None:
     assert one.decide(ListGroupsRequest()) == GroupList(())
 
 
+@pytest.mark.parametrize("kind", ["consumer", "classic", "simple"])
+def test_what_was_stored_without_a_time_expires_after_a_whole_retention(kind: str) -> None:
+    """It happens at a start. The next coordinator knows the time, and dates what it finds."""
+    one = harness(retention_ms=3 * SWEEP_MS, initial_rebalance_delay_ms=0)
+    one.is_dated = False
+    if kind == "consumer":
+        commit(one, {0: 1}, "m", join(one))
+        leave(one)
+    elif kind == "classic":
+        join_classic(one)
+        commit(one, {0: 1}, "classic", 1)
+        one.decide(LeaveGroup(GROUP, (LeavingMember("classic"),)))
+    else:
+        commit(one, {0: 1})
+    one.advance(20 * SWEEP_MS)
+    one.is_dated = True
+    one.reload(len(one.log), keep_tombstones=False)
+    lengths = []
+    for _ in range(3):
+        one.advance(SWEEP_MS)
+        assert committed(one) == {("a", 0): 1}
+        lengths.append(len(one.log))
+    assert len(set(lengths)) == 1, "dated once"
+    one.advance(SWEEP_MS)
+    assert committed(one) == {}
+    one.advance(SWEEP_MS)
+    assert one.decide(ListGroupsRequest()) == GroupList(())
+
+
+def test_nothing_expires_while_the_cluster_time_is_unknown_but_deleted_topics_go() -> None:
+    one = harness(retention_ms=SWEEP_MS)
+    commit(one, {0: 1})
+    commit(one, {0: 1}, topic="b")
+    one.is_dated = False
+    remove_topic(one.image, "b")
+    one.advance(SWEEP_MS)
+    one.advance(20 * SWEEP_MS)
+    assert committed(one) == {("a", 0): 1}
+
+
 def join_classic(one: ShardHarness) -> None:
     """The only member of a stable generation: `classic`, in generation 1."""
     request = JoinGroup(

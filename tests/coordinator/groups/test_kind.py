@@ -30,6 +30,7 @@ from raftlog.coordinator.shard.load import load_shard
 from raftlog.coordinator.shard.shard import Shard
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import FENCED_MEMBER_EPOCH, UNKNOWN_GROUP, UNSUPPORTED_FORMAT, LogError
+from raftlog.world.cluster_clock import ClusterClock
 from tests.broker.data_fakes import DataNode
 from tests.controller.clock import SteppedClock, settle
 from tests.coordinator.calls import carry_out
@@ -60,6 +61,7 @@ class Harness:
             self.partition,
             role,
             clock=self.clock,
+            cluster_clock=ClusterClock(self.clock),
             image=lambda: self.node.metadata.image,
             tasks=self.tasks,
         )

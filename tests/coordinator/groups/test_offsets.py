@@ -23,7 +23,7 @@ from raftlog.coordinator.groups.offset_messages import (
     TopicPartition,
 )
 from raftlog.coordinator.groups.offsets import METADATA_BYTES_MAX, SWEEP_STEP, OffsetTable
-from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Producer
+from raftlog.coordinator.shard.decision import Aging, CoordinatorRecord, Decision, Producer
 from raftlog.coordinator.shard.record_codec import (
     USUAL_OFFSET,
     decode_offset_value,
@@ -99,7 +99,7 @@ class Shard:
     ) -> list[int]:
         steps = []
         for step in self.table.sweep(
-            now_ms=now_ms,
+            aging=Aging(now_ms, now_ms),
             retention_ms=7 * DAY_MS,
             empty_since_ms=lambda _: empty_since_ms,
             is_deleted=lambda _, topic_id: topic_id in deleted,
@@ -284,6 +284,22 @@ def test_offsets_expire_after_the_group_became_empty(
     assert len(shard.table) == 0
 
 
+@pytest.mark.parametrize("retention_ms", [-1, DAY_MS])
+def test_a_commit_ahead_of_the_time_counts_as_a_commit_of_now(retention_ms: int) -> None:
+    """A clock 30 days ahead dated it."""
+    kept_ms = 7 * DAY_MS if retention_ms < 0 else retention_ms
+    shard = Shard()
+    shard.commit(1, now_ms=NOW_MS + 30 * DAY_MS, retention_ms=retention_ms)
+    shard.commit(2, now_ms=NOW_MS + 5 * 60_000, partition=1)
+    assert shard.sweep(now_ms=NOW_MS, empty_since_ms=None) == [0]
+    assert shard.sweep(now_ms=NOW_MS) == [1]
+    assert shard.sweep(now_ms=NOW_MS) == [0]
+    [(_, _, value)] = [each for each in shard.table.offsets("g") if each[1] == 0]
+    assert (value.offset, value.commit_timestamp_ms) == (1, NOW_MS)
+    assert shard.sweep(now_ms=NOW_MS + kept_ms - 1) == [0]
+    assert shard.sweep(now_ms=NOW_MS + kept_ms) == [1]
+
+
 def test_a_commit_with_its_own_retention_has_a_version_of_its_record() -> None:
     offset = OffsetToCommit("t", 0, 1, leader_epoch=3, topic_id=ID_A)
     made = OffsetTable().commit("g", [offset], now_ms=NOW_MS, retention_ms=DAY_MS)
@@ -307,7 +323,7 @@ def test_a_sweep_goes_in_bounded_steps_and_meets_changes_between_them() -> None:
         shard.commit(1, partition=partition)
     later = NOW_MS + 7 * DAY_MS
     sweep = shard.table.sweep(
-        now_ms=later,
+        aging=Aging(later, later),
         retention_ms=7 * DAY_MS,
         empty_since_ms=lambda _: 0,
         is_deleted=lambda *_: False,
@@ -327,7 +343,7 @@ def test_members_that_come_during_a_sweep_keep_the_offsets() -> None:
         shard.commit(1, partition=partition)
     answers = iter([0, None, None])
     steps = shard.table.sweep(
-        now_ms=NOW_MS + 99 * DAY_MS,
+        aging=Aging(NOW_MS + 99 * DAY_MS, NOW_MS + 99 * DAY_MS),
         retention_ms=7 * DAY_MS,
         empty_since_ms=lambda _: next(answers),
         is_deleted=lambda *_: False,

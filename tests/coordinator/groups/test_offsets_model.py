@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from raftlog.coordinator.groups.offset_messages import FetchedOffset, OffsetToCommit, TopicPartition
 from raftlog.coordinator.groups.offsets import OffsetTable
-from raftlog.coordinator.shard.decision import CoordinatorRecord, Producer
+from raftlog.coordinator.shard.decision import Aging, CoordinatorRecord, Producer
 from raftlog.coordinator.shard.record_codec import decode_offsets_record, encode_record
 from raftlog.coordinator.shard.records import OffsetCommitKey, OffsetCommitValue
 from raftlog.record.batch import split_batches
@@ -189,7 +189,7 @@ class OffsetsAgainstModel(RuleBasedStateMachine):
     def sweep(self) -> None:
         before = {group: self.expected(group) for group in GROUPS}
         for step in self.table.sweep(
-            now_ms=self.now_ms,
+            aging=Aging(self.now_ms, self.now_ms),
             retention_ms=RETENTION_MS,
             empty_since_ms=self.empty_since.__getitem__,
             is_deleted=lambda topic, topic_id: topic_id not in (None, self.ids[topic]),

@@ -26,6 +26,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch
 from raftlog.replication.partition import Partition
+from raftlog.world.cluster_clock import ClusterClock
 from tests.broker.data_fakes import DataNode, MemoryLog
 from tests.controller.clock import SteppedClock, settle
 from tests.coordinator.registers import (
@@ -52,6 +53,7 @@ class ServiceHarness:
             router=self.node.partitions,
             metadata=self.node.metadata,  # type: ignore[arg-type]
             clock=self.clock,
+            cluster_clock=ClusterClock(self.clock),
             on_fatal=self.fatal.append,
         )
         self.coordinators.register(KIND)

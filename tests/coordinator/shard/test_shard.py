@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raftlog.coordinator.shard import shard as shard_module
-from raftlog.coordinator.shard.decision import Decision, Producer
+from raftlog.coordinator.shard.decision import UNDATED_MS, Decision, Producer
 from raftlog.coordinator.shard.load import replay
 from raftlog.coordinator.shard.shard import COMMIT_S, IN_FLIGHT_MAX
 from raftlog.record.errors import (
@@ -451,6 +451,26 @@ async def test_a_foreign_record_in_the_log_is_found_and_loaded(one: ShardHarness
     assert await failure(one.increment(shard)) is NOT_COORDINATOR
     assert one.written() == [["c/1"]]
     assert (await one.increment(await one.load())).value == 2
+
+
+# Time
+
+
+async def test_stored_times_are_the_clusters_and_nothing_expires_before_there_is_one(
+    one: ShardHarness,
+) -> None:
+    one.cluster_clock.follow_cluster_time()
+    shard = await one.load()
+    moment = shard.moment()
+    assert (moment.time_ms, moment.expiry_ms) == (UNDATED_MS, None)
+    right_ms = one.clock.time_ms() + 30 * 86_400_000
+    one.cluster_clock.note_cluster_time(right_ms - 1_000, right_ms)
+    await one.clock.advance(1.0)
+    moment = shard.moment()
+    assert moment.time_ms == right_ms + 1_000
+    assert moment.expiry_ms == one.clock.time_ms()
+    await one.increment(shard)
+    assert parse_header(one.log.batches[-1]).max_timestamp_ms == right_ms + 1_000
 
 
 # Timers

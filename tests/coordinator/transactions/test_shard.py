@@ -302,6 +302,55 @@ def test_expired_id_returns_with_another_producer_id(coordinator: Coordinator) -
     assert coordinator.refusal(addition("a", old, P0)) is PRODUCER_FENCED
 
 
+def test_nothing_expires_while_the_cluster_time_is_unknown(coordinator: Coordinator) -> None:
+    prepare(coordinator, "sink/s/1")
+    commit_epoch(coordinator, 7, "sink/s/1")
+    coordinator.write_markers()
+    known = coordinator.init()
+    coordinator.is_dated = False
+    coordinator.elapse(400 * DAY_MS)
+    assert set(listed(coordinator, ListTransactions())) == {"a", "sink/s/1"}
+    assert coordinator.init(known=known).producer_id == known.producer_id
+    assert coordinator.ask(DescribeSink("s")) == SinkEpoch("s", 7)
+
+
+def test_a_use_ahead_of_the_time_counts_as_now_and_holds_back_no_other_id(
+    coordinator: Coordinator,
+) -> None:
+    """A clock 30 days ahead wrote the first ids and the sink."""
+    coordinator.wall_ms += 30 * DAY_MS
+    prepare(coordinator, "sink/s/1")
+    commit_epoch(coordinator, 7, "sink/s/1")
+    coordinator.write_markers()
+    first = coordinator.init("ahead")
+    coordinator.wall_ms -= 30 * DAY_MS
+    coordinator.init("right")
+    coordinator.elapse(60_000)
+    assert coordinator.state("sink/s/1") is State.COMPLETE_COMMIT
+    coordinator.elapse(60_000)
+    assert listed(coordinator, ListTransactions()) == ["ahead", "right"]
+    coordinator.reload()
+    coordinator.elapse(7 * DAY_MS - 90_000)
+    assert listed(coordinator, ListTransactions()) == ["ahead"]
+    assert coordinator.init("ahead", known=first).producer_id == first.producer_id
+    coordinator.elapse(8 * DAY_MS)
+    assert listed(coordinator, ListTransactions()) == []
+    assert coordinator.ask(DescribeSink("s")) == SinkEpoch("s", 7)
+    coordinator.elapse(365 * DAY_MS)
+    assert coordinator.ask(DescribeSink("s")) == SinkEpoch("s", -1)
+
+
+def test_a_transaction_without_a_time_is_open_for_no_known_time(coordinator: Coordinator) -> None:
+    client = coordinator.init("a")
+    coordinator.is_dated = False
+    coordinator.add(client, P0, transactional_id="a")
+    described = describe(coordinator, "a")
+    assert (described.summary.open_ms, described.start_ms, described.last_update_ms) == (0, -1, -1)
+    coordinator.is_dated = True
+    described = describe(coordinator, "a")
+    assert (described.summary.open_ms, described.start_ms) == (0, -1)
+
+
 # Sink epochs
 
 

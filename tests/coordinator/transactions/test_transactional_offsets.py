@@ -44,6 +44,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 from raftlog.replication.leader.verification import VerificationGuard
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.time import SystemClock
 from tests.controller.clock import settle
 from tests.coordinator.calls import carry_out
@@ -101,6 +102,7 @@ class GroupLeader:
             self.node.partition,
             role,
             clock=SystemClock(),
+            cluster_clock=ClusterClock(SystemClock()),
             image=lambda: self.metadata.image,
             tasks=self.tasks,
         )

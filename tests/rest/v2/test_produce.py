@@ -139,6 +139,16 @@ async def test_partition_of_the_record_and_of_the_path() -> None:
         assert reply.error_code == 42201
 
 
+async def test_the_default_timestamp_is_the_clusters_time() -> None:
+    """The record expires by it, whatever the clock of this node shows."""
+    async with data_node() as one:
+        right_ms = NOW_MS + 30 * 86_400_000
+        one.node.services.cluster_clock.note_cluster_time(right_ms, right_ms)
+        placed(await post(one, "/topics/one", '{"records":[{"value":1}]}'))
+        reply = await one.peer.request("GET", "/topics/one/partitions/0/records")
+        assert right_ms <= reply.json[0]["timestamp"] <= right_ms + 60_000
+
+
 async def test_timestamps_and_headers_are_kept_and_now_is_the_default() -> None:
     async with data_node() as one:
         body = (

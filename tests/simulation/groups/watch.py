@@ -140,11 +140,16 @@ class WatchedShard(GroupShard):
         super().loaded(now_ms)
 
     def expire(
-        self, timer: GroupTimer, image: MetadataImage, now_ms: int, time_ms: int
+        self,
+        timer: GroupTimer,
+        image: MetadataImage,
+        now_ms: int,
+        time_ms: int,
+        expiry_ms: int | None = None,
     ) -> Decision[None]:
         if isinstance(timer, MemberTimer):
             self._check(timer)
-        return super().expire(timer, image, now_ms, time_ms)
+        return super().expire(timer, image, now_ms, time_ms, expiry_ms)
 
     def _check(self, timer: MemberTimer) -> None:
         group = self.consumer_groups.get(timer.group)

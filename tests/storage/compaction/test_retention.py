@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,14 +10,14 @@ from raftlog.storage.compaction.retention import (
     NO_TIMESTAMP,
     UNLIMITED,
     DropReason,
-    RetentionClock,
     RetentionPlan,
     SegmentInfo,
-    SteadyClock,
     newest_record_times,
     plan_retention,
 )
+from raftlog.world.cluster_clock import ClusterClock
 from tests.examples import examples
+from tests.simulation.clock import ManualClock
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -184,32 +183,28 @@ def test_a_segment_begun_while_the_clock_stood_in_1970_does_not_age_its_neighbou
 
 def test_an_hour_forward_and_back_deletes_nothing() -> None:
     """Fault row 20: the wall clock shows an hour too much for five minutes."""
-    clock = SteadyClock(NOW, 0)
+    machine = ManualClock(NOW)
+    clock = ClusterClock(machine)
     segments = [
         segment(0, 10, newest=NOW - 20 * 60_000, created=NOW - 30 * 60_000),
         segment(10, 20, newest=NOW, created=NOW - 20 * 60_000),
     ]
     for second in range(600):
-        jump = HOUR if 60 <= second < 360 else 0
-        now = clock.now_ms(NOW + 1000 * second + jump, 1000 * second)
+        machine.seconds = 1000.0 + second
+        machine.now_ms = NOW + 1000 * second + (HOUR if 60 <= second < 360 else 0)
+        now = clock.expiry_ms()
+        assert now is not None
         assert NOW + 1000 * second <= now <= NOW + 2000 * second
         assert not plan(segments, retention_ms=HOUR, now=now).drops
     assert now == NOW + 599_000
 
 
-def test_a_jump_forward_that_lasts_is_believed_in_the_end() -> None:
-    clock = SteadyClock(NOW, 0)
-    for minute in range(61):
-        now = clock.now_ms(NOW + HOUR + 60_000 * minute, 60_000 * minute)
-    assert now == NOW + HOUR + 60 * 60_000
-
-
 def test_a_clock_that_is_behind_takes_no_record_for_one_of_the_future() -> None:
     """The segment was created by a clock 18 days behind; by now the clock is two days behind."""
     segments = [segment(0, 10, newest=NOW - HOUR, created=NOW - 18 * DAY)]
-    clock = RetentionClock(NOW - 2 * DAY, 0)
-    clock.note_cluster_time(NOW, latest_ms=NOW, wall_ms=NOW - 2 * DAY, monotonic_ms=0)
-    now, latest = (each(NOW - 2 * DAY, 0) for each in (clock.now_ms, clock.latest_ms))
+    clock = ClusterClock(ManualClock(NOW - 2 * DAY))
+    clock.note_cluster_time(NOW, NOW)
+    now, latest = clock.expiry_ms(), clock.latest_ms()
     assert (now, latest) == (NOW - 2 * DAY, NOW)
     assert plan(segments, now=NOW - 2 * DAY, retention_ms=7 * DAY).drops
     assert not plan(segments, now=NOW - 2 * DAY, latest=latest, retention_ms=7 * DAY).drops
@@ -219,23 +214,24 @@ def test_nor_does_it_if_the_cluster_time_is_its_own() -> None:
     """Of two brokers heard, the lower median is the clock that is behind (`data 200166`)."""
     segments = [segment(0, 10, newest=NOW - HOUR, created=NOW - 18 * DAY)]
     wall = NOW - 2 * DAY
-    clock = RetentionClock(wall, 0)
-    clock.note_cluster_time(wall, latest_ms=NOW, wall_ms=wall, monotonic_ms=0)
-    latest = clock.latest_ms(wall, 0)
+    clock = ClusterClock(ManualClock(wall))
+    clock.note_cluster_time(wall, NOW)
+    latest = clock.latest_ms()
     assert latest == NOW
     assert not plan(segments, now=wall, latest=latest, retention_ms=7 * DAY).drops
 
 
 def test_a_steady_clock_behind_its_own_wall_clock_does_neither() -> None:
     """A machine that starts in 1970, and learns the time later."""
-    clock = RetentionClock(0, 0)
+    machine = ManualClock(0)
+    clock = ClusterClock(machine)
     segments = [segment(0, 10, newest=NOW - HOUR, created=0)]
-    now = clock.now_ms(NOW, 30 * DAY)
+    machine.advance(30 * 86_400)
+    machine.now_ms = NOW
+    now = clock.expiry_ms()
     assert now is not None
     assert now < NOW
-    assert not plan(
-        segments, now=now, latest=clock.latest_ms(NOW, 30 * DAY), retention_ms=7 * DAY
-    ).drops
+    assert not plan(segments, now=now, latest=clock.latest_ms(), retention_ms=7 * DAY).drops
 
 
 @st.composite
@@ -302,35 +298,3 @@ def test_whatever_the_facts_only_a_due_prefix_goes(
         else:
             assert deletes
             assert left >= retention_bytes >= 0
-
-
-def test_the_time_of_decisions_is_never_ahead_of_the_cluster_time() -> None:
-    clock = RetentionClock(NOW + 2 * DAY, 0)
-    clock.follow_cluster_time()
-    assert not clock.knows_cluster_time
-    assert clock.now_ms(NOW + 2 * DAY, 10) is None
-    clock.note_cluster_time(
-        NOW + 20, latest_ms=NOW + 20, wall_ms=NOW + 2 * DAY + 20, monotonic_ms=20
-    )
-    assert clock.skew_ms == 2 * DAY
-    assert clock.knows_cluster_time
-    assert clock.now_ms(NOW + 2 * DAY + 50, 50) == NOW + 50
-    # Cut off from the controller, the cluster time goes on with the monotonic clock.
-    assert clock.now_ms(NOW + 3 * DAY, 60_050) == NOW + 60_050
-    # Set right, and then behind.
-    assert clock.now_ms(NOW - DAY, 60_060) == NOW - DAY
-
-
-def test_the_clock_of_an_only_node_is_taken_as_it_is() -> None:
-    clock = RetentionClock(NOW, 0)
-    assert clock.now_ms(NOW + 5, 5) == NOW + 5
-
-
-def test_a_wrong_clock_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    clock = RetentionClock(NOW, 0)
-    for ahead in (0, DAY, DAY, 0, DAY):
-        clock.note_cluster_time(NOW, latest_ms=NOW, wall_ms=NOW + ahead, monotonic_ms=1)
-    assert [record.levelname for record in caplog.records if record.levelname == "ERROR"] == [
-        "ERROR",
-        "ERROR",
-    ]

@@ -25,6 +25,7 @@ from raftlog.storage.log.log import Log
 from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.record.batches import with_field
+from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all
 
@@ -295,6 +296,17 @@ async def test_what_must_be_refused_is_refused_with_nothing_written() -> None:
         await log.appender.append([batch([b"b"])], LeaderEpoch(5))
     assert refused.value.entry is DISK_FULL
     assert (before[0], before[2:]) == (state_of(log)[0], state_of(log)[2:])
+
+
+async def test_log_append_time_is_the_clusters_though_this_nodes_clock_is_behind() -> None:
+    """Retention would take its records for a month old."""
+    clock = ManualClock()
+    right_ms = clock.now_ms
+    clock.now_ms -= 30 * 86_400_000
+    log = new_log(config=LogConfig(log_append_time=True), clock=clock)
+    log.shared.cluster_clock.note_cluster_time(right_ms, right_ms)
+    results = await log.appender.append([batch([b"a"])], EPOCH)
+    assert results[0].log_append_time_ms == right_ms
 
 
 async def test_log_append_time_is_the_brokers_and_is_returned() -> None:

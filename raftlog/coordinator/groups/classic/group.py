@@ -139,7 +139,7 @@ class ClassicGroup:
 
     @property
     def empty_since_ms(self) -> int | None:
-        """Wall time of the last member's leave, 0 if none ever joined, None with members."""
+        """Time of the last member's leave, 0 if none ever joined, None with members."""
         return None if self._members else self._state_since_ms
 
     def describe(self) -> DescribedGroup:
@@ -155,6 +155,12 @@ class ClassicGroup:
             protocol=protocol,
             members=tuple(members),
         )
+
+    def emptied(self, time_ms: int) -> tuple[CoordinatorRecord, ...]:
+        """Records by which the last member left at a time."""
+        if not self.is_recorded or self.state is not ClassicState.EMPTY:
+            return ()
+        return (self._record(_Turn(0, time_ms), {}),)
 
     def tombstones(self) -> tuple[CoordinatorRecord, ...]:
         """The records that delete an empty group."""
