@@ -2,12 +2,22 @@
 
 | entry | counts if | then |
 |---|---|---|
-| Fence | its term is larger than the term | the term and the primary are its |
+| Fence, WallFence | its term is larger than the term | the term and the primary are its |
 | Commands | its term is the term | its commands are applied, each request once |
 | Digest | its term is the term | compared, if this replica has the digest of its position |
 
 Each entry moves the position by one, also without effect. So only the order of the log decides
 which commands happen. Commands of a replaced primary do not.
+
+The log's time advances at most with the monotonic time of the primaries. A wall clock that is wrong
+or jumps neither forgets the results of requests nor keeps them for longer.
+
+| commands | the log's time |
+|---|---|
+| the first of a log | is their timestamp, the wall clock of the first primary |
+| the first of a term | stays |
+| later ones of a term | advances by the difference of their timestamps, if positive |
+| all under a WallFence | is the largest timestamp so far |
 
 Results of requests are kept, so that a repeated request happens once. Raft's dissertation (Ongaro,
 2014, 6.3) keeps the last result of each client. Here each request has a separate name, and its
@@ -23,7 +33,7 @@ from typing import Final, Generic, NamedTuple
 
 import msgspec
 
-from raftlog_replicated.codec import DIGEST_EVERY, Commands, Digest, Entry, Fence
+from raftlog_replicated.codec import DIGEST_EVERY, Commands, Digest, Entry, Fence, WallFence
 from raftlog_replicated.errors import ApplyError, DivergedError, SnapshotError, TooManyRequestsError
 from raftlog_replicated.types import At, Codec, Command, Digesting, Position, Result, StateMachine
 
@@ -78,10 +88,11 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
     """The first chunk of a snapshot."""
 
     position: Position
-    fence: Fence
+    fence: Fence | WallFence
     timestamp_ms: int
     commands: int
     request_chunks: int
+    stamp_ms: int | None = None
 
 
 class _Request(msgspec.Struct, array_like=True, frozen=True):
@@ -105,10 +116,12 @@ class Applier(Generic[Command, Result]):
         self.machine = machine
         self._codec = codec
         self.position: Position = 0
-        self.fence = NO_FENCE
+        self.fence: Fence | WallFence = NO_FENCE
         """The last counted fence."""
         self.timestamp_ms = 0
         """The log's time."""
+        self._stamp_ms: int | None = None
+        """The largest timestamp of commands since the last counted fence."""
         self.commands = 0
         """Commands applied so far, of all terms."""
         self.digests: dict[Position, bytes] = {}
@@ -137,8 +150,8 @@ class Applier(Generic[Command, Result]):
                 self.position += 1
                 self._note_digest(len(commands))
                 return results
-            case Fence() if entry.term > self.fence.term:
-                self.fence = entry
+            case Fence() | WallFence() if entry.term > self.fence.term:
+                self.fence, self._stamp_ms = entry, None
             case Digest() if entry.term == self.fence.term:
                 own = self.digests.get(entry.position)
                 if own is not None and own != entry.digest:
@@ -152,7 +165,7 @@ class Applier(Generic[Command, Result]):
     def _apply_all(
         self, entry: Commands, commands: Sequence[Command], timestamp_ms: int
     ) -> list[Result | TooManyRequestsError]:
-        now_ms = self.timestamp_ms = max(self.timestamp_ms, timestamp_ms)
+        now_ms = self._advance(timestamp_ms)
         apply, term, position = self.machine.apply, entry.term, self.position
         names = entry.requests
         index = 0
@@ -172,6 +185,17 @@ class Applier(Generic[Command, Result]):
                 f"apply raised {error!r} for command {index} of position {position}."
             ) from error
         return results
+
+    def _advance(self, stamp_ms: int) -> int:
+        """Advance the log's time for commands with a timestamp, and return it."""
+        if isinstance(self.fence, WallFence):
+            self.timestamp_ms = max(self.timestamp_ms, stamp_ms)
+        elif self._stamp_ms is not None:
+            self.timestamp_ms += max(stamp_ms - self._stamp_ms, 0)
+        elif not self.timestamp_ms:
+            self.timestamp_ms = stamp_ms
+        self._stamp_ms = max(stamp_ms, self._stamp_ms or stamp_ms)
+        return self.timestamp_ms
 
     def _apply_once(
         self, request_id: str | None, command: Command, at: At
@@ -209,6 +233,7 @@ class Applier(Generic[Command, Result]):
             timestamp_ms=self.timestamp_ms,
             commands=self.commands,
             request_chunks=count,
+            stamp_ms=self._stamp_ms,
         )
         # The first chunk now, as a generator would begin after later commands.
         chunks = iter(self.machine.snapshot())
@@ -247,6 +272,7 @@ class Applier(Generic[Command, Result]):
             raise ApplyError(f"restore raised {error!r}.") from error
         self.position, self.fence = head.position, head.fence
         self.timestamp_ms, self.commands = head.timestamp_ms, head.commands
+        self._stamp_ms = head.stamp_ms
         self._requests.kept = kept
         self.digests.clear()
 
@@ -258,5 +284,6 @@ class Applier(Generic[Command, Result]):
             raise ApplyError(f"restore raised {error!r}.") from error
         self.position, self.fence = 0, NO_FENCE
         self.timestamp_ms = self.commands = 0
+        self._stamp_ms = None
         self._requests.kept = {}
         self.digests.clear()

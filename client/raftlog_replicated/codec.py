@@ -45,8 +45,19 @@ DIGEST_EVERY: Final = 10_000
 """Commands from one digest to the next."""
 
 
-class Fence(msgspec.Struct, array_like=True, tag=0, frozen=True):
-    """A replica becomes the primary. It counts if its term is larger than all before."""
+class Fence(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    """A replica becomes the primary. It counts if its term is larger than all before.
+
+    The timestamps of its commands differ by the primary's monotonic time.
+    """
+
+    term: Term
+    replica: str
+    endpoint: str | None = None
+
+
+class WallFence(msgspec.Struct, array_like=True, tag=0, frozen=True):
+    """A fence of release 0.5.0, whose commands have the primary's wall clock as timestamps."""
 
     term: Term
     replica: str
@@ -73,7 +84,7 @@ class Digest(msgspec.Struct, array_like=True, tag=2, frozen=True):
     digest: bytes
 
 
-Entry: TypeAlias = Fence | Commands | Digest
+Entry: TypeAlias = Fence | WallFence | Commands | Digest
 
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 encode_entry = msgspec.msgpack.Encoder().encode

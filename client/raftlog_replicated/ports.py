@@ -105,7 +105,7 @@ class StateLog(Protocol):
         """Run a long call beside the event loop."""
 
     def now_ms(self) -> int:
-        """The wall clock, for the timestamps of entries."""
+        """The wall clock, for the first timestamp of a term."""
 
     def clock(self) -> float:
         """A monotonic clock in seconds, not cached, so a paused process notices at once."""

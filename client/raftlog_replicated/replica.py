@@ -121,6 +121,8 @@ class Replica(Generic[Machine, Command, Result]):
         self._may_read = asyncio.Event()
         self._holds = False
         """A hand-over is under way, so no batch starts."""
+        self._stamps_since_ms = 0
+        """Wall clock minus monotonic time, as of the last own fence."""
         self._started = 0
         """Batches that the log may have taken."""
         self._settled = Progress()
@@ -399,9 +401,10 @@ class Replica(Generic[Machine, Command, Result]):
             if not self._may_fence():
                 continue
             fence = Fence(self._applier.term + 1, self.replica_id, self.endpoint)
-            now_ms = self._log.now_ms()
-            offsets = await writer.append([encode_entry(fence)], now_ms)
-            await self._committed(offsets, now_ms, [(fence, None)])
+            self._stamps_since_ms = self._log.now_ms() - self._elapsed_ms()
+            stamp_ms = self._stamp_ms()
+            offsets = await writer.append([encode_entry(fence)], stamp_ms)
+            await self._committed(offsets, stamp_ms, [(fence, None)])
             if self._fence_offset == offsets[0] and self._may_serve():
                 self._may_read.clear()
                 self._log.pause()
@@ -416,6 +419,13 @@ class Replica(Generic[Machine, Command, Result]):
         """Whether no other replica is chosen. Else a fence from here would end the primary, unseen
         by its reads by lease. The response to a heartbeat decides."""
         return self._lease.is_exclusive
+
+    def _elapsed_ms(self) -> int:
+        return int(self._log.clock() * 1000)
+
+    def _stamp_ms(self) -> int:
+        """The timestamp of an entry: the wall clock as of the fence, plus monotonic time."""
+        return self._stamps_since_ms + self._elapsed_ms()
 
     async def _serve(self, writer: Writer) -> None:
         pipeline, term = self._pipeline, self._applier.term
@@ -435,24 +445,24 @@ class Replica(Generic[Machine, Command, Result]):
             if digest is not None:
                 # Of the state before this batch.
                 entries.insert(0, (Digest(term, self._applier.position, digest), None))
-            now_ms = self._log.now_ms()
+            stamp_ms = self._stamp_ms()
             self._started += 1
             values = [encode_entry(entry) for entry, _ in entries]
-            offsets = await writer.append(values, now_ms)
+            offsets = await writer.append(values, stamp_ms)
             self._snapshotter.log_bytes += sum(map(len, values))
-            await self._committed(offsets, now_ms, entries)
+            await self._committed(offsets, stamp_ms, entries)
             self._settled.advance(self._started)
 
     async def _committed(
         self,
         offsets: Sequence[int],
-        now_ms: int,
+        stamp_ms: int,
         entries: Sequence[tuple[Entry, list[Command] | None]],
     ) -> None:
         """Apply own entries at once if nothing stands between, else by reading the log."""
         for offset, (entry, commands) in zip(offsets, entries, strict=True):
             if offset == self._offsets.value:
-                self._apply(offset, now_ms, entry, commands)
+                self._apply(offset, stamp_ms, entry, commands)
         if offsets[-1] >= self._offsets.value:
             self._resume_reading()
             await self._offsets.reach(offsets[-1] + 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raftlog_replicated import applier as applier_module
 from raftlog_replicated.applier import HEADER_REQUESTS, Applier
-from raftlog_replicated.codec import Commands, Digest, Entry, Fence, StructCodec
+from raftlog_replicated.codec import Commands, Digest, Entry, Fence, StructCodec, WallFence
 from raftlog_replicated.errors import (
     ApplyError,
     DivergedError,
@@ -92,6 +92,83 @@ def test_a_request_is_forgotten_by_the_logs_time() -> None:
     assert ledger.balances == {"x": 1}
     applier.apply(entry, 1 + applier_module.KEPT_MS)
     assert ledger.balances == {"x": 2}
+
+
+HOUR_MS = 3_600_000
+
+
+def test_the_logs_time_advances_with_the_time_of_each_primary_and_not_between_them() -> None:
+    """The second primary's clock is an hour ahead, the third's a day behind."""
+    ledger, applier = replica()
+    for term, since_ms in ((1, 0), (2, HOUR_MS), (3, -24 * HOUR_MS)):
+        first_ms = 1_700_000_000_000 + since_ms
+        applier.apply(Fence(term, "a"), first_ms)
+        for timestamp_ms in (first_ms + 50, first_ms + 70, first_ms + 60, first_ms + 170):
+            applier.apply(commands(term, Add("x", 1)), timestamp_ms)
+    begun_ms = 1_700_000_000_050
+    assert [one.timestamp_ms - begun_ms for one in ledger.applied] == [
+        *(0, 20, 20, 120),
+        *(120, 140, 140, 240),
+        *(240, 260, 260, 360),
+    ]
+
+
+def test_a_repeated_request_happens_once_though_the_next_primarys_clock_is_ahead() -> None:
+    ledger, applier = replica()
+    named = {0: "r"}
+    applier.apply(Fence(1, "a"), 1)
+    applier.apply(commands(1, Add("x", 1), requests=named), 1)
+    applier.apply(Fence(2, "b"), HOUR_MS)
+    applier.apply(commands(2, Add("x", 1)), HOUR_MS)
+    assert applier.apply(commands(2, Add("x", 1), requests=named), HOUR_MS + 1) == [Balance(1)]
+    assert ledger.balances == {"x": 2}
+
+
+def test_results_are_forgotten_though_an_earlier_primarys_clock_was_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(applier_module, "KEPT_MAX", 1)
+    _, applier = replica()
+    applier.apply(Fence(1, "a"), 1)
+    applier.apply(commands(1, Add("x", 1), requests={0: "r"}), 24 * HOUR_MS)
+    applier.apply(Fence(2, "b"), 1)
+    applier.apply(commands(2, Add("x", 1)), 1)
+    late = commands(2, Add("x", 1), requests={0: "s"})
+    (refused,) = applier.apply(late, applier_module.KEPT_MS) or ()
+    assert isinstance(refused, TooManyRequestsError)
+    assert applier.apply(late, 1 + applier_module.KEPT_MS) == [Balance(3)]
+
+
+def test_commands_under_a_fence_of_release_0_5_keep_its_rule() -> None:
+    """So a log and its snapshots have one meaning in all releases."""
+    ledger, applier = replica()
+    applier.apply(WallFence(1, "a"), 1)
+    for timestamp_ms in (10, HOUR_MS):
+        applier.apply(commands(1, Add("x", 1)), timestamp_ms)
+    applier.apply(WallFence(2, "b"), 1)
+    applier.apply(commands(2, Add("x", 1)), 2 * HOUR_MS)
+    applier.apply(Fence(3, "c"), 1)
+    applier.apply(commands(3, Add("x", 1)), 4 * HOUR_MS)
+    assert [one.timestamp_ms for one in ledger.applied] == [
+        10,
+        HOUR_MS,
+        2 * HOUR_MS,
+        2 * HOUR_MS,
+    ]
+
+
+def test_a_restored_replica_has_the_logs_time() -> None:
+    (ledger, applier), (other, restored) = replica(), replica()
+    applier.apply(Fence(1, "a"), 1)
+    applier.apply(commands(1, Add("x", 1)), 50)
+    restored.restore(applier.snapshot())
+    for one in (applier, restored):
+        one.apply(commands(1, Add("x", 1)), 80)
+        one.apply(Fence(2, "b"), HOUR_MS)
+        one.apply(commands(2, Add("x", 1)), HOUR_MS)
+        one.apply(commands(2, Add("x", 1)), HOUR_MS + 5)
+    assert [one.timestamp_ms for one in ledger.applied[1:]] == [80, 80, 85]
+    assert [one.timestamp_ms for one in other.applied] == [80, 80, 85]
 
 
 def test_a_full_table_refuses_new_requests_and_keeps_the_old(

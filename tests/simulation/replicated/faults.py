@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from raftlog_client import RaftlogClientError
 from raftlog_replicated.errors import ReplicatedError
 
 from tests.simulation.life import Life
+from tests.simulation.loop import START_S
 
 if TYPE_CHECKING:
     from tests.simulation.replicated.world import AnyReplica, World
 
+CLOCK_S: Final = (0.5, 6.0)
+"""Pause of a wall clock until its next change."""
+CLOCKS_S: Final = 20.0
+"""Time of the last change."""
+WRONG_MS_MAX: Final = 30 * 86_400_000
 PAUSE_S: Final = (0.2, 2.0)
 """From one fault to the next: some are there at the same time."""
+
+
+def wrong_clocks(seed: int, names: Sequence[str]) -> dict[str, list[tuple[float, int]]]:
+    """Times at which wall clocks become wrong by up to 30 days, or right, and their lead from then.
+
+    Any number are wrong at the same time, as replicas know no clocks but their own. Drawn before
+    the history, so that the clocks change nothing else of it.
+    """
+    chance = Random(f"clocks {seed}")
+    found: dict[str, list[tuple[float, int]]] = {}
+    for name in names:
+        at, changes = START_S, []
+        while at < START_S + CLOCKS_S:
+            ahead_ms = chance.choice((0, 0, chance.randint(-WRONG_MS_MAX, WRONG_MS_MAX)))
+            changes.append((at, ahead_ms))
+            at += chance.uniform(*CLOCK_S)
+        found[name] = changes
+    return found
 
 
 class Nemesis:

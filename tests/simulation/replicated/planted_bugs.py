@@ -216,6 +216,25 @@ def coins_of_a_transfer_to_itself(_: Service) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def stamps_of_the_wall_clock(_: Service) -> Iterator[None]:
+    """A primary's timestamps are those of its wall clock, which jumps."""
+    with patch.object(Replica, "_stamp_ms", lambda self: self._log.now_ms()):
+        yield
+
+
+@contextmanager
+def largest_wall_clock(_: Service) -> Iterator[None]:
+    """The log's time is the largest timestamp, so one primary's clock moves it for good."""
+
+    def advance(self: Applier[Any, Any], stamp_ms: int) -> int:
+        self.timestamp_ms = max(self.timestamp_ms, stamp_ms)
+        return self.timestamp_ms
+
+    with patch.object(Applier, "_advance", advance):
+        yield
+
+
 class AlwaysSettled(Progress):
     """Waits for no batch."""
 
@@ -244,6 +263,8 @@ PLANTED: Final[dict[Callable[[Service], AbstractContextManager[None]], int]] = {
     primary_reads_nothing: 51,
     snapshot_of_a_later_moment: 60,
     coins_of_a_transfer_to_itself: 2,
+    stamps_of_the_wall_clock: 0,
+    largest_wall_clock: 7,
 }
 """And a seed that finds it."""
 _BY_NAME: Final = {plant.__name__: plant for plant in PLANTED}

@@ -69,6 +69,8 @@ class Service:
     """Replicas that get answers of the log late."""
     cut: set[str] = field(default_factory=set)
     """Replicas without a network."""
+    wrong_clocks: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    """Times of the changes of a replica's wall clock, and its lead in milliseconds from then on."""
     fences: bool = True
     """Planted mistake if False: appends of old writers are taken."""
     lease_s: float = LEASE_S
@@ -426,7 +428,10 @@ class SimulatedLog:
         call()
 
     def now_ms(self) -> int:
-        return int(asyncio.get_running_loop().time() * 1000)
+        now = asyncio.get_running_loop().time()
+        changes = self._service.wrong_clocks.get(self._replica_id, [])
+        leads_ms = [ahead_ms for at, ahead_ms in changes if at <= now]
+        return int(now * 1000) + (leads_ms[-1] if leads_ms else 0)
 
     def clock(self) -> float:
         return asyncio.get_running_loop().time()

@@ -32,8 +32,8 @@ from raftlog_replicated.types import (
 )
 
 from tests.simulation.life import Life, NodeDiedError
-from tests.simulation.loop import SimulatedLoop
-from tests.simulation.replicated.faults import Nemesis
+from tests.simulation.loop import START_S, SimulatedLoop
+from tests.simulation.replicated.faults import Nemesis, wrong_clocks
 from tests.simulation.replicated.service import Service, SimulatedLog
 from tests.simulation.replicated.workloads import (
     Effect,
@@ -263,6 +263,7 @@ class World:
     async def run(self) -> None:
         """Faults, then peace, then all checks."""
         self.loop.after_event = self.after_event
+        self.service.wrong_clocks = wrong_clocks(self.seed, NAMES)
         for name in NAMES:
             self.start(name)
         tasks = [self.loop.create_task(self.client(number)) for number in range(CLIENTS)]
@@ -320,6 +321,10 @@ class World:
             except DivergedError as error:
                 raise AssertionError(f"a primary's state is not the log's: {error}") from error
             views.append(recorder.view)
+        times_ms = [effect.at.timestamp_ms for effect in recorder.effects]
+        assert times_ms == sorted(times_ms), "the log's time went back"
+        elapsed_ms = (self.loop.time() - START_S) * 1000
+        assert times_ms[-1] - times_ms[0] <= elapsed_ms, "the log's time ran ahead"
         for view in views:
             self.workload.check(view)
         for process in self.processes.values():
