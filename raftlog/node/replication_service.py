@@ -90,6 +90,7 @@ class ReplicationService:
             Host(
                 broker_id=broker_id,
                 clock=clock,
+                cluster_clock=logs.cluster_clock,
                 permit=permit,
                 brokers=lambda: state_machine.image.brokers,
                 on_isr_change_due=self._propose_isr,

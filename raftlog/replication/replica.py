@@ -25,6 +25,7 @@ from raftlog.replication.waiters import CommittedBytes, ReadWaiters
 from raftlog.storage.log.log import Log
 from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import Clock
+from raftlog.world.cluster_clock import ClusterClock
 
 PARTITIONS_DEFAULT = 1
 CONFIRM_S: Final = 1.0
@@ -95,6 +96,7 @@ class Host:
 
     broker_id: BrokerId
     clock: Clock
+    cluster_clock: ClusterClock
     permit: LeadPermit
     """Whether this node may act as a leader, and the registration of this start. Before the
     registration the applied metadata may lag behind what this node knew at its last end (a start

@@ -205,6 +205,7 @@ class MemoryReplicas:
         self.host = Host(
             broker_id=BrokerId(node_id),
             clock=SystemClock(),
+            cluster_clock=ClusterClock(SystemClock()),
             permit=SwitchedPermit(),
             brokers=lambda: metadata.image.brokers,
         )

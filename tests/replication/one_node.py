@@ -32,6 +32,7 @@ from raftlog.replication.partition import Host, Partition
 from raftlog.replication.repair import Repairs, ReplicaKey
 from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.time import SystemClock
 from tests.replication.permits import SwitchedPermit
 from tests.simulation.disk import SimulatedDisk
@@ -205,6 +206,7 @@ class OneNode:
         host = Host(
             broker_id=ME,
             clock=self.clock,
+            cluster_clock=ClusterClock(self.clock),
             permit=SwitchedPermit(),
             brokers=lambda: self.state_machine.image.brokers,
         )

@@ -26,6 +26,7 @@ from raftlog.replication.follower.divergence import Diverging, Outrun
 from raftlog.replication.partition import Host, Partition
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.time import SystemClock
 from tests.replication.permits import SwitchedPermit
 from tests.simulation.disk import SimulatedDisk
@@ -145,6 +146,7 @@ class Node:
             host=Host(
                 broker_id=BrokerId(self.number),
                 clock=SystemClock(),
+                cluster_clock=ClusterClock(SystemClock()),
                 permit=SwitchedPermit(lambda: self.may_act, lambda: self.is_registered),
                 brokers=lambda: self.brokers,
                 on_isr_change_due=self._on_isr_change_due,

@@ -39,6 +39,7 @@ from raftlog.replication.partition import Host
 from raftlog.replication.replica import TopicSettings
 from raftlog.replication.streams.follower_streams import FollowerStreams
 from raftlog.storage.manager import LogManager
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock
 from tests.replication.one_node import NotedStreams
@@ -118,6 +119,7 @@ async def cluster() -> AsyncIterator[Cluster]:
     host = Host(
         broker_id=BROKER,
         clock=SystemClock(),
+        cluster_clock=ClusterClock(SystemClock()),
         permit=SwitchedPermit(),
         brokers=lambda: state_machine.image.brokers,
     )

@@ -38,6 +38,7 @@ from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log.core import Listeners, TombstoneHold
 from raftlog.storage.producers.entry import NO_TRANSACTIONS, Terms
 from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
+from raftlog.world.cluster_clock import ClusterClock
 from raftlog.world.time import SystemClock
 from tests.replication.permits import SwitchedPermit
 
@@ -122,7 +123,11 @@ def image(isr: tuple[int, ...] = (1,), epoch: int = 3) -> PartitionImage:
 
 def host(may_act: Callable[[], bool] = lambda: True) -> Host:
     return Host(
-        broker_id=BrokerId(1), clock=SystemClock(), permit=SwitchedPermit(may_act), brokers=dict
+        broker_id=BrokerId(1),
+        clock=SystemClock(),
+        cluster_clock=ClusterClock(SystemClock()),
+        permit=SwitchedPermit(may_act),
+        brokers=dict,
     )
 
 

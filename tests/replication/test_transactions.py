@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftlog.record.batch import RecordBatch
+from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.control import Marker
 from raftlog.record.errors import (
@@ -165,6 +165,26 @@ async def test_readers_stop_at_an_open_transaction_and_go_on_once_its_marker_is_
     assert follower.partition.last_stable_offset == 1, "not committed, as known there"
     mark(leader, follower)
     assert seen(await read(follower, any_replica=True)) == [b"a", b"b", b"c"]
+
+
+async def test_a_marker_has_the_clusters_time_and_none_while_that_is_unknown() -> None:
+    """Retention goes by it, and the clock of this node may be a month behind."""
+    leader, follower, feed = await cluster()
+    clock = leader.partition.host.cluster_clock
+    clock.follow_cluster_time()
+    for producer, time_ms in ((1, -1), (2, 1 << 45)):
+        await write(leader, producer, 0, b"a")
+        if time_ms > 0:
+            clock.note_cluster_time(time_ms, time_ms)
+        marker = ending(leader, producer, commit=True)
+        await written(leader)
+        await copy(leader, follower, feed)
+        await marker
+        end = leader.partition.log_end_offset
+        result = await leader.partition.log.reader.read(Offset(end - 1), end=end, max_bytes=1000)
+        (found,) = iterate_batches(result.data)
+        assert found.header.is_control
+        assert time_ms <= found.header.max_timestamp_ms <= (time_ms + 60_000 if time_ms > 0 else -1)
 
 
 async def test_reads_name_the_aborted_transactions_in_their_range() -> None:

@@ -583,6 +583,26 @@ async def test_maintenance_goes_on_until_all_of_a_log_is_compacted(
     await manager.close()
 
 
+async def test_a_start_dates_no_segment_by_a_clock_behind_the_clusters() -> None:
+    """A start finds a segment without a date, before it knows the cluster time."""
+    disk, clock = SimulatedDisk(), ManualClock()
+    true_ms = clock.now_ms
+    clock.now_ms -= 14 * DAY_MS
+    for count in (1, 2):
+        manager = await LogManager.open(disk, clock)
+        manager.cluster_clock.follow_cluster_time()
+        log = await manager.open_replica(TOPIC, PARTITION, LogConfig(), create=count == 1)
+        await log.appender.append([batch([b"a"])], EPOCH)
+        await manager.tick()
+        assert log.segments.all[0].first_append_ms is None
+        if count == 1:
+            await manager.close()
+    manager.cluster_clock.note_cluster_time(true_ms, true_ms)
+    (info,) = log.operations.segment_infos()
+    assert info.created_ms == true_ms
+    await manager.close()
+
+
 async def test_segments_are_not_dated_by_a_clock_behind_the_clusters() -> None:
     """Once the clock is right, a segment dated two weeks before would look old (seed 46)."""
     disk, clock = SimulatedDisk(), ManualClock()

@@ -48,6 +48,7 @@ from raftlog.replication.leader.verification import VerificationGuard, Verificat
 from raftlog.replication.replica import Acks, Origin, Replica
 from raftlog.replication.waiters import CommitWaiters
 from raftlog.storage.compaction.plan import DeletionHorizon
+from raftlog.storage.compaction.retention import NO_TIMESTAMP
 from raftlog.storage.producers.entry import NO_TRANSACTIONS, Terms
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
@@ -377,8 +378,10 @@ class LeaderRole:
             # The transaction has ended, even if no marker is written because nothing is open.
             self._verifications.end(producer_id)
 
-        now_ms = self._replica.host.clock.time_ms()
-        batch = build_marker(producer_id, producer_epoch, marker, timestamp_ms=now_ms)
+        # A segment expires by it. Without a timestamp, the segment's first append counts.
+        time_ms = self._replica.host.cluster_clock.time_ms()
+        timestamp_ms = NO_TIMESTAMP if time_ms is None else time_ms
+        batch = build_marker(producer_id, producer_epoch, marker, timestamp_ms=timestamp_ms)
         results = await self._log.appender.append(
             [batch],
             self.state.row.leader_epoch,

@@ -203,7 +203,7 @@ class LogCore:
         self.config = config
         self.segments = Segments(opened.segments, opened.log_start_offset)
         self.segments.set_first_appends(
-            () if checkpoint is None else checkpoint.first_appends, shared.clock.time_ms()
+            () if checkpoint is None else checkpoint.first_appends, shared.date_ms()
         )
         self.leader_epochs = opened.leader_epochs
         self.producers = opened.producers

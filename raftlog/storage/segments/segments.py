@@ -377,12 +377,12 @@ class Segments:
         """Sum of their sizes."""
         return sum(segment.size_bytes for segment in self._segments)
 
-    def set_first_appends(self, known: Sequence[FirstAppend], now_ms: int) -> None:
+    def set_first_appends(self, known: Sequence[FirstAppend], now_ms: int | None) -> None:
         """Set the time of the first append of each non-empty segment, at a start.
 
         A segment without a stored time takes that of the next later segment with a time. It is too
         young, never too old. Without any (no checkpoint), the time is now, once, and from here on
-        the segment ages.
+        the segment ages. While the time is unknown, the segment gets none yet.
         """
         at_ms = now_ms
         left = list(known)

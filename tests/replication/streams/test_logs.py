@@ -28,6 +28,7 @@ from raftlog.replication.streams.leader_streams import LeaderStreams
 from raftlog.replication.streams.settings import StreamSettings
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import UNLIMITED, FlushMode, LogConfig, StorageSettings
+from raftlog.world.cluster_clock import ClusterClock
 from tests.replication.permits import SwitchedPermit
 from tests.replication.streams_world import fail, play
 from tests.simulation.world import Process, World
@@ -93,6 +94,7 @@ class Node:
             host=Host(
                 broker_id=BrokerId(self.node_id),
                 clock=process.clock,
+                cluster_clock=ClusterClock(process.clock),
                 permit=SwitchedPermit(),
                 brokers=cluster.brokers,
             ),
