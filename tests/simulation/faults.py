@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,6 +25,10 @@ STUCK_S_MAX: Final = 2.0
 JUMP_S_MAX: Final = 3600.0
 WRONG_S: Final = (2 * 86_400.0, 20 * 86_400.0)
 """By how much a wrong clock is ahead, or behind."""
+WRONG_MONTH_S: Final = (8 * 86_400.0, 30 * 86_400.0)
+"""The same, longer than what groups and transactional ids are kept."""
+WRONG_S_MEAN: Final = 2.0
+"""Pause of the wrong clock until its next change."""
 LINKS: Final = (0.15, 0.3, 0.5)
 """Share of the links that are cut at once."""
 LINKS_S_MEANS: Final = (1.2, 4.0)
@@ -32,6 +36,19 @@ FUSE_S_MAX: Final = 1.0
 """Time after which a crash waiting for some point happens anyhow."""
 FUSE_CALLBACKS_MAX: Final = 200
 FUSE_STEPS_MAX: Final = 12
+
+
+async def keep_wrong_clock(world: World, node_ids: Sequence[int]) -> None:
+    """Let a single wall clock be wrong by up to 30 days, or right."""
+    chance = world.random("wrong clock")
+    victim, wrong_s = chance.choice(node_ids), 0.0
+    while True:
+        before, wrong_s = wrong_s, 0.0
+        if chance.random() < 0.7:
+            wrong_s = chance.uniform(*WRONG_MONTH_S) * chance.choice((1, -1))
+        world.trace(f"clock {victim} is wrong by {wrong_s:.6f}")
+        world.clock(victim).jump(wrong_s - before)
+        await asyncio.sleep(chance.expovariate(1 / WRONG_S_MEAN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

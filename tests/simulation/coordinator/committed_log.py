@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from raftlog.coordinator.shard import service
 from raftlog.node.assembly import NodeCore
 from raftlog.record.types import Offset
 from raftlog.replication.partition import Partition
 from tests.simulation.node_world import NodeWorld
 
 READ_BYTES: Final = 1 << 20
+WHOLE_LOG: Final = {**service.TOPIC_CONFIGS, "segment.ms": str(400 * 86_400_000)}
+"""Configs of an internal topic that is never compacted. A clock weeks ahead starts new segments."""
 
 
 async def committed_log(nodes: NodeWorld, led: Partition) -> bytes:

@@ -46,6 +46,25 @@ def going_on(end: Any) -> Any:
     return go_on
 
 
+def by_own_clock(moment: Any) -> Any:
+    """`Shard.moment` by the wall clock of this node."""
+
+    def own(shard: Any) -> Any:
+        time_ms = shard._clock.time_ms()
+        return moment(shard)._replace(time_ms=time_ms, expiry_ms=time_ms)
+
+    return own
+
+
+def dated_by_own_clock(moment: Any) -> Any:
+    """`Shard.moment` that stores the wall clock of this node, and expires by the cluster's."""
+
+    def dated(shard: Any) -> Any:
+        return moment(shard)._replace(time_ms=shard._clock.time_ms())
+
+    return dated
+
+
 async def _unguarded(shard: Any, batches: Any, _guard: Any, _verification: Any) -> None:
     await shard.partition.append(batches, acks=Acks.ALL, timeout_s=30.0)
 

@@ -3,8 +3,8 @@
 Members of groups join, read, commit, give up partitions late, pause, die, leave, come back and
 change their subscriptions; operators commit, reset and delete offsets, and create, enlarge and
 delete topics. Meanwhile leaders are killed, cut off, paused and moved, machines lose power, disks
-fill, clocks jump, and a node joins. Run by tests/simulation/runner.py: `scripts/simulate groups
-486`, or `0:2000`.
+fill, clocks jump, the clock of one node is wrong by weeks, and a node joins. Run by
+tests/simulation/runner.py: `scripts/simulate groups 486`, or `0:2000`.
 
 Judged: by `log_checker` the ownership of partitions and all offsets; by `watch` the expiry of
 members and each response's commit; by `ledger` that no member is fenced within its session, and
@@ -53,10 +53,10 @@ from raftlog.record.errors import NOT_READY, LogError
 from raftlog.replication.partition import Acks
 from raftlog.rest.v1 import groups as v1_groups
 from tests.simulation import runner
-from tests.simulation.coordinator.committed_log import READ_BYTES, committed_log
+from tests.simulation.coordinator.committed_log import READ_BYTES, WHOLE_LOG, committed_log
 from tests.simulation.coordinator.lead_faults import LeadFaults
 from tests.simulation.data.clients import encode
-from tests.simulation.faults import FaultRates, Nemesis
+from tests.simulation.faults import FaultRates, Nemesis, keep_wrong_clock
 from tests.simulation.groups.ledger import NO_OFFSET, Ledger, Lookup, Place
 from tests.simulation.groups.log_checker import LogChecker
 from tests.simulation.groups.member import MemberCast, Slot
@@ -85,6 +85,9 @@ POLL_S: Final = 0.25
 STEPS_MAX: Final = 1_000_000
 TIME_S_MAX: Final = 300.0
 SETTINGS: Final = GroupSettings(sweep_interval_ms=SWEEP_MS)
+IDLE: Final = "idle"
+"""A group without members whose offsets no operator deletes."""
+IDLE_S_MEAN: Final = 1.0
 SIMPLE: Final = "simple"
 """A group without members."""
 
@@ -109,6 +112,8 @@ class Cast:
     """Whether only commits are: the members stay."""
     member_s_mean: float
     """Between two events of one member."""
+    has_wrong_clock: bool
+    """Whether a clock is wrong by weeks, beside a group that must not expire."""
 
     @classmethod
     def draw(cls, seed: int) -> Cast:
@@ -146,6 +151,8 @@ class Cast:
             late=chance.choice((0.0, 0.02, 0.2)),
             late_commits=chance.random() < 0.3,
             member_s_mean=chance.choice(MEMBER_S_MEANS),
+            # The other half of the seeds has the histories of old.
+            has_wrong_clock=seed % 2 == 0,
         )
 
 
@@ -212,6 +219,7 @@ class History:
         world, nodes, loop = self.world, self.nodes, self.world.loop
         first = [n for n in nodes.node_ids if not (self.cast.late_node and n == nodes.node_count)]
         world.network.latency_s = self.cast.faults.latency_s
+        clocks = await self._wrong_clock(first)
         for node_id in first:
             nodes.start(node_id)
         await nodes.ready(*first)
@@ -230,7 +238,7 @@ class History:
             for slot in self.slots:
                 slot.revive()
             assert not self.ledger.violations, self.ledger.violations[:10]
-        for task in tasks:
+        for task in (*tasks, *clocks):
             task.cancel()
         self.faults.stop()
         nemesis.heal_all()
@@ -255,6 +263,8 @@ class History:
             for slot in self.slots
         ]
         actors += [self._write_records(), self._operate(), self._look_up()]
+        if self.cast.has_wrong_clock:
+            actors.append(self._commit_idle())
         if self.cast.has_topic_changes:
             actors.append(self._change_topics())
         if self.cast.full_disks:
@@ -264,6 +274,14 @@ class History:
         return actors
 
     # Faults
+
+    async def _wrong_clock(self, node_ids: Sequence[int]) -> list[asyncio.Task[None]]:
+        """Begin with it before the nodes start."""
+        if not self.cast.has_wrong_clock:
+            return []
+        task = self.world.loop.create_task(keep_wrong_clock(self.world, node_ids))
+        await asyncio.sleep(0)
+        return [task]
 
     async def _fill_disks(self) -> None:
         chance = self.world.random("full disks")
@@ -342,6 +360,12 @@ class History:
             work = getattr(self, f"_{kind}")(chance, group)
             self.events[kind] += bool(await self._ask(chance, work))
 
+    async def _commit_idle(self) -> None:
+        chance = self.world.random("idle")
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / IDLE_S_MEAN))
+            await self._ask(chance, self._commit(chance, IDLE))
+
     async def _look_up(self) -> None:
         """Look up committed offsets, often at nodes that lead or led."""
         chance, ledger = self.world.random("lookups"), self.ledger
@@ -403,6 +427,8 @@ class History:
     def _forget(self, chance: random.Random, group: str) -> Callable[[NodeCore], Any]:
         topic = chance.choice(("t0", "t1", "t2"))
 
+        self.ledger.forgotten.add((group, topic))
+
         async def forget(core: NodeCore) -> bool:
             await self.face.groups(core).delete_offsets(ANONYMOUS, group, {topic: None})
             return True
@@ -410,6 +436,8 @@ class History:
         return forget
 
     def _delete(self, _chance: random.Random, group: str) -> Callable[[NodeCore], Any]:
+        self.ledger.forgotten.update((group, topic) for topic in ("t0", "t1", "t2"))
+
         async def delete(core: NodeCore) -> bool:
             await self.face.groups(core).delete(ANONYMOUS, group)
             return True
@@ -594,6 +622,7 @@ def replay(seed: int) -> Report:
         uuids = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
         with (
             mock.patch.object(service, "PARTITIONS", PARTITIONS),
+            mock.patch.object(service, "TOPIC_CONFIGS", WHOLE_LOG),
             mock.patch.object(Shard, "_append", history.faults.flaky(Shard._append)),
             mock.patch.object(v1_groups, "read_json", take_body),
             mock.patch.object(v1_groups, "json_response", give_body),

@@ -95,6 +95,8 @@ class Ledger:
     """When a deposed coordinator last answered a member."""
     kept: frozenset[str] = frozenset()
     """Topics that all members subscribe to and no operator deletes: offsets stay with members."""
+    forgotten: set[tuple[str, str]] = field(default_factory=set)
+    """Groups and topics whose offsets an operator has deleted, or tried to."""
     deleted: set[str] = field(default_factory=set)
     """Topics that an operator has deleted, or tried to: their offsets may go."""
     violations: list[str] = field(default_factory=list)

@@ -9,6 +9,7 @@
 | not ahead | an offset other than its author sent |
 | not lost | an acknowledged offset that the log lacks; a lookup that returns an older one |
 | kept | an offset that is deleted beside members that subscribe to its topic |
+| not expired | an offset that is deleted though no operator asked, within its retention |
 """
 
 from __future__ import annotations
@@ -116,6 +117,9 @@ class LogChecker:
             self._ends[spot].append(position)
             if key.topic in self.ledger.kept and self._groups[key.group].members:
                 self.ledger.complain(f"at {position}: {spot} is deleted beside members")
+            is_asked = key.topic in self.ledger.deleted or spot[:2] in self.ledger.forgotten
+            if not is_asked:
+                self.ledger.complain(f"at {position}: {spot} has expired")
             return
         self.commits += 1
         where = f"at {position}: {spot} = {value.offset}"
@@ -123,12 +127,15 @@ class LogChecker:
             self._replay_reset(position, key, value)
             return
         attempt = self.ledger.attempts[int(value.metadata)]
+        last = self._last.get(spot)
+        if last is not None and last.attempt is attempt and last.topic_id == (value.topic_id or ""):
+            # The coordinator has dated it again, or a copy of the request came late.
+            return
         if attempt.group != key.group or attempt.offsets.get(spot[1:]) != value.offset:
             self.ledger.complain(f"{where} is not what was sent: {attempt}")
             return
         self._check_author(where, attempt)
         topic_id = value.topic_id or ""
-        last = self._last.get(spot)
         if last is not None and last.topic_id != topic_id:
             self._ends[spot].append(position - 1)
         elif last is not None and value.offset < last.offset and not attempt.is_reset:

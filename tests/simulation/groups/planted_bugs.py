@@ -19,7 +19,7 @@ from raftlog_client.groups.member import GroupMember
 from raftlog_client.groups.membership import GroupMembership
 from raftlog_client.groups.offsets import GroupOffsets
 
-from raftlog.coordinator.groups import consumer_decisions
+from raftlog.coordinator.groups import consumer_decisions, offsets
 from raftlog.coordinator.groups.consumer_decisions import ConsumerDecisions
 from raftlog.coordinator.groups.consumer_group import ConsumerGroup
 from raftlog.coordinator.groups.offsets import OffsetTable
@@ -136,10 +136,26 @@ def _forgets_subscription(answered: Any) -> Any:
 
 
 BUGS: Final = (
+    PlantedBug(
+        name="own-clock",
+        invariant="7",
+        owner=Shard,
+        attribute="moment",
+        wrong=shell.by_own_clock(Shard.moment),
+        seed=2,
+    ),
+    PlantedBug(
+        name="own-dates",
+        invariant="7",
+        owner=Shard,
+        attribute="moment",
+        wrong=shell.dated_by_own_clock(Shard.moment),
+        seed=32,
+    ),
     PlantedBug("any-commit", "1", ConsumerGroup, "check_commit", _any_commit, 0),
     PlantedBug("any-epoch", "1", ConsumerGroup, "check_commit", _any_epoch, 0),
     PlantedBug("not-given-up", "1", ConsumerGroup, "holder", _free, 0),
-    PlantedBug("sweeps-all", "2, lost", OffsetTable, "_has_ended", _always, 0),
+    PlantedBug("sweeps-all", "2, lost", offsets, "_is_over", _always, 0),
     PlantedBug("one-replica", "2, lost", Shard, "_append", shell._committed_by_leader, 0),
     PlantedBug(
         "commits-unprocessed", "2, ahead", GroupOffsets, "processed_positions", _given_out, 0
@@ -166,7 +182,7 @@ BUGS: Final = (
         0,
     ),
     PlantedBug("held-for-good", "held heartbeats end", GroupShard, "release", _kept, 0),
-    PlantedBug("late-commit", "2, back", OffsetTable, "_is_superseded", _never, 224),
+    PlantedBug("late-commit", "2, back", OffsetTable, "_is_superseded", _never, 30),
     PlantedBug("deaf-subscribe", "groups converge", GroupMembership, "join", _join_unheard, 17),
     PlantedBug(
         "late-report", "no false fence", consumer_decisions, "_check_sequence", _any_sequence, 20201

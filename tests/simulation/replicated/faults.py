@@ -27,7 +27,7 @@ PAUSE_S: Final = (0.2, 2.0)
 
 
 def wrong_clocks(seed: int, names: Sequence[str]) -> dict[str, list[tuple[float, int]]]:
-    """Times at which wall clocks become wrong by up to 30 days, or right, and their lead from then.
+    """Changes of wall clocks, each with its time and the lead from then on, up to 30 days.
 
     Any number are wrong at the same time, as replicas know no clocks but their own. Drawn before
     the history, so that the clocks change nothing else of it.

@@ -70,7 +70,7 @@ class Service:
     cut: set[str] = field(default_factory=set)
     """Replicas without a network."""
     wrong_clocks: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    """Times of the changes of a replica's wall clock, and its lead in milliseconds from then on."""
+    """Changes of a replica's wall clock, each with its lead in milliseconds."""
     fences: bool = True
     """Planted mistake if False: appends of old writers are taken."""
     lease_s: float = LEASE_S

@@ -31,11 +31,14 @@ from raftlog.coordinator.shard import service
 from raftlog.coordinator.shard.decision import Producer
 from raftlog.coordinator.shard.load import replay as replay_log
 from raftlog.coordinator.shard.service import AnyShard
+from raftlog.coordinator.transactions import shard as transaction_shard
 from raftlog.coordinator.transactions.kind import TOPIC
 from raftlog.coordinator.transactions.messages import ListTransactions
 from raftlog.coordinator.transactions.shard import TransactionShard
 from raftlog.node.assembly import NodeCore
 from raftlog.raft.interface import MemberSettings
+from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import decode
 from raftlog.record.control import Marker
 from raftlog.record.errors import LogError
 from raftlog.record.types import ProducerEpoch, ProducerId
@@ -44,14 +47,14 @@ from raftlog.storage import manager
 from raftlog.storage.types import StorageSettings
 from tests.broker.harness import broker_settings
 from tests.simulation import runner
-from tests.simulation.coordinator.committed_log import committed_log
+from tests.simulation.coordinator.committed_log import READ_BYTES, WHOLE_LOG, committed_log
 from tests.simulation.data import final_checks
 from tests.simulation.data.clients import KEYS, Part, ask
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld
 from tests.simulation.data.invariants import watching
 from tests.simulation.data.nemesis import DataNemesis, DataRates
-from tests.simulation.faults import FaultRates, Nemesis
+from tests.simulation.faults import FaultRates, Nemesis, keep_wrong_clock
 from tests.simulation.life import NodeDiedError
 from tests.simulation.node_checker import InvariantError
 from tests.simulation.node_world import SNAPSHOTS, NodeWorld
@@ -91,6 +94,11 @@ PLAIN_S_MEAN: Final = 0.4
 READ_S_MEAN: Final = 0.3
 RETENTION_MS: Final = 1_000
 """Between two rounds of retention and compaction."""
+EXPIRATION_MS: Final = 500
+"""Pause of the expiry of transactional ids."""
+SINK_RETENTION_MS: Final = 7 * 86_400_000
+"""As short as that of transactional ids, and shorter than a wrong clock is wrong."""
+SINK: Final = "sink"
 HEAL_S_MAX: Final = 20.0
 """From the last fault, or the timeout of the last transaction, until none is open."""
 RETRY_S: Final = 0.5
@@ -118,6 +126,8 @@ class Cast:
     """Name, partitions, configs."""
     has_operator: bool
     has_chain: bool
+    has_wrong_clock: bool
+    """Whether a clock is wrong by weeks, beside a sink that must not expire."""
     watches_replicas: bool
     """With the invariants of the data path, too: they cost half as much again."""
     has_wrong_markers: bool
@@ -166,6 +176,8 @@ class Cast:
             topics=tuple(topics),
             has_operator=chance.random() < 0.4,
             has_chain=has_chain,
+            # The other half of the seeds has the histories of old.
+            has_wrong_clock=seed % 2 == 0,
             watches_replicas=chance.random() < 0.15,
             has_wrong_markers=chance.random() < 0.3,
         )
@@ -228,6 +240,8 @@ class History:
     """By the producer id and epoch of the batches."""
     offsets: list[CommittedOffset] = field(default_factory=list)
     """Answers about the group of the chain."""
+    sink_epoch: int = -1
+    """The newest acknowledged epoch of the sink."""
     heal_s: float = 0.0
     end_s: float = 0.0
     nemesis: TransactionNemesis = field(init=False)
@@ -250,6 +264,10 @@ class History:
         """The whole history. Raises AssertionError."""
         nodes = self.data.nodes
         self.world.network.latency_s = self.cast.faults.latency_s
+        clocks: list[asyncio.Task[None]] = []
+        if self.cast.has_wrong_clock:
+            clocks.append(self.world.loop.create_task(keep_wrong_clock(self.world, nodes.node_ids)))
+            await asyncio.sleep(0)
         nodes.start_all()
         await nodes.ready()
         await self._create_topics()
@@ -261,6 +279,8 @@ class History:
         self.nemesis.begin([(self.cast.moves_per_s, self.nemesis.move_lead)])
         self.end_s = self.world.loop.now + FAULTS_S
         await asyncio.gather(*self._clients())
+        for task in clocks:
+            task.cancel()
         self.nemesis.stop()
         nemesis.heal_all()
         healed_s = self.world.loop.now
@@ -307,6 +327,8 @@ class History:
             yield self._operate()
         if self.cast.has_wrong_markers:
             yield self._mislead()
+        if self.cast.has_wrong_clock:
+            yield self._commit_sink()
         for part in self.data.parts:
             for kind, isolation, near in (
                 ("lead", Isolation.READ_COMMITTED, 0.0),
@@ -346,6 +368,23 @@ class History:
             if not task.done() and chance.random() < 0.4:
                 task.cancel()
             await asyncio.sleep(chance.uniform(0.0, 0.3))
+
+    async def _commit_sink(self) -> None:
+        """Commit the epochs of a sink, each with the rows of no task."""
+        chance, epoch = self.world.random("sink"), 0
+        while self.world.loop.now < self.end_s:
+            await asyncio.sleep(chance.expovariate(1 / OPERATOR_S_MEAN))
+            epoch += 1
+            try:
+                await self.ask(
+                    chance,
+                    lambda broker, n=epoch: broker.transactions.commit_sink_epoch(  # type: ignore[misc]
+                        ANONYMOUS, SINK, (), epoch=n
+                    ),
+                )
+                self.sink_epoch = epoch
+            except (LogError, NodeDiedError, TimeoutError) as error:
+                self.world.trace(f"sink epoch {epoch} is not committed: {error!r}")
 
     async def _operate(self) -> None:
         """Abort transactions like `txn abort`."""
@@ -532,6 +571,8 @@ class History:
             await self._judge_chain()
         require_sound([*self.data.history, *self.transactions(), *self.offsets])
         self._judge_sums()
+        if self.cast.has_wrong_clock:
+            await self._judge_sink()
         await self._judge_states()
 
     def transactions(self) -> list[Transaction]:
@@ -556,6 +597,14 @@ class History:
         replica = None if leader is None else self.data.replica(leader, part)
         assert replica is not None
         return int(replica.high_watermark)
+
+    async def _judge_sink(self) -> None:
+        """Each acknowledged epoch is remembered."""
+        found = await self.ask(
+            self.world.random("last sink"),
+            lambda broker: broker.transactions.describe_sink(ANONYMOUS, SINK),
+        )
+        assert found.epoch >= self.sink_epoch, f"{found}, acknowledged: {self.sink_epoch}"
 
     def _judge_sums(self) -> None:
         """Every reader has seen all of each transfer, or none."""
@@ -603,6 +652,8 @@ class History:
         shards = await self.data.nodes.until(self._idle_shards)
         for shard in shards:
             data = await committed_log(self.data.nodes, shard.partition)
+            if isinstance(shard.state, TransactionShard):
+                _require_none_expired(data)
             state = shard.kind.create(lambda _key: None)
             await replay_log(shard.kind, state, data)
             assert _content(state) == _content(shard.state), (
@@ -647,6 +698,13 @@ def _content(state: TransactionShard | GroupShard) -> Any:
     }
 
 
+def _require_none_expired(data: bytes) -> None:
+    """No id and no sink is forgotten within seven days."""
+    for batch in iterate_batches(data):
+        for record in decode(batch, decompressed_bytes_max=READ_BYTES):
+            assert record.value is not None, f"{record.key!r} has expired"
+
+
 def _amount(value: str) -> int:
     """What a value of a transfer moves; 0 for any other value."""
     _, colon, amount = value.partition(":")
@@ -676,6 +734,9 @@ def replay(seed: int) -> Report:
         watching() if cast.watches_replicas else contextlib.nullcontext(),
         mock.patch.object(manager, "StorageSettings", often),
         mock.patch.object(service, "PARTITIONS", COORDINATORS),
+        mock.patch.object(service, "TOPIC_CONFIGS", WHOLE_LOG),
+        mock.patch.object(transaction_shard, "EXPIRATION_INTERVAL_MS", EXPIRATION_MS),
+        mock.patch.object(transaction_shard, "SINK_RETENTION_MS", SINK_RETENTION_MS),
     ):
         return run(seed, main).report(seed)
 

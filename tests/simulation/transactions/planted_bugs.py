@@ -140,7 +140,7 @@ PLANTED: Final = (
         "3-aborted-supersede",
         "Compaction lets the records of aborted transactions supersede committed ones.",
         ((CompactionPass, "_is_aborted", lambda _self, _batch: False),),
-        0,
+        4,
     ),
     BlindSpot(
         "4-unverified",
@@ -164,7 +164,7 @@ PLANTED: Final = (
         "4-old-coordinator",
         "A marker of an old coordinator is appended after a newer one's.",
         ((producer_state, "judge_marker", _of_any_coordinator),),
-        6,
+        31,
     ),
     BlindSpot(
         "4-any-coordinator-epoch",
@@ -231,6 +231,12 @@ PLANTED: Final = (
         "A coordinator keeps its state after an append that failed.",
         ((Shard, "end", shell.going_on(Shard.end)),),
         3,
+    ),
+    BlindSpot(
+        "7-own-clock",
+        "A coordinator forgets transactional ids and sinks by its own wall clock.",
+        ((Shard, "moment", shell.by_own_clock(Shard.moment)),),
+        2,
     ),
 )
 
