@@ -20,7 +20,10 @@ decides and the later is stored.
 
 **Limits.** If most clocks are wrong in the same way, the medians are. The only node of a cluster
 has no clock to compare with. Its time starts with the wall clock at the start of the process, so a
-start with a clock far ahead expires everything that seems due.
+start with a clock far ahead expires everything that seems due. A long stop and a wrong clock look
+the same there. *Rejected.* The last stored time as the base of the next start. Time would stand
+still during each stop, and a node that runs by day only would keep records for three times their
+retention.
 """
 
 from __future__ import annotations
