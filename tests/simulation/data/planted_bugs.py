@@ -33,7 +33,7 @@ from raftlog.replication.follower.possible_loss import LossGate
 from raftlog.replication.leader.role import LeaderRole
 from raftlog.replication.leader.state import LeaderState
 from raftlog.replication.lifecycle import ReplicaLifecycle
-from raftlog.replication.partition import Partition
+from raftlog.replication.partition import Isolation, Partition
 from raftlog.replication.replica import Fetched, Replica
 from raftlog.replication.streams.leader_streams import LeaderStreams
 from raftlog.storage.compaction.rewrite import CompactionPass
@@ -264,10 +264,10 @@ def _with_present_epochs(right: Callable[..., Any]) -> Any:
 
 
 def _without_fencing(right: Callable[..., Any]) -> Any:
-    def judge(known: Any, header: Any, **options: Any) -> Any:
+    def judge(known: Any, header: Any, terms: Any) -> Any:
         if known is not None and header.producer_epoch < known.epoch:
             return APPEND
-        return right(known, header, **options)
+        return right(known, header, terms)
 
     return judge
 
@@ -281,7 +281,7 @@ def _committing_all_at_once(right: Callable[..., None]) -> Any:
     return init
 
 
-async def _no_such_time(_self: Partition, _timestamp_ms: int) -> None:
+async def _no_such_time(_self: Partition, _timestamp_ms: int, _isolation: Isolation) -> None:
     return None
 
 
