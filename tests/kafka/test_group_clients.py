@@ -72,18 +72,22 @@ async def test_consumers_of_the_classic_protocol_share_a_topic_and_go_on_from_co
         assert values.total() == RECORDS
 
 
+def consumer_config(address: str, protocol: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": address,
+        "group.id": "g",
+        "group.protocol": protocol,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_consumer_of_librdkafka_reads_commits_and_comes_back(protocol: str) -> None:
     async with group_node() as one:
         address = address_of(one)
         await fill(address)
-        config: dict[str, Any] = {
-            "bootstrap.servers": address,
-            "group.id": "g",
-            "group.protocol": protocol,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
+        config = consumer_config(address, protocol)
 
         def read(count: int) -> list[bytes]:
             reader = Consumer(config)
@@ -113,13 +117,7 @@ async def test_a_consumer_of_assigned_partitions_commits_and_comes_back(protocol
     async with group_node() as one:
         address = address_of(one)
         await fill(address)
-        config: dict[str, Any] = {
-            "bootstrap.servers": address,
-            "group.id": "g",
-            "group.protocol": protocol,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
+        config = consumer_config(address, protocol)
 
         def first_offset() -> int | None:
             """Read the next record of a partition, and commit it."""

@@ -40,12 +40,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.header import CONTROL_BIT, CRC_START, PREFIX_SIZE, BatchHeader, parse_header
-from raftlog.record.types import (
-    LeaderEpoch,
-    Offset,
-    ProducerEpoch,
-    ProducerId,
-)
+from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.compaction.rewrite import refuse_keyless
 from raftlog.storage.log.core import LogCore, disk_full
 from raftlog.storage.log.operations import LogOperations
@@ -101,10 +96,9 @@ class Appender:
         durable. Raises LogError. Nothing was written then, except for STORAGE_FAILED, whose outcome
         is unknown.
         """
-        needs_decode = self._core.config.compacts
-        for batch in batches:
-            if batch.header.max_timestamp_ms < batch.header.base_timestamp_ms:
-                needs_decode = True
+        needs_decode = self._core.config.compacts or any(
+            batch.header.lacks_max_timestamp for batch in batches
+        )
         # Appends wait for earlier appends even if they need no decode.
         if needs_decode or self._decodes_waiting:
             decoded = None if self._decodes_waiting else self._decode_now(batches)
