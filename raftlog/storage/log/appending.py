@@ -96,9 +96,9 @@ class Appender:
         durable. Raises LogError. Nothing was written then, except for STORAGE_FAILED, whose outcome
         is unknown.
         """
-        needs_decode = self._core.config.compacts or any(
-            batch.header.lacks_max_timestamp for batch in batches
-        )
+        needs_decode = self._core.config.compacts
+        for batch in batches:
+            needs_decode = needs_decode or batch.header.lacks_max_timestamp
         # Appends wait for earlier appends even if they need no decode.
         if needs_decode or self._decodes_waiting:
             decoded = None if self._decodes_waiting else self._decode_now(batches)
