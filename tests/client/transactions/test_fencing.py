@@ -233,8 +233,7 @@ async def test_the_epoch_is_renewed_unless_another_producer_has_it(
         async with producer(single), asyncio.timeout(10):
             with pytest.raises(FencedError):
                 while True:
-                    await sending.send("t", b"until the renewal is refused")
-                    await asyncio.sleep(0.001)
+                    await sending.send_and_wait("t", b"until the renewal is refused")
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
 
