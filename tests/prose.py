@@ -41,12 +41,17 @@ _RULE: Final = re.compile(r"\s*(?:\|?\s*:?-{3,}:?\s*)+\|?\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of prose: `is_comment` for docstrings and comments, else a log line or help text."""
+    """A piece of prose of a Python file."""
 
     path: Path
     line: int
     words: str
-    is_comment: bool
+    kind: Kind
+
+    @property
+    def is_comment(self) -> bool:
+        """Whether it is for readers of the code."""
+        return self.kind in {"docstring", "comment"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,7 @@ def tree_of(path: Path) -> ast.Module:
 @cache
 def texts_of(path: Path) -> tuple[Text, ...]:
     """The docstrings, comments, log lines and help texts of one file, read once."""
-    return tuple(
-        Text(path, line, words, kind in {"docstring", "comment"})
-        for line, words, kind in _python_texts(path)
-    )
+    return tuple(Text(path, line, words, kind) for line, words, kind in _python_texts(path))
 
 
 @cache
@@ -95,8 +97,8 @@ def passages_of(path: Path) -> tuple[Passage, ...]:
 
 
 def _python_texts(path: Path) -> Iterator[tuple[int, str, Kind]]:
-    for token in _comments(path):
-        yield token.start[0], token.string.lstrip("#: "), "comment"
+    for line, _, words in _comments(path):
+        yield line, words.lstrip("#: "), "comment"
     for node in ast.walk(tree_of(path)):
         # A string that stands alone is a docstring, of an attribute too.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -106,11 +108,12 @@ def _python_texts(path: Path) -> Iterator[tuple[int, str, Kind]]:
             yield from _call_texts(node)
 
 
-@lru_cache(maxsize=1)
-def _comments(path: Path) -> tuple[tokenize.TokenInfo, ...]:
+@cache
+def _comments(path: Path) -> tuple[tuple[int, int, str], ...]:
+    """Line, column and text of each comment. Directives for tools are left out."""
     source = io.StringIO(path.read_text(encoding="utf-8"))
     return tuple(
-        token
+        (*token.start, token.string)
         for token in tokenize.generate_tokens(source.readline)
         if token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string)
     )
@@ -132,11 +135,11 @@ def _strings(node: ast.expr, kind: Kind) -> Iterator[tuple[int, str, Kind]]:
 
 
 def _python_passages(path: Path) -> Iterator[Passage]:
-    for line, words, kind in _python_texts(path):
-        if kind != "comment":
-            passages = _paragraphs(path, line, words.split("\n"), kind)
+    for text in texts_of(path):
+        if text.kind != "comment":
+            passages = _paragraphs(path, text.line, text.words.split("\n"), text.kind)
             for number, passage in enumerate(passages):
-                yield replace(passage, opens_docstring=number == 0 and kind == "docstring")
+                yield replace(passage, opens_docstring=number == 0 and text.kind == "docstring")
     for line, lines in _comment_blocks(path):
         yield from _paragraphs(path, line, lines, "comment")
 
@@ -144,9 +147,8 @@ def _python_passages(path: Path) -> Iterator[Passage]:
 def _comment_blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Comments on consecutive lines and in the same column, as one block."""
     first, column, lines = 0, 0, list[str]()
-    for token in _comments(path):
-        line, start = token.start
-        words = token.string.lstrip("#:")
+    for line, start, text in _comments(path):
+        words = text.lstrip("#:")
         if lines and line == first + len(lines) and start == column:
             lines.append(words)
         else:

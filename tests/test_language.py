@@ -80,7 +80,7 @@ def test_words_in_backticks_do_not_count(tmp_path: Path) -> None:
     counted = Count()
     counted.add(text)
     assert counted.persons == 1
-    assert list(faults_of(Text(tmp_path, 1, "`nobody`", is_comment=True))) == []
+    assert list(faults_of(Text(tmp_path, 1, "`nobody`", "comment"))) == []
 
 
 def rules_of(tmp_path: Path, text: str, name: str = "page.md") -> list[str]:

@@ -170,9 +170,12 @@ def module_of(path: Path) -> Module:
 
 def _walk(node: ast.AST, owner: str) -> Iterator[tuple[ast.AST, str]]:
     """Every node below a node, with the class around it."""
-    for child in ast.iter_child_nodes(node):
-        yield child, owner
-        yield from _walk(child, child.name if isinstance(child, ast.ClassDef) else owner)
+    waiting = [(node, owner)]
+    while waiting:
+        parent, owner = waiting.pop()
+        for child in ast.iter_child_nodes(parent):
+            yield child, owner
+            waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
 
 
 def _name(node: ast.expr) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -33,3 +36,21 @@ def report_of(kind: str, replay: Callable[[int], R], seed: int) -> R:
     if isinstance(report, str):
         pytest.fail(f"scripts/simulate {kind} {seed}\n{report}", pytrace=False)
     return report
+
+
+def digests_of(histories: str, seed: int) -> set[str]:
+    """The different digests of a seed's history under two hash seeds, each in a new process.
+
+    `histories` is the name of the module that replays.
+    """
+    program = f"from {histories} import replay; print(replay({seed}).digest)"
+    return {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
