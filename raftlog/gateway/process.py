@@ -7,10 +7,11 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+import msgspec
 import uvloop
 
 from raftlog import __version__
@@ -96,8 +97,10 @@ async def start_server(gateway: Gateway, port: Port, on_fatal: Callable[[str], N
 
 def run_gateway(settings: GatewaySettings) -> int:
     """Run a gateway until SIGTERM or SIGINT. Returns the process's exit code."""
+    limits = settings.server.limits.within_open_files()
+    server = msgspec.structs.replace(settings.server, limits=limits)
     try:
-        return uvloop.run(_run(settings))
+        return uvloop.run(_run(replace(settings, server=server)))
     except (OSError, PortError) as error:
         logger.error("the gateway cannot start: %s", error)
         return EXIT_FAILED

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from raftlog.broker.limits import BrokerSettings
+from raftlog.world.open_files import connections_max
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -107,7 +108,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # Load at one time
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 4_096
-    """Open connections. Further connections get 50305 and are closed."""
+    """Open connections of a listener. A quarter of the limit of open files bounds it too. Further
+    connections get 50305 and are closed."""
     connections_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 1_024
     """Open connections from one address (one /64 network for IPv6). Further connections get 42901
     and are closed."""
@@ -126,6 +128,10 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+    def within_open_files(self) -> ServerLimits:
+        """These limits, with fewer connections if the process can open few files."""
+        return msgspec.structs.replace(self, connections_max=connections_max(self.connections_max))
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

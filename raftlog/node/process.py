@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvloop
 
 from raftlog import __version__
@@ -191,7 +192,10 @@ async def _start_kafka(
     is_gateway = address is not None and address.is_gateway
     listener = KafkaListener(
         broker,
-        KafkaSettings(gateway=(address.host, address.port) if address and is_gateway else None),
+        KafkaSettings(
+            connections_max=settings.limits.connections_max,
+            gateway=(address.host, address.port) if address and is_gateway else None,
+        ),
         lambda error: on_fatal(f"An invariant broke: {error}"),
     )
     await listener.start(bound)
@@ -245,6 +249,7 @@ def run_node(settings: NodeSettings, take_place: TakePlace) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What a node writes is for its owner alone.
     os.umask(PRIVATE_UMASK)
+    settings = msgspec.structs.replace(settings, limits=settings.limits.within_open_files())
     try:
         return uvloop.run(_run(settings, take_place))
     except (LogError, DiskError, OSError, IdentityError, ValueError) as error:

@@ -23,7 +23,7 @@ class DiskError(Exception):
 
 
 class DiskFullError(DiskError):
-    """The disk has no room. Nothing was written, and the file is as before the call."""
+    """The disk has no room, or the process no descriptor. The file is as before the call."""
 
 
 class File(Protocol):

@@ -41,7 +41,8 @@ DIRECTORY_MODE: Final = 0o700
 inside a root closed to other users."""
 TEMPORARY_SUFFIX: Final = ".tmp"
 
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+"""Missing room. Without a free descriptor a file cannot be opened, and stays as before."""
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -279,7 +280,7 @@ class FileSystemDisk:
         try:
             descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            _fail("open", target, error)
+            _fail_sync(target, error)
         try:
             os.fsync(descriptor)
         except OSError as error:

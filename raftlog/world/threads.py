@@ -8,6 +8,7 @@ loop's thread. Here a call is one queue entry and one wake-up of the loop.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -41,15 +42,27 @@ class Threads:
         self._idle -= 1
         if self._idle < 0 and len(self._threads) < self._threads_max:
             self._idle += 1
-            thread = Thread(
-                target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+            self._start_thread()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((work, loop, future))
         return await future
+
+    def _start_thread(self) -> None:
+        """Start a thread. If the system refuses it, the running threads do its work later.
+
+        Raises OSError if none is running.
+        """
+        thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._idle -= 1
+            if not self._threads:
+                self._idle += 1
+                raise OSError(errno.EAGAIN, "the system starts no thread") from error
+        else:
+            self._threads.append(thread)
 
     def close(self) -> None:
         """End all threads after their queued jobs, and wait for their end."""

@@ -297,3 +297,19 @@ def test_file_in_the_place_of_the_directory_is_named(tmp_path: Path, below: str)
     (tmp_path / "file").write_text("x")
     with pytest.raises(DiskError, match="cannot be the data directory: a file is in its place"):
         FileSystemDisk(f"{tmp_path}/file{below}")
+
+
+def test_a_file_that_cannot_be_opened_for_want_of_a_descriptor_is_missing_room(
+    disk: FileSystemDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(DiskFullError, match="Too many open files"):
+            disk.open("f", create=True)
+        with pytest.raises(DiskError, match="cannot sync") as caught:
+            disk.sync_directory("")
+        assert not isinstance(caught.value, DiskFullError)
+    assert not disk.exists("f")

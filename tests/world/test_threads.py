@@ -95,3 +95,24 @@ async def test_closing_waits_for_what_was_begun() -> None:
     threads.close()
     assert done == ["work"]
     await running
+
+
+async def test_work_goes_on_with_the_threads_that_the_system_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, none = Threads(4, "test"), Threads(4, "test")
+    assert await threads.run(lambda: 1) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        results = await asyncio.gather(*(threads.run(lambda n=n: n * n) for n in range(9)))
+        assert results == [n * n for n in range(9)]
+        with pytest.raises(OSError, match="no thread"):
+            await none.run(lambda: 1)
+    together = threading.Barrier(4)
+    await asyncio.gather(*(threads.run(lambda: together.wait(DEADLINE_S)) for _ in range(8)))
+    assert await none.run(lambda: 2) == 2
+    threads.close()
+    none.close()
