@@ -7,6 +7,7 @@ response. `successful` raises the error, once the records are committed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from raftlog.coordinator.shard.decision import CoordinatorRecord, Decision, Event, Timers
@@ -19,6 +20,7 @@ from raftlog.coordinator.shard.record_codec import (
 from raftlog.coordinator.shard.shard import Kind, Moment, Shard
 from raftlog.coordinator.transactions.messages import (
     AddPartitions,
+    CommitSinkEpoch,
     DescribeSink,
     DescribeTransaction,
     EndTransaction,
@@ -48,6 +50,8 @@ TOPIC: Final = TRANSACTIONS_TOPIC
 
 HELD_S: Final = 2.0
 """Longest wait for markers of the transaction before, by an `init`, addition or end."""
+SINK_HELD_S: Final = 5.0
+"""Longest wait for the markers of a sink epoch."""
 VERIFICATION_HELD_S: Final = 0.5
 """Longest wait of a leader's questions. The leader then repeats them, with its news since."""
 
@@ -99,6 +103,10 @@ class TransactionKind(Kind[TransactionShard, TimerKey, Request, Response]):
             return await shard.query(lambda state: _decide(shard, state, request, None).response)
         if isinstance(request, VerifyOrAdd):
             await _until_one_may_begin(shard, request)
+        if isinstance(request, CommitSinkEpoch):
+            committed = await self._execute(shard, request)
+            await _until_readable(shard, request)
+            return committed
         if not isinstance(request, InitProducer | AddPartitions | EndTransaction):
             return await self._execute(shard, request)
         try:
@@ -110,7 +118,7 @@ class TransactionKind(Kind[TransactionShard, TimerKey, Request, Response]):
             refusal = error
         transactional_id = request.transactional_id
         if refusal.entry is not CONCURRENT_TRANSACTIONS or not await shard.wait_until(
-            (transactional_id,), lambda state: not state.is_ending(transactional_id), HELD_S
+            (transactional_id,), partial(_has_ended, transactional_id), HELD_S
         ):
             raise refusal
         return await self._execute(shard, request)
@@ -159,6 +167,24 @@ async def _until_one_may_begin(shard: TransactionCoordinator, request: VerifyOrA
         await shard.wait_until(
             ids, lambda state: not all(map(state.is_ending, ids)), VERIFICATION_HELD_S
         )
+
+
+async def _until_readable(shard: TransactionCoordinator, request: CommitSinkEpoch) -> None:
+    """Hold the response to a sink epoch until all its partitions have their markers.
+
+    A batch job reads what the job before has written, so the answer comes once committed records
+    are readable. If a leader is missing for long, they become readable later. Raises LogError as
+    `wait_until`, after which the request may be repeated.
+    """
+    end = shard.moment().now_ms + int(SINK_HELD_S * 1_000)
+    for name in request.transactional_ids:
+        left_s = (end - shard.moment().now_ms) / 1_000
+        if not await shard.wait_until((name,), partial(_has_ended, name), left_s):
+            break
+
+
+def _has_ended(transactional_id: str, state: TransactionShard) -> bool:
+    return not state.is_ending(transactional_id)
 
 
 def _decide(

@@ -11,10 +11,13 @@ import pytest
 from raftlog.coordinator.transactions import kind as transaction_kind
 from raftlog.coordinator.transactions.messages import (
     AddPartitions,
+    CommitSinkEpoch,
     DescribeTransaction,
     Done,
     Initialized,
     InitProducer,
+    PrepareTransaction,
+    SinkEpoch,
     TransactionDescription,
     Verification,
     Verified,
@@ -126,6 +129,35 @@ async def test_partitions_join_once_the_transaction_before_has_its_markers(
     released.set()
     await joining
     assert await one.state(shard) == "ongoing"
+
+
+async def test_a_sink_epoch_is_answered_once_it_is_readable(one: TransactionPartition) -> None:
+    shard = await one.load()
+    names = ("sink/s/1", "sink/s/2")
+    releases = []
+    for name in names:
+        producer = await one.begin(shard, A, B, transactional_id=name)
+        await one.call(shard, PrepareTransaction(name, producer), Done)
+        releases.append(one.leaders.held.setdefault(producer.producer_id, asyncio.Event()))
+    commit = CommitSinkEpoch("s", 0, names)
+    committing = asyncio.ensure_future(one.call(shard, commit, SinkEpoch))
+    for released in releases:
+        await settle()
+        assert not committing.done()
+        released.set()
+    assert (await committing).epoch == 0
+    assert len(one.leaders.written) == 4
+
+
+async def test_a_sink_epoch_is_not_held_for_ever(
+    one: TransactionPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_kind, "SINK_HELD_S", 0.01)
+    shard = await one.load(writes_markers=False)
+    producer = await one.begin(shard, A, transactional_id="sink/s/1")
+    await one.call(shard, PrepareTransaction("sink/s/1", producer), Done)
+    commit = CommitSinkEpoch("s", 0, ("sink/s/1",))
+    assert (await one.call(shard, commit, SinkEpoch)).epoch == 0
 
 
 async def test_questions_are_not_held_for_ever(
