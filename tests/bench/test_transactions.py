@@ -11,6 +11,7 @@ from raftlog_client import Admin, TopicPartition
 from bench.coordination.transactions import copy_exactly_once, write_at_full_speed
 from raftlog.workloads.load import send_many
 from tests.cli.node import RunningNode, running_node
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ async def test_exactly_once_copies_everything_and_commits_the_end(node: RunningN
         }
         # A commit returns with its decision; the markers, which have offsets, too, come after it.
         written = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while written <= found.records:
                 ends = await admin.offsets(["target"])
                 written = sum(one.end_offset for one in ends.values())
@@ -50,7 +51,7 @@ async def test_transactions_of_a_length_are_counted(node: RunningNode) -> None:
         node.address,
         "lengths",
         record_bytes=100,
-        seconds=0.3,
+        seconds=1.0,
         transactional_id="lengths",
         transaction_s=0.02,
     )

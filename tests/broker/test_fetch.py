@@ -26,7 +26,7 @@ from raftlog.record.frames import ProduceFrame
 from raftlog.record.types import Offset, PartitionId
 from tests.broker.data_fakes import waiting_readers
 from tests.broker.harness import ALICE, DEFAULTS, TOPIC, BrokerHarness, Operation, encoded
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 START = Offset(0)
 
@@ -131,13 +131,13 @@ async def test_wait_ends_with_a_record_and_with_closing() -> None:
             one.broker.closing.set()
         else:
             await end()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await wait
 
 
 async def test_wait_is_bounded_by_the_settings() -> None:
     one = await BrokerHarness.start(long_poll_s_max=0.01)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         await fetch_of(one, ("one", 0, 0)).wait(min_bytes=1, timeout_s=60)
 
 

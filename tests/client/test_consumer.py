@@ -30,6 +30,7 @@ from raftlog.record.compression import Compression
 from raftlog.record.errors import NO_LEADER, OVERLOADED, STORAGE_FAILED, UNKNOWN_TOPIC_ID
 from tests.client.fake_node import FakeCluster, Fault, split_batches
 from tests.client.fake_partition import FakePartition
+from tests.waiting import DEADLINE_S
 
 FETCH = "/v1/fetch"
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
@@ -52,7 +53,7 @@ def append(partition: FakePartition, *values: bytes, compression: str = "none") 
 
 
 async def take(reader: Consumer[Any, Any], count: int) -> list[bytes | None]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         return [(await reader.getone()).value for _ in range(count)]
 
 
@@ -157,7 +158,7 @@ async def test_an_error_of_one_partition_does_not_hold_back_others(cluster: Fake
     partitions[0].batches[0] = partitions[0].batches[0][:-1] + b"?"
     seen: list[bytes | None] = []
     errors = 0
-    async with consumer(cluster, "t") as reader, asyncio.timeout(5):
+    async with consumer(cluster, "t") as reader, asyncio.timeout(DEADLINE_S):
         while len(seen) < 4 or not errors:
             try:
                 for records in (await reader.getmany(timeout_ms=100)).values():
@@ -261,7 +262,7 @@ async def test_a_pattern_follows_topics_as_they_come_and_go(single: FakeCluster)
         record = await asyncio.wait_for(reader.getone(), 5)
         assert (record.topic, record.value) == ("metrics-b", b"b")
         del single.topics["metrics-a"]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while reader.subscription() != {"metrics-b"}:
                 await reader.getmany(timeout_ms=10)
         with pytest.raises(ValueError, match="not to both"):
@@ -307,7 +308,7 @@ async def test_pausing_holds_records_back_and_loses_none(cluster: FakeCluster) -
 async def test_seeking_within_an_iteration_takes_effect_at_once(single: FakeCluster) -> None:
     append(single.topics["t"].partitions[0], *[b"%d" % number for number in range(10)])
     seen: list[bytes | None] = []
-    async with consumer(single, "t") as reader, asyncio.timeout(5):
+    async with consumer(single, "t") as reader, asyncio.timeout(DEADLINE_S):
         async for record in reader:
             seen.append(record.value)
             if record.offset == 3 and len(seen) == 4:
@@ -335,7 +336,7 @@ async def test_every_partition_gets_its_turn(cluster: FakeCluster) -> None:
             append(partition, bytes(1000), bytes(1000))
     async with consumer(cluster, "t", max_partition_fetch_bytes=4096) as reader:
         recent: list[int] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while len(recent) < 200:
                 for place in await reader.getmany(timeout_ms=1000, max_records=2):
                     recent.append(place.partition)
@@ -413,7 +414,7 @@ async def test_two_tasks_share_one_consumer_without_repeats(single: FakeCluster)
                 if len(seen) >= 100:
                     return
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.wait(
                 [asyncio.create_task(iterate()), asyncio.create_task(iterate())],
                 return_when=asyncio.FIRST_COMPLETED,
@@ -472,7 +473,7 @@ async def test_a_topic_that_is_gone_does_not_keep_others_from_being_read(
         reader.assign([P0, TopicPartition("gone", 0)])
         seen: list[bytes | None] = []
         errors = 0
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while not (seen and errors):
                 try:
                     seen += await take(reader, 1)

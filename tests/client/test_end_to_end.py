@@ -23,6 +23,7 @@ from raftlog_client import (
 )
 
 from raftlog.record.partitioner import partition_for_key
+from tests.waiting import DEADLINE_S
 
 
 async def read(bootstrap: str, topic: str, count: int) -> list[Record]:
@@ -30,7 +31,7 @@ async def read(bootstrap: str, topic: str, count: int) -> list[Record]:
     records: list[Record] = []
     async with (
         Consumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer,
-        asyncio.timeout(10),
+        asyncio.timeout(DEADLINE_S),
     ):
         while len(records) < count:
             for some in (await consumer.getmany(timeout_ms=1000)).values():
@@ -146,7 +147,7 @@ async def test_latest_sees_what_is_written_after_start(bootstrap: str, topic: st
         await producer.send_and_wait(topic, b"before", partition=1)
         async with Consumer(topic, bootstrap_servers=bootstrap) as consumer:
             await producer.send_and_wait(topic, b"after", partition=1)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 assert (await consumer.getone()).value == b"after"
 
 
@@ -157,7 +158,10 @@ async def test_iteration_wakes_up_for_records_written_later(bootstrap: str, topi
                 await producer.send_and_wait(topic, b"%d" % number)
 
     seen: list[bytes | None] = []
-    async with Consumer(topic, bootstrap_servers=bootstrap) as consumer, asyncio.timeout(10):
+    async with (
+        Consumer(topic, bootstrap_servers=bootstrap) as consumer,
+        asyncio.timeout(DEADLINE_S),
+    ):
         writing = asyncio.create_task(write())
         async for record in consumer:
             seen.append(record.value)

@@ -26,6 +26,7 @@ from raftlog.record.errors import (
 from tests.client.fake_node import FakeCluster, Fault, topic_json
 from tests.client.fake_partition import FakePartition
 from tests.client.test_consumer import append
+from tests.waiting import DEADLINE_S
 
 PRODUCE, FETCH, METADATA = "/v1/produce", "/v1/fetch", "/v1/metadata"
 
@@ -241,7 +242,7 @@ async def consuming(cluster: FakeCluster, **settings: Any) -> AsyncIterator[Cons
 
 async def take(consumer: Consumer[Any, Any], count: int) -> list[bytes]:
     found: list[bytes] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while len(found) < count:
             found.append((await consumer.getone()).value)
     return found
@@ -290,7 +291,7 @@ async def test_a_reader_whose_nodes_are_all_gone_is_told_and_goes_on_once_they_a
     async def read(consumer: Consumer[Any, Any]) -> list[bytes]:
         if timeout_ms is None:
             return await take(consumer, 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while not (found := await consumer.getmany(timeout_ms=timeout_ms)):
                 continue
         return [record.value for records in found.values() for record in records]

@@ -21,6 +21,7 @@ from raftlog_client import (
 
 from raftlog.record.errors import NOT_ENOUGH_REPLICAS, NOT_READY
 from tests.client.fake_node import FakeCluster, Fault
+from tests.waiting import DEADLINE_S
 
 CLIENTS: list[Callable[..., Any]] = [
     Producer,
@@ -125,7 +126,7 @@ async def stalls(
     found: list[str] = []
     async with Producer(bootstrap_servers=single.bootstrap, retry_backoff_ms=1) as producer:
         future = await producer.send("t", b"x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while not found:
                 await asyncio.sleep(0.01)
                 found = [

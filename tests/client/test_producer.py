@@ -33,6 +33,7 @@ from raftlog.record.errors import (
     ErrorEntry,
 )
 from tests.client.fake_node import FakeCluster, Fault, all_values
+from tests.waiting import DEADLINE_S
 
 PRODUCE = "/v1/produce"
 
@@ -232,7 +233,7 @@ async def test_a_full_buffer_makes_send_wait_and_then_fail(single: FakeCluster) 
             futures.append(await sending.send("t", bytes(2000)))
 
     with pytest.raises(BufferFullError, match="never sent") as full:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await fill()
     assert full.value.retriable
     assert not full.value.outcome_unknown
@@ -245,7 +246,7 @@ async def test_a_full_buffer_makes_send_wait_and_then_fail(single: FakeCluster) 
 async def test_a_full_buffer_ends_all_lingering(single: FakeCluster) -> None:
     async with (
         producer(single, buffer_bytes_max=2048, batch_bytes_max=1024, linger_ms=60_000) as sending,
-        asyncio.timeout(5),
+        asyncio.timeout(DEADLINE_S),
     ):
         for _ in range(50):
             await sending.send("t", bytes(300))
@@ -573,7 +574,7 @@ async def test_leader_that_moves_right_before_a_request_breaks_no_callback(
             return addressed(topic, partition)
 
         monkeypatch.setattr(producer._metadata, "leader_address", moving)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await producer.send_and_wait("t", b"v", partition=0)
         assert lookups >= 4
     assert failures == []

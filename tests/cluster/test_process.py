@@ -78,7 +78,7 @@ async def test_stop_is_by_sigterm_also_for_a_paused_process(tmp_path: Path) -> N
     await until(lambda: "on" in (tmp_path / "log").read_text())
     process.send(signal.SIGSTOP)
     assert process.is_paused
-    assert await process.stop(5.0)
+    assert await process.stop(DEADLINE_S)
     assert await ended(process) == Ended(5)
 
 

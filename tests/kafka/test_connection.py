@@ -349,7 +349,7 @@ async def test_a_client_that_leaves_ends_its_fetch_and_no_write(one: KafkaNode) 
         await client.send(fetch(0, wait_ms=60_000), 12)
         while not one.listener._tasks:  # noqa: ASYNC110 (plain data)
             await asyncio.sleep(0.005)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while one.listener._tasks or one.listener._connections:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

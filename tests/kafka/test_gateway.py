@@ -24,6 +24,7 @@ from raftlog.record.types import BrokerId
 from tests.kafka.peers import KafkaNode, RawClient, group_node, kafka_node
 from tests.kafka.test_connection import end_of, fetch, produce
 from tests.kafka.test_data import move_leader
+from tests.waiting import DEADLINE_S
 
 GATEWAY = ("balancer.lan", 9092)
 SETTINGS = KafkaSettings(gateway=GATEWAY, shutdown_s=1.0)
@@ -264,7 +265,7 @@ async def test_a_closing_listener_ends_held_fetches(lone: KafkaNode) -> None:
         await client.send(fetch(0, wait_ms=30_000), 12)
         while not lone.listener._tasks:  # noqa: ASYNC110 (plain data)
             await asyncio.sleep(0.005)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await lone.listener.close()
 
 

@@ -61,6 +61,7 @@ from tests.attack.kafka_inputs import claimed, crowded, sized
 from tests.kafka.offsets import commit_request, committed_codes
 from tests.kafka.peers import KafkaNode, RawClient, batch, group_node, kafka_node
 from tests.replication import test_transactions
+from tests.waiting import DEADLINE_S
 
 VERSIONS: Final = ApiVersionsRequest("test", "1")
 GROUP: Final = "g"
@@ -273,7 +274,7 @@ async def test_5_an_answer_of_a_group_waits_for_the_commit_of_its_record() -> No
         theirs = one.node.log("__consumer_offsets", partition_of("h", 16))
         theirs.hold_flush = True
         await other.send(heartbeat, 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while log.log_end_offset == end or not theirs.log_end_offset:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         waiting = [asyncio.ensure_future(one_.receive()) for one_ in (client, other)]

@@ -27,6 +27,7 @@ from raftlog.world import DiskError, DiskFullError
 from tests.examples import examples
 from tests.simulation.quorum.member_world import QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.world import World, run
+from tests.waiting import DEADLINE_S
 
 JOURNAL = "metadata/journal"
 
@@ -70,7 +71,7 @@ class Alone:
 
     async def failure(self) -> str:
         """Wait until the member fails, as intended; return the reason."""
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(DEADLINE_S):
             await self.has_failed.wait()
         (reason,) = self.members.failures
         self.members.failures.clear()

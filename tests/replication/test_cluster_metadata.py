@@ -45,6 +45,7 @@ from raftlog.world.time import SystemClock
 from tests.replication.one_node import NotedStreams
 from tests.replication.permits import SwitchedPermit
 from tests.simulation.disk import SimulatedDisk
+from tests.waiting import DEADLINE_S
 
 BROKER = BrokerId(1)
 
@@ -175,7 +176,7 @@ async def test_cluster_settings_reach_the_in_sync_rule(cluster: Cluster) -> None
 
 async def test_change_that_changes_nothing_is_answered(cluster: Cluster) -> None:
     await cluster.metadata.alter_cluster_settings({"flush": "async"})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         _, values = await cluster.metadata.alter_cluster_settings({"flush": "async"})
     assert values == {"flush": "async"}
 

@@ -32,6 +32,7 @@ from raftlog.record.header import parse_header
 from tests.client.fake_node import FakeCluster, Fault
 from tests.client.fake_partition import FakePartition
 from tests.client.test_end_to_end import read
+from tests.waiting import DEADLINE_S
 
 INIT = "/v1/transactions/{id}/init"
 PRODUCE = "/v1/produce"
@@ -124,7 +125,7 @@ async def test_faults_that_pass_neither_lose_nor_duplicate_nor_break_the_produce
 
 @pytest.mark.parametrize("entry", [CORRUPT_BATCH, UNKNOWN_PRODUCER_ID, OUT_OF_ORDER_SEQUENCE])
 async def test_no_batch_follows_one_that_failed(single: FakeCluster, entry: ErrorEntry) -> None:
-    async with producer(single, batch_bytes_max=1024) as sending, asyncio.timeout(10):
+    async with producer(single, batch_bytes_max=1024) as sending, asyncio.timeout(DEADLINE_S):
         await sending.send_and_wait("t", b"0")
         single.fail(PRODUCE, Fault(frame_errors={0: entry}))
         refused = await sending.send("t", b"refused")
@@ -189,7 +190,7 @@ async def test_a_bulk_send_ends_at_the_failure_of_another_batch(cluster: FakeClu
         log(cluster).producers[next(iter(log(cluster).producers))].producer_epoch += 1
         with pytest.raises(FencedError):
             await sending.send_and_wait("t", b"late", partition=0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(SendManyError) as failed:
                 await bulk
         assert isinstance(failed.value.__cause__, FencedError)
@@ -230,7 +231,7 @@ async def test_the_epoch_is_renewed_unless_another_producer_has_it(
         assert len({epoch for _, epoch, _ in identities(log(single))}) > 1
         assert len({producer_id for producer_id, _, _ in identities(log(single))}) == 1
         caplog.clear()
-        async with producer(single), asyncio.timeout(10):
+        async with producer(single), asyncio.timeout(DEADLINE_S):
             with pytest.raises(FencedError):
                 while True:
                     await sending.send_and_wait("t", b"until the renewal is refused")

@@ -31,6 +31,7 @@ from tests.client.fake_node import FakeCluster, Fault
 from tests.client.fake_partition import FakePartition
 from tests.client.groups.test_groups import member
 from tests.client.test_consumer import append, consumer, take
+from tests.waiting import DEADLINE_S
 
 P0 = TopicPartition("t", 0)
 INIT, COMMIT, ABORT, OFFSETS = (
@@ -347,21 +348,21 @@ async def test_records_of_a_partition_that_was_lost_meanwhile_are_not_committed(
         producer(cluster) as sending,
         member(cluster, auto_commit_interval_ms=None) as reading,
     ):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             seen = 0
             while seen < 3:
                 seen += sum(map(len, (await reading.getmany(timeout_ms=100)).values()))
         with pytest.raises(TransactionAbortableError, match=r"other members|any more"):
             async with sending.transaction() as tx:
                 cluster.coordinator.group("g").members.clear()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(DEADLINE_S):
                     while len(reading.assignment()) == 3 and not await _is_back(cluster):
                         await reading.getmany(timeout_ms=10)
                     await reading.getmany(timeout_ms=10)
                 await tx.commit_offsets(reading)
         await reading.seek_to_committed()
         async with sending.transaction() as tx:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 while not await reading.getmany(timeout_ms=100):
                     pass
             await tx.commit_offsets(reading)
@@ -420,14 +421,14 @@ async def test_offsets_committed_by_a_transaction_count_when_partitions_move(
     settings = {"auto_commit_interval_ms": None}
     async with producer(cluster) as sending, member(cluster, **settings) as reading:
         for is_shared in (False, True):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 seen = 0
                 while seen < 3 and not is_shared:
                     seen += sum(map(len, (await reading.getmany(timeout_ms=100)).values()))
             async with sending.transaction() as tx:
                 await tx.commit_offsets(reading)
             if not is_shared:
-                async with member(cluster, **settings) as other, asyncio.timeout(5):
+                async with member(cluster, **settings) as other, asyncio.timeout(DEADLINE_S):
                     while not other.assignment():
                         await reading.getmany(timeout_ms=5)
                         await other.getmany(timeout_ms=5)
@@ -445,7 +446,7 @@ async def test_an_abort_before_anything_is_sent_does_not_hold_up_the_next_transa
                     raise ZeroDivisionError
             # The sender's turn comes between the two transactions.
             await asyncio.sleep(0)
-            async with asyncio.timeout(5), sending.transaction():
+            async with asyncio.timeout(DEADLINE_S), sending.transaction():
                 await sending.send("t", b"%d" % number)
     assert log(single).committed_values() == [b"0", b"1", b"2"]
 
@@ -489,7 +490,7 @@ async def test_no_request_of_an_aborted_transaction_begins_while_others_are_give
                 await sending.send("two", b"aborted", partition=1)
                 raise ZeroDivisionError
         assert not any(node.requests for node in nodes)
-        async with asyncio.timeout(5), sending.transaction():
+        async with asyncio.timeout(DEADLINE_S), sending.transaction():
             for number in range(2):
                 await sending.send("two", b"after", partition=number)
     for number in range(2):

@@ -43,6 +43,7 @@ from tests.replication.pair import (
     send,
 )
 from tests.storage.logs import batch
+from tests.waiting import DEADLINE_S
 
 
 async def pair(*, flush: FlushMode = FlushMode.SYNC) -> tuple[Node, Node]:
@@ -219,7 +220,7 @@ async def test_append_without_a_caller_is_committed_with_flush_async() -> None:
     # The append waits for a segment, and goes on without its client.
     append.cancel()
     log = leader.partition.log
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(DEADLINE_S):
         while log.log_end_offset < 2:  # noqa: ASYNC110 - no event: nothing waits for the append
             await asyncio.sleep(0)
     assert log.flush_mode is FlushMode.ASYNC

@@ -18,7 +18,7 @@ from raftlog.rest.v1.tail import TAIL_PARTITIONS_MAX, EventWriter, TailPosition,
 from tests.broker.data_fakes import waiting_readers
 from tests.http.http_peers import RawPeer
 from tests.rest.data_fakes import DataPeer, data_node, few
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 SSE = "text/event-stream"
 TAIL = "/v1/topics/six/tail"
@@ -33,7 +33,7 @@ class Tail:
         self.ended = False
 
     async def _more(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             size = int(await self.peer.reader.readuntil(b"\r\n"), 16)
             self.buffer += (await self.peer.reader.readexactly(size + 2))[:-2]
             self.ended = size == 0

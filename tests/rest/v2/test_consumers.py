@@ -19,6 +19,7 @@ from raftlog.rest.v2 import leader_reads
 from tests.http.http_peers import RawPeer, Reply
 from tests.rest.data_fakes import DataPeer
 from tests.rest.v1.test_groups import group_node
+from tests.waiting import DEADLINE_S
 
 V2 = "application/vnd.kafka.v2+json"
 JSON_RECORDS = "application/vnd.kafka.json.v2+json"
@@ -370,7 +371,7 @@ async def test_a_read_waits_for_records_or_its_time() -> None:
             )
             await asyncio.sleep(0.05)
             await produce(client.one, "one", 1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 assert [one["value"] for one in (await read).json] == [1]
 
 
@@ -383,7 +384,7 @@ async def test_a_read_without_partitions_waits_for_the_first() -> None:
             )
             await asyncio.sleep(0.05)
             await client.subscribe("one")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 assert [one["value"] for one in (await read).json] == [1]
 
 
@@ -398,7 +399,7 @@ async def test_fetch_min_bytes_are_waited_for() -> None:
             await asyncio.sleep(0.05)
             assert not read.done()
             await produce(client.one, "one", 2)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 assert not (await asyncio.wait({read}, timeout=0.05))[0]
                 await produce(client.one, "one", 3)
                 assert [one["value"] for one in (await read).json] == [1, 2, 3]
@@ -471,7 +472,7 @@ async def test_a_read_that_waits_for_bytes_passes_over_a_value_that_is_not_json(
             )
             assert not (await asyncio.wait({read}, timeout=0.1))[0]
             await produce(client.one, "six", "second", partition=3)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 assert [one["value"] for one in (await read).json] == ["first", "second"]
 
 

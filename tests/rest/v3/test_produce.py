@@ -15,7 +15,7 @@ from tests.broker.data_fakes import contents
 from tests.examples import examples
 from tests.http.http_peers import PATIENCE_S, RawPeer, Reply
 from tests.rest.data_fakes import DataPeer, data_node, few
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 RECORDS = "/v3/clusters/-/topics/one/records"
 SIX = "/v3/clusters/-/topics/six/records"
@@ -186,7 +186,7 @@ async def send_chunk(peer: RawPeer, data: bytes) -> None:
 
 
 async def next_chunk(peer: RawPeer) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         size = int(await peer.reader.readuntil(b"\r\n"), 16)
         return (await peer.reader.readexactly(size + 2))[:-2]
 
