@@ -88,7 +88,7 @@ class Disk(Protocol):
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """Names in a directory, sorted. A missing directory counts as empty."""
+        """Names in a directory, sorted. A missing directory counts as empty, and a file too."""
         ...
 
     def make_directory(self, path: str) -> None:
@@ -104,7 +104,7 @@ class Disk(Protocol):
         ...
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all its content, if it exists."""
+        """Remove a directory and all its content, or a file, if it exists."""
         ...
 
     def sync_directory(self, path: str) -> None:

@@ -237,7 +237,7 @@ class FileSystemDisk:
         try:
             with os.scandir(self._at(path)) as entries:
                 return sorted(entry.name for entry in entries)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             _fail("list", self._at(path), error)
@@ -264,11 +264,13 @@ class FileSystemDisk:
             _fail("remove", self._at(path), error)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all its content."""
+        """Remove a directory and all its content, or a file."""
         target = self._at(path)
         assert path, "the root itself"
         try:
             shutil.rmtree(target)
+        except NotADirectoryError:
+            self.remove(path)
         except FileNotFoundError:
             return
         except OSError as error:

@@ -488,6 +488,47 @@ async def test_many_logs_work_on_a_real_disk(tmp_path: Path) -> None:
     disk.close()
 
 
+STRAYS = (
+    ".DS_Store",
+    "lost+found/",
+    "replicas/.DS_Store",
+    "replicas/.Trash-0/files/",
+    f"replicas/{TOPIC}/.DS_Store",
+    f"replicas/{TOPIC}/0/.DS_Store",
+    f"replicas/{TOPIC}/0/lost+found/",
+    f"replicas/{TOPIC}/0/{'9' * 20}.log",
+    f"replicas/{TOPIC}/0/{'9' * 20}.index",
+    f"replicas/{TOPIC}/0/{'9' * 20}.snapshot",
+    f"replicas/{TOPIC}/0/{'٣' * 20}.log",
+    f"replicas/{TOPIC}/0/{'0' * 20}-{'9' * 20}.swap",
+    f"replicas/{TOPIC}/0/{'0' * 20}.log~",
+    "deleted/.DS_Store",
+    "damaged/.DS_Store",
+)
+"""What file managers, backups and mkfs leave behind."""
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+async def test_a_stray_file_stops_no_start(tmp_path: Path, stray: str) -> None:
+    for is_first in (True, False):
+        disk = FileSystemDisk(tmp_path)
+        manager = await LogManager.open(disk, SystemClock())
+        log = await manager.open_replica(TOPIC, PARTITION, CONFIG, create=is_first)
+        await manager.start()
+        if is_first:
+            await log.appender.append([batch([b"a"])], EPOCH)
+        assert (log.state, await read_all(log)) == (LogState.ONLINE, [b"a"])
+        await manager.tick()
+        await manager.close()
+        disk.close()
+        assert is_first or stray.startswith("deleted/") or (tmp_path / stray).exists()
+        (tmp_path / stray).parent.mkdir(parents=True, exist_ok=True)
+        if stray.endswith("/"):
+            (tmp_path / stray).mkdir(exist_ok=True)
+        else:
+            (tmp_path / stray).touch()
+
+
 async def test_neither_ticks_nor_deletions_wait_for_a_compaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

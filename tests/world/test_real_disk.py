@@ -211,6 +211,10 @@ def test_names(disk: FileSystemDisk) -> None:
     assert not disk.exists("a/b/f")
     disk.remove("a/b/g")
     disk.remove("a/b/g")
+    disk.open("a/stray", create=True).close()
+    assert disk.list_directory("a/stray") == []
+    disk.remove_tree("a/stray")
+    assert disk.list_directory("a") == ["b"]
     disk.remove_tree("a")
     disk.remove_tree("a")
     assert disk.list_directory("a/b") == []

@@ -55,6 +55,7 @@ SEGMENT_SUFFIXES: Final = (
 DELETED_SUFFIX: Final = ".deleted"
 CLEANED_SUFFIX: Final = ".cleaned"
 OFFSET_DIGITS: Final = 20
+OFFSET_MAX: Final = 2**63 - 1
 
 
 def segment_name(base_offset: Offset, suffix: str = LOG_SUFFIX) -> str:
@@ -65,9 +66,15 @@ def segment_name(base_offset: Offset, suffix: str = LOG_SUFFIX) -> str:
 def base_offset_of(name: str, suffix: str = LOG_SUFFIX) -> Offset | None:
     """The offset in a segment file's name, or None for any other name."""
     digits = name.removesuffix(suffix)
-    if digits == name or len(digits) != OFFSET_DIGITS or not digits.isdecimal():
+    return None if digits == name else _offset_of(digits)
+
+
+def _offset_of(digits: str) -> Offset | None:
+    """The offset in a part of a file's name. None if no log has this offset."""
+    if len(digits) != OFFSET_DIGITS or not (digits.isascii() and digits.isdecimal()):
         return None
-    return Offset(int(digits))
+    offset = int(digits)
+    return Offset(offset) if offset <= OFFSET_MAX else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,10 +466,11 @@ def swap_name(base_offset: Offset, end_offset: Offset) -> str:
 
 def swap_range(name: str) -> tuple[Offset, Offset] | None:
     """The offsets in a swap file's name, or None for any other name."""
-    base, dash, end = name.removesuffix(SWAP_SUFFIX).partition("-")
-    if not name.endswith(SWAP_SUFFIX) or not dash or not (base + end).isdecimal():
+    if not name.endswith(SWAP_SUFFIX):
         return None
-    return Offset(int(base)), Offset(int(end))
+    base, _, end = name.removesuffix(SWAP_SUFFIX).partition("-")
+    base_offset, end_offset = _offset_of(base), _offset_of(end)
+    return None if base_offset is None or end_offset is None else (base_offset, end_offset)
 
 
 def swap_segments(

@@ -32,7 +32,7 @@ def make(seed: int = 0) -> SimulatedDisk:
 
 def test_a_name_tells_what_the_file_stands_for() -> None:
     assert swap_range(swap_name(ZERO, TWENTY)) == (0, 20)
-    for other in ("x.swap", "1-2.log", "1-x.swap", segment_name(ZERO)):
+    for other in ("x.swap", "1-2.log", "1-2.swap", "1-x.swap", segment_name(ZERO)):
         assert swap_range(other) is None
 
 
