@@ -121,4 +121,20 @@ click.version_option(__version__, "-V", "--version", message="raftlog %(version)
 
 def main() -> NoReturn:
     """Entry point of the `raftlog` script."""
+    _open_standard_streams()
     cli.main()
+
+
+def _open_standard_streams() -> None:
+    """Point each closed standard stream at nothing.
+
+    Otherwise the next file or socket gets its descriptor. A message would then be written into a
+    file of the data directory, and the event loop refuses to close such a descriptor.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number, "the lowest free descriptor"
+            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115, PTH123

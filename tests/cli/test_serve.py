@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raftlog.cli.main import cli
+from raftlog.cluster.process import free_ports
 from tests.cli.node import RAFTLOG, RunningNode, clean_environment, running_node
+from tests.waiting import DEADLINE_S, wait_until
 
 
 def serve(*arguments: str, environment: dict[str, str] | None = None) -> Result:
@@ -333,3 +336,40 @@ def test_directory_that_began_alone_does_not_become_one_of_three_by_an_option(
         with urllib.request.urlopen(f"http://{again.address}/ready") as answer:
             assert answer.status == 200
         again.stop()
+
+
+def test_node_without_standard_streams_gives_their_descriptors_to_no_file(tmp_path: Path) -> None:
+    [port] = free_ports("127.0.0.1", 1)
+    # With a shell in between, since Python gives a child streams of its own.
+    process = subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *RAFTLOG, "serve", "--listen",
+         f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "data")],
+        env=clean_environment(),
+    )  # fmt: skip
+    try:
+        wait_until(lambda: _is_ready(port))
+        streams = [Path(f"/proc/{process.pid}/fd/{number}") for number in range(3)]
+        assert [str(stream.readlink()) for stream in streams] == [os.devnull] * 3
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_ready(port: int) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_command_runs_without_a_standard_stream(closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *RAFTLOG, "version"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
