@@ -76,6 +76,13 @@ class ListenedService(ABC):
         self.topics = TopicMetrics(settings.topic_labels_max)
         self.closing = Closing()
         """Set when the listeners start to close, so that waiting fetches return."""
+        self.is_leaving = False
+        """Whether the process stops soon. It is not ready, and each response ends its connection,
+        so that clients use another process."""
+
+    def leave(self) -> None:
+        """Serve on, but let clients find another process."""
+        self.is_leaving = True
 
     @abstractmethod
     def check_ready(self) -> None:

@@ -138,6 +138,7 @@ class HttpServer:
 
     async def close(self) -> None:
         """Stop listening, let requests in flight finish for `shutdown_s`, then cut the rest."""
+        self.context.broker.leave()
         self.context.broker.closing.set()
         self._listener.close()
         await self.connections.drain(self.context.limits.shutdown_s)
@@ -232,6 +233,10 @@ class Server:
     def add_metrics(self, source: Source) -> None:
         """Add the families of another listener to the metrics page."""
         self._main.context.metrics.add_source(source)
+
+    def leave(self) -> None:
+        """Serve on, and end each connection with its next response."""
+        self._broker.leave()
 
     async def close(self) -> None:
         """Stop listening, finish requests in flight within `shutdown_s`, then cut the rest.

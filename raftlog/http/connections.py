@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 NODE_REQUEST = b"GET /v1/internal/"
 """First bytes of another node's request."""
 REFUSED_LINGERING_MAX = 64
+DRAIN_IDLE_S = 0.25
+"""Time for a request on its way when the server closes."""
 """Connections over the limit that may linger to read the reason. Others are cut at once."""
 
 
@@ -526,9 +528,12 @@ class ConnectionServer(web.Server):
     async def drain(self, timeout_s: float) -> None:
         """Close idle connections, let busy connections finish, and cut the rest after `timeout_s`.
 
-        The dispatcher ends connections with their next response once `broker.closing` is set.
+        The dispatcher ends connections with their next response once the service is leaving. So a
+        client that is active has left, or finds its connection open for `DRAIN_IDLE_S`.
         Connections that were handed over are cut last, because requests may need them to finish.
         """
+        if self._open or self._reserved:
+            await asyncio.sleep(DRAIN_IDLE_S)
         for connection in [*self._open, *self._reserved]:
             if connection.is_idle:
                 connection.force_close()

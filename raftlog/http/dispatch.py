@@ -85,7 +85,7 @@ class Dispatcher:
             context.hold_anyway(request, len(response.content))
         if request.cors_headers and not response.prepared:
             response.headers.update(request.cors_headers)
-        if request.must_close or context.broker.closing.is_set():
+        if request.must_close or context.broker.is_leaving:
             response.force_close()
         name = route.name if route else None
         context.metrics.answered(name, response.status, self._time() - started)

@@ -27,7 +27,7 @@ async def healthy(_request: Request, context: ServerContext[ListenedService]) ->
 async def ready(_request: Request, context: ServerContext[ListenedService]) -> web.StreamResponse:
     """The service can do everything. Otherwise the error has the reason."""
     broker = context.broker
-    if broker.closing.is_set():
+    if broker.is_leaving:
         raise LogError(NOT_READY, f"The {broker.noun} is stopping.")
     broker.check_whole()
     return json_response(broker.status("ready"))

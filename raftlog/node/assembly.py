@@ -58,6 +58,9 @@ from raftlog.world import Clock, Disk, Network, Randomness
 
 LEAVE_TIMEOUT_S: Final = 2.0
 """How long a stopping node waits for others to take over."""
+COMMITTED_TIMEOUT_S: Final = 1.0
+"""How long a stopping node waits for the commit of what is in its logs."""
+COMMITTED_POLL_S: Final = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -334,14 +337,33 @@ class NodeCore:
         self._readiness.started()
 
     async def leave(self) -> None:
-        """Let others take over the led partitions, while this node can still be reached."""
-        self._readiness.stopping()
+        """Let others take over the led partitions, while this node can still be reached.
+
+        The node serves on. New appends wait for the next leaders, so that no outcome is unknown.
+        """
         self._tasks.cancel()
-        if not await self.controller.shut_down(LEAVE_TIMEOUT_S):
+        gate = self.services.partitions.gate
+        if len(self.services.metadata.image.brokers) > 1:
+            gate.close()
+        await self._until_committed()
+        is_handed_over = await self.controller.shut_down(LEAVE_TIMEOUT_S)
+        # A partition without a successor is led here to the end.
+        gate.reopen()
+        if not is_handed_over:
             logger.warning(
                 "stopping with some led partitions not handed over: see the controller's log"
             )
         await self.quorum.resign_leadership()
+
+    async def _until_committed(self) -> None:
+        """Return once every record in a log led here is committed, or late."""
+        clock = self.services.clock
+        deadline = clock.monotonic() + COMMITTED_TIMEOUT_S
+        while clock.monotonic() < deadline and any(
+            partition.high_watermark < partition.log_end_offset
+            for partition in self.services.replicas.led()
+        ):
+            await clock.sleep(COMMITTED_POLL_S)
 
     async def close(self) -> None:
         """Stop cleanly, with acknowledged records durable and no scan at the next start."""

@@ -170,6 +170,7 @@ class Node:
 
     async def stop(self) -> None:
         """Hand over, stop serving, then checkpoint and close."""
+        self.server.leave()
         await self._tasks.close()
         await self.core.leave()
         if self.kafka is not None:

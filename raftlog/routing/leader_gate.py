@@ -4,6 +4,9 @@ Every append of a client at a leader goes through the gate, whatever node it cam
 partition, then writes. A batch of a transaction is confirmed by the transaction's coordinator
 first. The node's coordinators register with the gate when the node is built, before it serves.
 Without them a leader refuses to open a transaction, and requests to coordinators get NOT_READY.
+
+A node closes the gate while it hands its partitions over. An append then waits in the router of the
+node where it arrived, until the next leader is known.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Protocol
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.control import Marker
-from raftlog.record.errors import NOT_READY, LogError
+from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import Buffer, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks, Partition
 from raftlog.storage.types import AppendResult
@@ -80,6 +83,7 @@ class LeaderGate:
     def __init__(self) -> None:
         self._transactions: LeaderTransactions | None = None
         self._coordinators: CoordinatorServer | None = None
+        self._is_closed = False
 
     def register(
         self,
@@ -95,6 +99,14 @@ class LeaderGate:
             assert self._coordinators is None
             self._coordinators = coordinators
 
+    def close(self) -> None:
+        """Refuse appends with NO_LEADER, while this node hands its partitions over."""
+        self._is_closed = True
+
+    def reopen(self) -> None:
+        """Let appends through again."""
+        self._is_closed = False
+
     def open(
         self,
         found: Partition,
@@ -109,6 +121,8 @@ class LeaderGate:
         `LeaderTransactions.append` for the options. The write takes its place in the log, or in
         the line for it, before it suspends. Raises LogError, as the write does.
         """
+        if self._is_closed:
+            raise LogError(NO_LEADER, f"{found.name} is handed over, as its leader stops.")
         if transactional_id is None or self._transactions is None:
             append = found.writer().append
             return partial(append, may_start_anywhere=True) if may_start_anywhere else append

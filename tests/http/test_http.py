@@ -64,6 +64,31 @@ async def test_body_still_on_its_way_may_arrive_while_closing() -> None:
         await asyncio.wait_for(closing, PATIENCE_S)
 
 
+async def test_a_server_that_leaves_answers_and_ends_each_connection() -> None:
+    slow = Slow()
+    slow.go_on.set()
+    async with serving([slow.route]) as server:
+        server.context.broker.leave()
+        for _ in range(2):
+            async with RawPeer.connected(server.port) as peer:
+                await peer.send(POST_SLOW + b"body")
+                reply = await peer.reply()
+                assert (reply.body, reply.headers["connection"]) == (b"body", "close")
+                assert await peer.is_closed()
+
+
+async def test_a_request_on_its_way_when_the_server_closes_is_answered() -> None:
+    slow = Slow()
+    slow.go_on.set()
+    async with serving([slow.route]) as server, RawPeer.connected(server.port) as peer:
+        closing = asyncio.create_task(server.close())
+        # The server has seen an idle connection by now.
+        await asyncio.sleep(0.01)
+        await peer.send(POST_SLOW + b"body")
+        assert (await peer.reply()).body == b"body"
+        await asyncio.wait_for(closing, PATIENCE_S)
+
+
 async def test_idle_connections_do_not_hold_up_closing() -> None:
     slow = Slow()
     limits = ServerLimits(shutdown_s=60)

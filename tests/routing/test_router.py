@@ -215,6 +215,35 @@ def test_a_node_that_stops_leading_passes_on_what_it_has_refused() -> None:
     simulate(test)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_append_waits_while_its_leader_hands_the_partition_over(number: int) -> None:
+    async def test(cluster: Cluster) -> None:
+        leader = cluster.nodes[1]
+        leader.gate.close()
+        appending = asyncio.ensure_future(cluster.nodes[number].append(batch(b"a")))
+        await asyncio.sleep(0.1)
+        assert not appending.done()
+        cluster.lead(3, 2)
+        await appending
+        assert leader.mine.calls == []
+        assert len(cluster.nodes[3].mine.calls) == 1
+
+    simulate(test)
+
+
+def test_a_leader_without_a_successor_takes_appends_again() -> None:
+    async def test(cluster: Cluster) -> None:
+        leader = cluster.nodes[1]
+        leader.gate.close()
+        appending = asyncio.ensure_future(leader.append(batch(b"a")))
+        await asyncio.sleep(0.1)
+        leader.gate.reopen()
+        await appending
+        assert len(leader.mine.calls) == 1
+
+    simulate(test)
+
+
 def test_a_leader_that_refuses_for_a_moment_is_asked_again_here() -> None:
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[1]
