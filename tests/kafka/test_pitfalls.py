@@ -384,7 +384,7 @@ KAFKA_CONFIGS: Final = {
     "cleanup.policy": "compact",
     "compression.gzip.level": "-1",
     "compression.lz4.level": "9",
-    "compression.type": "producer",
+    "compression.type": "zstd",
     "compression.zstd.level": "3",
     "delete.retention.ms": "86400000",
     "file.delete.delay.ms": "60000",

@@ -75,10 +75,14 @@ def _inert(
     default: str,
     doc: str,
     bounds: tuple[int | None, int | None] = (None, None),
+    *,
+    choices: tuple[str, ...] = (),
 ) -> ConfigEntry:
     """The row of a config without effect."""
     lower, upper = bounds
-    return ConfigEntry(name, kind, default, doc, lower=lower, upper=upper, has_effect=False)
+    return ConfigEntry(
+        name, kind, default, doc, lower=lower, upper=upper, choices=choices, has_effect=False
+    )
 
 
 def _throttled(name: str, doc: str) -> ConfigEntry:
@@ -115,6 +119,13 @@ _ENTRIES: Final = (
         "3",
         "Effort of Zstandard where a broker compresses. Here producers compress, and no broker.",
         (-131_072, 22),
+    ),
+    _inert(
+        "compression.type",
+        ConfigType.STRING,
+        "producer",
+        "Compression of stored batches. Here a batch is stored as its producer compressed it.",
+        choices=("gzip", "lz4", "producer", "snappy", "uncompressed", "zstd"),
     ),
     _inert(
         "file.delete.delay.ms",

@@ -80,14 +80,6 @@ _ENTRIES = (
         choices=("compact", "delete"),
     ),
     ConfigEntry(
-        "compression.type",
-        ConfigType.STRING,
-        "producer",
-        "Batches are stored as the producer compressed them; nothing else is offered, because a "
-        "broker never re-encodes records.",
-        choices=("producer",),
-    ),
-    ConfigEntry(
         "delete.retention.ms",
         ConfigType.LONG,
         str(_DAY_MS),
@@ -322,7 +314,6 @@ class TopicConfig:
     """The configs in force for one topic, typed. See the table for the meaning of each."""
 
     cleanup_policy: frozenset[str]
-    compression_type: str
     delete_retention_ms: int
     flush: str
     index_interval_bytes: int
@@ -362,7 +353,6 @@ class TopicConfig:
 
         return cls(
             cleanup_policy=frozenset(split_words(text["cleanup.policy"])),
-            compression_type=text["compression.type"],
             delete_retention_ms=integer("delete.retention.ms"),
             flush=text["flush"],
             index_interval_bytes=integer("index.interval.bytes"),

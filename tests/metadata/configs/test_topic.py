@@ -33,7 +33,6 @@ def in_force(
 def test_defaults_are_kafkas() -> None:
     assert in_force({}) == TopicConfig(
         cleanup_policy=frozenset({"delete"}),
-        compression_type="producer",
         delete_retention_ms=86_400_000,
         flush="sync",
         index_interval_bytes=4096,
@@ -101,7 +100,7 @@ def test_values_are_normalised(name: str, value: str, normalised: str) -> None:
         ("cleanup.policy", ""),
         ("cleanup.policy", "delete,"),
         ("cleanup.policy", "burn"),
-        ("compression.type", "gzip"),
+        ("compression.type", "brotli"),
         ("flush", "never"),
         ("unclean.leader.election.enable", "yes"),
         ("message.timestamp.type", "createtime"),
