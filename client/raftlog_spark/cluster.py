@@ -522,7 +522,12 @@ class Cluster:
         except RaftlogSparkError as error:
             cause = error.__cause__
             if isinstance(cause, ServerError) and cause.entry in REFUSALS:
-                raise SinkRefused(str(cause), is_owned=cause.entry is SINK_OWNED) from cause
+                raise SinkRefused(
+                    str(cause),
+                    is_owned=cause.entry is SINK_OWNED,
+                    # An earlier request may have committed a sink without an epoch.
+                    is_unknown=epoch is None and cause.entry is UNKNOWN_TRANSACTION,
+                ) from cause
             raise
 
     def close(self) -> None:

@@ -76,10 +76,13 @@ class WriteFailed(RaftlogSparkError):  # noqa: N818
 
 
 class SinkRefused(RaftlogSparkError):  # noqa: N818
-    """The cluster does not commit a sink's transactions. Nothing of the batch is committed."""
+    """The cluster does not commit a sink's transactions."""
 
-    def __init__(self, message: str, *, is_owned: bool) -> None:
+    def __init__(self, message: str, *, is_owned: bool, is_unknown: bool = False) -> None:
         super().__init__(message)
+        self.is_unknown = is_unknown
+        """An earlier request may have committed them. Otherwise nothing of the batch is committed.
+        """
         self.is_owned = is_owned
         """The sink's epochs belong to another query."""
 

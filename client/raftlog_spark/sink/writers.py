@@ -103,6 +103,10 @@ def _commit(options: SinkOptions, commits: Sequence[TaskCommit]) -> None:
         try:
             cluster.commit_sink(tag.sink_id, names, epoch=tag.epoch, owner=tag.owner)
         except SinkRefused as error:
+            if error.is_unknown:
+                raise CommitError(
+                    f"The write may be committed, whole or not at all. {error}"
+                ) from error
             remedy = "Give this query another sinkId, or none."
             if not error.is_owned:
                 remedy = (

@@ -70,6 +70,8 @@ def decide(
     value: SinkEpochValue | None = None
     strays: Iterable[str] = [name for name in named if name in open_ids]
     if request.epoch == NO_EPOCH or committed is None or request.epoch > committed.committed_epoch:
+        if request.epoch == NO_EPOCH:
+            _check_known(named, transactions)
         for name in named:
             present = transactions.get(name)
             if request.epoch == NO_EPOCH and present is not None and present.state in COMMITTED:
@@ -121,6 +123,20 @@ def _check(
             f"The epochs of sink {quoted(sink_id)} belong to {quoted(committed.owner)}, which has "
             f"committed epoch {committed.committed_epoch}; {quoted(request.owner)} needs a sink id "
             "of its own.",
+        )
+
+
+def _check_known(named: Iterable[str], transactions: Mapping[str, Transaction]) -> None:
+    """Raise LogError UNKNOWN_TRANSACTION if an earlier request may have committed the sink.
+
+    All are committed at once, and forgotten a while after their end. So none of them is open then.
+    """
+    known = [transactions.get(name) for name in named]
+    if None in known and all(each is None or each.state in COMMITTED for each in known):
+        raise LogError(
+            UNKNOWN_TRANSACTION,
+            "The outcome of this sink is unknown. Its transactions have ended and are forgotten, "
+            "or have never been. Look at the topic before you write again.",
         )
 
 

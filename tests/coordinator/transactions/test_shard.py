@@ -483,6 +483,20 @@ def test_a_sink_commits_once_without_an_epoch(coordinator: Coordinator) -> None:
     assert len(coordinator.log) == batches + 3, "the ends alone"
 
 
+def test_a_sink_whose_transactions_are_forgotten_may_be_committed(coordinator: Coordinator) -> None:
+    once = CommitSinkEpoch("s", NO_EPOCH, ("sink/s/1", "sink/s/2"))
+    prepare(coordinator, "sink/s/1")
+    with pytest.raises(LogError, match="Nothing of this sink epoch is committed"):
+        coordinator.ask(once)
+    prepare(coordinator, "sink/s/2")
+    coordinator.ask(once)
+    coordinator.write_markers()
+    coordinator.elapse(120_000)
+    with pytest.raises(LogError, match="The outcome of this sink is unknown") as refused:
+        coordinator.ask(once)
+    assert refused.value.entry is UNKNOWN_TRANSACTION
+
+
 def test_a_sink_that_gives_up_aborts_all_that_is_open(coordinator: Coordinator) -> None:
     prepare(coordinator, "sink/s/1", "sink/other/1")
     ongoing = coordinator.init("sink/s/2")
