@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
@@ -11,7 +11,7 @@ import msgspec
 
 from raftlog.record.types import Buffer
 from raftlog.schema.decoder import compile_decoders
-from raftlog.schema.encoder import compile_encoders
+from raftlog.schema.encoder import compile_encoders, compile_slicer
 from raftlog.schema.fields import layout_of
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -53,6 +53,15 @@ def codec_of(message_type: type[M], version: int) -> Codec[M]:
     """
     codec: Codec[M] = _compiled(message_type, version)
     return codec
+
+
+@lru_cache(maxsize=CODECS_MAX)
+def slicer_of(message_type: type[M], version: int) -> Callable[[M], Iterator[bytes]]:
+    """Return the encoder of one version of a message to slices.
+
+    A slice has about 64 KiB. Together they are the message's bytes. Raises as `codec_of`.
+    """
+    return compile_slicer(layout_of(message_type, version))
 
 
 @lru_cache(maxsize=CODECS_MAX)

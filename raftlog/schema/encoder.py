@@ -2,12 +2,15 @@
 
 The generated function packs each run of fixed-size fields, lengths included, with one `pack`. It
 collects the parts in a list. Records end a piece and become a separate piece, without a copy.
+
+A large message has another function, a generator that ends a slice after some elements of an
+array. Its caller lets the event loop continue between two slices.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from raftlog.record.types import Buffer
@@ -29,8 +32,15 @@ from raftlog.schema.varints import SMALL_UVARINTS, encode_uvarint
 
 Encode: TypeAlias = Callable[[Any], bytes]
 EncodePieces: TypeAlias = Callable[[Any], list[Buffer]]
+EncodeSlices: TypeAlias = Callable[[Any], Iterator[bytes]]
+
+SLICE_BYTES: Final = 64 * 1024
+"""Bytes of strings, bytes and numbers after which a slice ends."""
+SLICE_PARTS: Final = 4_096
+"""Parts after which a slice ends (2 ms). An element of an array has one part or more."""
 
 _PARTS: Final = "parts"
+_HELD: Final = "held"
 
 
 def compile_encoders(layout: StructLayout) -> tuple[Encode, EncodePieces]:
@@ -45,6 +55,16 @@ def compile_encoders(layout: StructLayout) -> tuple[Encode, EncodePieces]:
     return namespace["encode"], namespace["encode_pieces"]
 
 
+def compile_slicer(layout: StructLayout) -> EncodeSlices:
+    """Return an encoder of a layout to slices. It raises EncodeError at any slice."""
+    writer = _Writer(layout, is_sliced=True)
+    namespace = writer.namespace
+    text = writer.slicer_source()
+    exec(compile(text, f"<slicer of {layout.struct_type.__name__}>", "exec"), namespace)
+    found: EncodeSlices = namespace["encode_slices"]
+    return found
+
+
 def _uuid(topic_id: str | None) -> bytes:
     if topic_id is None:
         return ZERO_UUID
@@ -57,8 +77,9 @@ def _uuid(topic_id: str | None) -> bytes:
 class _Writer:
     """Writes the encoder's lines. `parts` collects bytes, `add` appends to the current list."""
 
-    def __init__(self, layout: StructLayout) -> None:
+    def __init__(self, layout: StructLayout, *, is_sliced: bool = False) -> None:
         self._layout = layout
+        self._is_sliced = is_sliced
         self._lines: list[str] = []
         self._indent = 2
         self._count = 0
@@ -89,11 +110,18 @@ class _Writer:
         whole = self._function("encode", "pass", f"join({_PARTS})")
         return "\n".join([*whole, "def encode_pieces(message):", "    return [encode(message)]"])
 
+    def slicer_source(self) -> str:
+        """Return the source text of the generator of slices."""
+        self._struct(self._layout, "message")
+        self._flush()
+        return "\n".join(self._function("encode_slices", f"yield join({_PARTS})", "None"))
+
     def _function(self, name: str, end: str, result: str) -> list[str]:
         message = self._layout.struct_type.__name__
         return [
             f"def {name}(message):",
             *(["    pieces = []"] if self._has_records else []),
+            *([f"    {_HELD} = 0"] if self._is_sliced else []),
             f"    {_PARTS} = []",
             f"    {_PARTS}_add = {_PARTS}.append",
             "    try:",
@@ -214,11 +242,12 @@ class _Writer:
         if convert != encoded:
             self._line(f"{encoded} = {convert}")
         self._line(f"{length} = len({encoded})")
+        self._count_held(length)
         if primitive.is_nullable:
             self._indent -= 1
         self._length(length_format(primitive), length, is_flexible)
         self._flush()
-        if primitive.kind is not Kind.RECORDS:
+        if primitive.kind is not Kind.RECORDS or self._is_sliced:
             self._add(encoded)
             return
         if self._parts != _PARTS:
@@ -243,6 +272,7 @@ class _Writer:
         self._flush()
         format_ = run_format(array.element)
         if format_ is not None:
+            self._count_held(f"8 * {length}")
             self._add(f"pack(f'>{{len({elements})}}{format_}', *{elements})")
             return
         one = self._name("m")
@@ -250,7 +280,22 @@ class _Writer:
         self._indent += 1
         self._value(array.element, one, is_flexible)
         self._flush()
+        self._end_slice()
         self._indent -= 1
+
+    def _count_held(self, size: str) -> None:
+        """Count bytes of the current slice."""
+        if self._is_sliced:
+            self._line(f"{_HELD} += {size}")
+
+    def _end_slice(self) -> None:
+        """End the slice if it is large. Tagged fields are parts of one slice."""
+        if not self._is_sliced or self._parts != _PARTS:
+            return
+        self._line(f"if {_HELD} >= {SLICE_BYTES} or len({_PARTS}) >= {SLICE_PARTS}:")
+        self._line(f"    yield join({_PARTS})")
+        self._line(f"    {_PARTS}.clear()")
+        self._line(f"    {_HELD} = 0")
 
     def _nested(self, nested: Nested, value: str) -> None:
         name = self._name("m")

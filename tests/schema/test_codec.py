@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 from msgspec.structs import replace
 
-from raftlog.schema.codec import ELEMENTS_MAX, codec_of
+from raftlog.schema.codec import ELEMENTS_MAX, codec_of, slicer_of
+from raftlog.schema.encoder import SLICE_BYTES, SLICE_PARTS
 from raftlog.schema.errors import DecodeError, EncodeError
 from raftlog.schema.fields import Field, Int8, Int32, OptionalUuid, Uuid, Versions
 from tests.examples import examples
@@ -183,6 +184,33 @@ class TestRecords:
     def test_a_message_without_them_is_one_piece(self) -> None:
         message = Strict("a", (1,))
         assert codec_of(Strict, 0).encode_pieces(message) == [encoded(message, 0)]
+
+
+class TestSlices:
+    @settings(max_examples=examples(100), deadline=None)
+    @given(st.data())
+    def test_together_are_the_message(self, data: st.DataObject) -> None:
+        version = data.draw(st.sampled_from(range(4)))
+        message = data.draw(messages(Everything, version))
+        slices = slicer_of(Everything, version)(message)
+        assert b"".join(slices) == encoded(message, version)
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_many_elements_and_large_elements_end_a_slice(self, version: int) -> None:
+        rows = (Inner("i", (7,), None),) * 20_000
+        texts = ("t" * 30_000,) * 20
+        message = replace(EVERYTHING, inners=rows, names=texts)
+        slices = list(slicer_of(Everything, version)(message))
+        assert b"".join(slices) == encoded(message, version)
+        assert max(map(len, slices)) < 2 * SLICE_BYTES
+        assert len(slices) > 20_000 // SLICE_PARTS + 20 // 3
+
+    def test_a_value_that_the_version_cannot_hold_is_refused_in_any_slice(self) -> None:
+        rows = (*(Inner("i", (7,), None),) * 20_000, Inner("i", (1 << 40,), None))
+        slices = slicer_of(Everything, 2)(replace(EVERYTHING, inners=rows))
+        assert next(slices)
+        with pytest.raises(EncodeError):
+            list(slices)
 
 
 class TestMalformedBytes:
