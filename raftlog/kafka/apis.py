@@ -8,7 +8,7 @@ missing (KAFKA-18659).
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
@@ -39,7 +39,7 @@ from raftlog.kafka.messages.metadata import (
     SupportedFeatureKey,
 )
 from raftlog.record.types import Buffer
-from raftlog.schema.codec import Codec, codec_of
+from raftlog.schema.codec import Codec, codec_of, slicer_of
 from raftlog.schema.fields import Versions
 
 PRODUCE: Final = 0
@@ -100,6 +100,10 @@ class Api:
     def response_codec(self, version: int) -> Codec[Any]:
         """The codec of responses."""
         return codec_of(self.response_type, version)
+
+    def response_slicer(self, version: int) -> Callable[[Any], Iterator[bytes]]:
+        """The encoder of large responses, in slices."""
+        return slicer_of(self.response_type, version)
 
     def is_request_flexible(self, version: int) -> bool:
         """Whether the request's head has tagged fields."""

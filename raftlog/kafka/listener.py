@@ -28,7 +28,7 @@ from prometheus_client.core import Metric
 from raftlog.broker.limits import RateGuard, address_group
 from raftlog.broker.service import Broker
 from raftlog.kafka.apis import API_VERSIONS, APIS, Api, unsupported_version
-from raftlog.kafka.call import Call, Fences
+from raftlog.kafka.call import RESPONSE_BYTES_FREE, Call, Fences, ResponseBudget
 from raftlog.kafka.framing import (
     PREFIX_BYTES,
     SIZE_BYTES,
@@ -76,15 +76,24 @@ def _large_buffer(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size) if size > MAPPED_BYTES else bytearray(size))
 
 
-def _encoded(
-    api: Api, version: int, correlation_id: int, response: msgspec.Struct | None
+async def _encoded(
+    api: Api, call: Call, correlation_id: int, response: msgspec.Struct | None
 ) -> Sequence[Buffer]:
-    """The pieces of the response, or none without a response. Raises EncodeError."""
+    """The pieces of the response, or none without a response. Raises EncodeError.
+
+    A large response is encoded in slices, one in a turn of the event loop.
+    """
     if response is None:
         return ()
-    pieces = api.response_codec(version).encode_pieces(response)
+    pieces: list[Buffer] = []
+    if call.budget.used <= RESPONSE_BYTES_FREE:
+        pieces = api.response_codec(call.version).encode_pieces(response)
+    else:
+        for piece in api.response_slicer(call.version)(response):
+            pieces.append(piece)
+            await call.broker.turns.wait()
     size = sum(map(len, pieces))
-    is_flexible = api.is_answer_flexible(version)
+    is_flexible = api.is_answer_flexible(call.version)
     return [answer_head(correlation_id, size, is_flexible=is_flexible), *pieces]
 
 
@@ -331,6 +340,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _handle(self, api: Api, version: int, frame: Buffer, slot: _Slot) -> None:
         clock = self._broker.clock
         begun = clock.monotonic()
+        budget = ResponseBudget(self._broker, self.address_group)
         try:
             if not api.first <= version <= api.last:
                 slot.answer = unsupported_version(frame)
@@ -344,11 +354,12 @@ class Connection(asyncio.BufferedProtocol):
                     version=version,
                     address=self.address,
                     fences=self._listener.fences,
+                    budget=budget,
                     client_id=head.client_id,
                     gateway=self._settings.gateway,
                 )
                 response = await api.handler(call, request)
-                slot.answer = _encoded(api, version, head.correlation_id, response)
+                slot.answer = await _encoded(api, call, head.correlation_id, response)
             slot.size = sum(map(len, slot.answer))
         except DecodeError as error:
             slot.is_refused = True
@@ -371,6 +382,7 @@ class Connection(asyncio.BufferedProtocol):
                 bytes_out=slot.size,
             )
             self._give_frame(slot)
+            self._give(budget.used)
             slot.is_done = True
             if self._transport is None:
                 slot.size = 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +18,7 @@ from raftlog.kafka.apis import APIS, Api
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.schema.codec import codec_of
+from raftlog.schema.errors import EncodeError
 from raftlog.schema.fields import Array, Kind, Nested, Primitive, StructLayout, WireType, layout_of
 from raftlog.schema.varints import encode_uvarint
 from tests.attack.inputs import TOPIC, batch_bomb, lying_batch
@@ -220,6 +222,83 @@ def _named(element: WireType, name: str) -> Any:
 
 def _is_string(wire_type: WireType) -> bool:
     return isinstance(wire_type, Primitive) and wire_type.kind is Kind.STRING
+
+
+class Values(NamedTuple):
+    """Values of a request that repeats elements."""
+
+    name: str
+    """Every string, before the number of its element."""
+    topic_id: str
+    number_of: Callable[[int], int] = lambda _: 0
+    """Number of each repeated element, by its place. It is every integer of the element."""
+    suffix_of: Callable[[int], str] = lambda _: ""
+
+
+def repeated(api: Api, version: int, values: Values, count: int) -> Iterator[bytes]:
+    """For each array of a message and of its elements, a sound request with many elements.
+
+    The elements and the elements in them are at most `count`. Every other array has one element.
+    """
+    layout, codec = layout_of(api.request_type, version), codec_of(api.request_type, version)
+    for path, elements in _array_paths(layout):
+        message = _full_struct(layout, path, values, count // elements, 0)
+        with suppress(EncodeError):
+            yield head(api, version) + codec.encode(message)
+
+
+def _array_paths(layout: StructLayout) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The fields that lead to each array, and the array elements that one element brings."""
+    for name, element in _arrays(layout):
+        inner = list(_array_paths(element.struct)) if isinstance(element, Nested) else []
+        yield (name,), 1 + len(inner)
+        yield from (((name, *path), elements) for path, elements in inner)
+
+
+_KNOWN: Final[Mapping[str, Any]] = {"resource_type": 2, "acks": -1, "config_operation": 1}
+"""Values by field, with which a request gets past the first check."""
+
+
+def _full_struct(
+    layout: StructLayout, path: tuple[str, ...], values: Values, count: int, place: int
+) -> Any:
+    """A message with an element in each array, and `count` of them in the array of the path."""
+    found: dict[str, Any] = {}
+    for field in layout.fields:
+        if not field.is_present or field.tag is not None:
+            found[field.name] = field.default
+        elif field.name in _KNOWN:
+            found[field.name] = _KNOWN[field.name]
+        else:
+            is_on_path = path[:1] == (field.name,)
+            rest = path[1:] if is_on_path else ()
+            times = count if is_on_path and not rest else 1
+            found[field.name] = _full_value(field.wire_type, rest, values, count, (place, times))
+    return layout.struct_type(**found)
+
+
+def _full_value(
+    wire_type: WireType,
+    path: tuple[str, ...],
+    values: Values,
+    count: int,
+    place_and_times: tuple[int, int],
+) -> Any:
+    place, times = place_and_times
+    if isinstance(wire_type, Nested):
+        return _full_struct(wire_type.struct, path, values, count, place)
+    if isinstance(wire_type, Array):
+        return tuple(
+            _full_value(wire_type.element, path, values, count, (place + n, 1))
+            for n in range(times)
+        )
+    if wire_type.kind is Kind.STRING:
+        return values.name + values.suffix_of(place)
+    if wire_type.kind is Kind.UUID:
+        return values.topic_id
+    smallest = smallest_value(wire_type)
+    is_number = wire_type.kind in {Kind.INT32, Kind.INT64}
+    return values.number_of(place) if is_number else smallest
 
 
 def claimed(api: Api, version: int, count: int) -> Iterator[bytes]:

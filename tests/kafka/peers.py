@@ -155,6 +155,8 @@ async def group_node(
 ) -> AsyncIterator[KafkaNode]:
     """The same, with the coordinators of groups and transactions. Classic groups begin at once."""
     node = DataNode()
+    node.services.quorum = FakeQuorum(1, VoterSet((Voter(1, "10.0.0.1", 8082),)))
+    node.services.logs = FakeLogs()
     node.metadata.image.cluster_settings = {
         "group.initial.rebalance.delay.ms": "0",
         **(cluster_settings or {}),

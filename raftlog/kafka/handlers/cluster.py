@@ -25,6 +25,7 @@ from raftlog.kafka.handlers.names import (
     cluster_code,
     cluster_operations,
     deadline_of,
+    numbers_by_topic,
 )
 from raftlog.kafka.messages import cluster as messages
 from raftlog.metadata.decisions.reassignment import Move, target_of
@@ -281,6 +282,7 @@ async def describe_log_dirs(
     """35. Returns this node's replicas and their sizes, without the size of the whole disk."""
     try:
         sizes, free_bytes = call.broker.admin.replica_sizes(call.principal)
+        await call.budget.reserve(len(sizes))
     except LogError as error:
         return messages.DescribeLogDirsResponse(error_code=cluster_code(error))
     if request.topics is not None:
@@ -313,13 +315,12 @@ async def describe_quorum(
         return messages.DescribeQuorumResponse(cluster_code(error), error.message)
     topics = [
         messages.ResponseTopicData(
-            topic.topic_name,
-            tuple(
-                _quorum(call, membership, topic.topic_name, partition.partition_index)
-                for partition in topic.partitions
-            ),
+            name, tuple(_quorum(call, membership, name, number) for number in numbers)
         )
-        for topic in request.topics
+        for name, numbers in numbers_by_topic(
+            (topic.topic_name, (row.partition_index for row in topic.partitions))
+            for topic in request.topics
+        ).items()
     ]
     nodes: tuple[messages.Node, ...] = ()
     if call.version >= 2:

@@ -9,7 +9,7 @@ a removal there changes nothing. Kafka's tools remove throttles after each reass
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from raftlog.kafka.call import Call
@@ -21,6 +21,7 @@ from raftlog.kafka.handlers.names import (
     cluster_code,
     code,
     deadline_of,
+    in_turns,
     unknown_topic_code,
 )
 from raftlog.kafka.messages import configs as messages
@@ -64,14 +65,13 @@ SUBTRACT: Final = 3
 
 DESCRIBED_MAX: Final = 100_000
 """Configs of one response, with up to 300 bytes each. Further resources get an error."""
-CONFIGS_PER_TURN: Final = 2_000
 
 
 class _Change(NamedTuple):
     """The configs of one resource to be set, and those to return to their defaults."""
 
     values: dict[str, str]
-    removals: list[str]
+    removals: dict[str, None]
 
 
 async def describe_configs(
@@ -80,13 +80,11 @@ async def describe_configs(
     """32. Returns values in force, with their sources."""
     results: list[messages.DescribeConfigsResult] = []
     count = 0
-    turn_ends = CONFIGS_PER_TURN
-    for resource in request.resources:
-        if count > turn_ends:
-            turn_ends = count + CONFIGS_PER_TURN
-            await call.broker.turns.wait()
+    async for resource in in_turns(call, dict.fromkeys(request.resources)):
         try:
+            await call.budget.reserve(1)
             described = _chosen(resource, _describe(call, resource, count))
+            await call.budget.reserve(*_size(request, described))
         except LogError as error:
             error_code = _error_code(resource.resource_type, error)
             if error.entry is UNKNOWN_TOPIC:
@@ -147,6 +145,19 @@ def _set_for_all(described: Iterable[ConfigDescription]) -> list[ConfigDescripti
     return [config for config in described if config.source is ConfigSource.CLUSTER]
 
 
+def _size(
+    request: messages.DescribeConfigsRequest, described: Sequence[ConfigDescription]
+) -> tuple[int, int]:
+    """Rows and bytes of the configs in the response."""
+    rows, size = len(described), sum(len(config.value) for config in described)
+    if request.include_synonyms:
+        rows += sum(len(config.synonyms) for config in described)
+        size += sum(len(value) for config in described for _, value in config.synonyms)
+    if request.include_documentation:
+        size += sum(len(config.entry.doc) for config in described)
+    return rows, size
+
+
 def _described(
     request: messages.DescribeConfigsRequest, config: ConfigDescription
 ) -> messages.DescribeConfigsResourceResult:
@@ -176,7 +187,7 @@ async def incremental_alter_configs(
     responses: dict[
         tuple[int, str], messages.IncrementalAlterConfigsAlterConfigsResourceResponse
     ] = {}
-    for resource in request.resources:
+    async for resource in in_turns(call, request.resources):
         kind, name = key = resource.resource_type, resource.resource_name
         try:
             _check_changeable(call, kind, name, counts[key])
@@ -202,13 +213,13 @@ def _change_of(
     configs: Iterable[messages.IncrementalAlterConfigsAlterableConfig],
 ) -> _Change:
     """The change that the operations amount to. Raises LogError."""
-    change = _Change({}, [])
+    change = _Change({}, {})
     present: Mapping[str, str] | None = None
     for config in configs:
         if config.name in change.values or config.name in change.removals:
             raise LogError(BAD_REQUEST, f"The request changes {config.name} twice.")
         if config.config_operation == DELETE:
-            change.removals.append(config.name)
+            change.removals[config.name] = None
         elif config.config_operation not in {SET, APPEND, SUBTRACT}:
             raise LogError(BAD_REQUEST, f"There is no operation {config.config_operation}.")
         elif config.value is None:
@@ -261,13 +272,13 @@ async def alter_configs(
         (resource.resource_type, resource.resource_name) for resource in request.resources
     )
     responses: dict[tuple[int, str], messages.AlterConfigsResourceResponse] = {}
-    for resource in request.resources:
+    async for resource in in_turns(call, request.resources):
         kind, name = key = resource.resource_type, resource.resource_name
         try:
             _check_changeable(call, kind, name, counts[key])
             if kind == BROKER and name:
                 raise _not_of_one_broker()
-            change = _Change(_whole(resource.configs), [])
+            change = _Change(_whole(resource.configs), {})
             await _alter(
                 call, kind, name, change, replaces=True, validate_only=request.validate_only
             )
@@ -304,7 +315,7 @@ async def _alter(
     validate_only: bool,
 ) -> None:
     """Execute the change of a resource that may be changed. Raises LogError."""
-    admin, (values, removals) = call.broker.admin, change
+    admin, values, removals = call.broker.admin, change.values, list(change.removals)
 
     async def alter() -> None:
         if kind == TOPIC:
@@ -338,7 +349,7 @@ def _of_one_broker(change: _Change) -> _Change:
     """The empty change of one broker. Raises LogError BAD_REQUEST if it sets values."""
     if change.values:
         raise _not_of_one_broker()
-    return _Change({}, [])
+    return _Change({}, {})
 
 
 def _not_of_one_broker() -> LogError:
@@ -377,6 +388,7 @@ async def list_config_resources(
         return messages.ListConfigResourcesResponse(error_code=UNSUPPORTED_VERSION)
     try:
         topics, brokers = call.broker.admin.config_resources(call.principal)
+        await call.budget.reserve(len(topics) + len(brokers))
     except LogError as error:
         return messages.ListConfigResourcesResponse(error_code=cluster_code(error))
     found: list[messages.ConfigResource] = []

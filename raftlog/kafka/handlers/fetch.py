@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from raftlog.broker.fetch import Fetched, Isolation, MultiFetch, RoutedFetch
@@ -94,19 +96,8 @@ async def fetch(call: Call, request: messages.FetchRequest) -> messages.FetchRes
     wait_s = max(request.max_wait_ms, 0) / 1000 if parts and len(parts) == seen else 0.0
     if plan.is_at_end():
         await plan.wait(min_bytes=request.min_bytes, timeout_s=wait_s)
-    await _read(call, plan, parts, 0 if plan.is_at_end() else max(request.max_bytes, 1))
-    nodes: dict[int, messages.NodeEndpoint] = {}
-    return messages.FetchResponse(
-        responses=tuple(
-            messages.FetchableTopicResponse(
-                topic.topic,
-                topic.topic_id,
-                tuple(_answer(call, name, part, isolation, nodes) for part in rows),
-            )
-            for topic, name, rows in topics
-        ),
-        node_endpoints=tuple(nodes.values()),
-    )
+    max_bytes = 0 if plan.is_at_end() else max(request.max_bytes, 1)
+    return await _read(call, plan, parts, max_bytes, partial(_response, call, topics, isolation))
 
 
 def _plan(call: Call, count: int, isolation: Isolation) -> MultiFetch | RoutedFetch:
@@ -120,8 +111,12 @@ def _plan(call: Call, count: int, isolation: Isolation) -> MultiFetch | RoutedFe
 
 
 async def _read(
-    call: Call, plan: MultiFetch | RoutedFetch, parts: dict[tuple[str, int], _Part], max_bytes: int
-) -> None:
+    call: Call,
+    plan: MultiFetch | RoutedFetch,
+    parts: dict[tuple[str, int], _Part],
+    max_bytes: int,
+    build: Callable[[], Awaitable[messages.FetchResponse]],
+) -> messages.FetchResponse:
     """Read the partitions, within the bytes that the client's address may hold.
 
     The response's bytes are reserved from the budget before they are read, until the client has
@@ -141,9 +136,31 @@ async def _read(
             elif fetched.data:
                 part.pieces.append(fetched.data)
                 part.fetched = fetched if len(part.pieces) == 1 else _merged(part.fetched, fetched)
+        return await build()
     finally:
         # The connection reserves the bytes of the response before another task runs.
         budget.release(taken, group)
+
+
+async def _response(
+    call: Call,
+    topics: Sequence[tuple[messages.FetchTopic, str, list[_Part]]],
+    isolation: Isolation,
+) -> messages.FetchResponse:
+    nodes: dict[int, messages.NodeEndpoint] = {}
+    responses: list[messages.FetchableTopicResponse] = []
+    count = 0
+    for topic, name, rows in topics:
+        partitions: list[messages.PartitionData] = []
+        for part in rows:
+            count += 1
+            if count % PARTITIONS_PER_TURN == 0:
+                await call.broker.turns.wait()
+            partitions.append(_answer(call, name, part, isolation, nodes))
+        responses.append(
+            messages.FetchableTopicResponse(topic.topic, topic.topic_id, tuple(partitions))
+        )
+    return messages.FetchResponse(responses=tuple(responses), node_endpoints=tuple(nodes.values()))
 
 
 async def _room(call: Call, group: str, wanted: int) -> int:

@@ -11,7 +11,15 @@ from typing import Final, NamedTuple, TypeVar
 
 from raftlog.broker.groups import Committer, FetchedOffset, OffsetToCommit
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, code, code_of, coordinator_code, each, topic_name
+from raftlog.kafka.handlers.names import (
+    NONE,
+    code,
+    code_of,
+    coordinator_code,
+    each,
+    numbers_by_topic,
+    topic_name,
+)
 from raftlog.kafka.messages import group_offsets as messages
 from raftlog.record import errors
 from raftlog.record.errors import LogError
@@ -128,7 +136,8 @@ async def fetch(call: Call, request: messages.OffsetFetchRequest) -> messages.Of
         return messages.OffsetFetchResponse(groups=tuple(groups))
     wanted = None
     if request.topics is not None:
-        wanted = [_Wanted(topic.name, None, topic.partition_indexes) for topic in request.topics]
+        named = (((topic.name, None), topic.partition_indexes) for topic in request.topics)
+        wanted = _wanted(named)
     try:
         found = await _found(call, request.group_id, wanted, None, is_stable=is_stable)
     except LogError as error:
@@ -162,9 +171,8 @@ async def _of_group(
 ) -> messages.OffsetFetchResponseGroup:
     wanted = None
     if group.topics is not None:
-        wanted = [
-            _Wanted(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics
-        ]
+        named = (((topic.name, topic.topic_id), topic.partition_indexes) for topic in group.topics)
+        wanted = _wanted(named)
     reader = Committer(group.member_id or "", group.member_epoch)
     try:
         found = await _found(call, group.group_id, wanted, reader, is_stable=is_stable)
@@ -181,6 +189,11 @@ async def _of_group(
     return messages.OffsetFetchResponseGroup(group.group_id, tuple(topics))
 
 
+def _wanted(topics: Iterable[tuple[tuple[str, TopicId | None], Iterable[int]]]) -> list[_Wanted]:
+    """The topics of a request, each topic and each partition once."""
+    return [_Wanted(*topic, numbers) for topic, numbers in numbers_by_topic(topics).items()]
+
+
 async def _found(
     call: Call,
     group_id: str,
@@ -190,6 +203,23 @@ async def _found(
     is_stable: bool,
 ) -> list[_Found]:
     """The topics of the response, in the request's order, or all if None. Raises LogError."""
+    found = await _read(call, group_id, wanted, reader, is_stable=is_stable)
+    offsets = [offset for topic in found for offset in topic.offsets]
+    await call.budget.reserve(
+        len(found) + len(offsets), sum(len(offset.metadata) for offset in offsets)
+    )
+    return found
+
+
+async def _read(
+    call: Call,
+    group_id: str,
+    wanted: Sequence[_Wanted] | None,
+    reader: Committer | None,
+    *,
+    is_stable: bool,
+) -> list[_Found]:
+    await call.budget.reserve(1)
     topics: list[tuple[_Wanted, str, int]] = []
     numbers: dict[str, dict[int, None]] = {}
     for topic in wanted or ():
@@ -263,24 +293,27 @@ async def delete(
         await groups.delete_offsets(call.principal, request.group_id, {})
     except LogError as error:
         return messages.OffsetDeleteResponse(error_code=coordinator_code(error))
-    return messages.OffsetDeleteResponse(
-        topics=tuple(await each(call, partial(_deleted, call, request.group_id), request.topics))
+    wanted = numbers_by_topic(
+        (topic.name, (partition.partition_index for partition in topic.partitions))
+        for topic in request.topics
     )
+    deleted = await each(call, partial(_deleted, call, request.group_id), wanted.items())
+    return messages.OffsetDeleteResponse(topics=tuple(deleted))
 
 
 async def _deleted(
-    call: Call, group_id: str, topic: messages.OffsetDeleteRequestTopic
+    call: Call, group_id: str, topic: tuple[str, tuple[int, ...]]
 ) -> messages.OffsetDeleteResponseTopic:
-    numbers = [partition.partition_index for partition in topic.partitions]
+    name, numbers = topic
     error_code = NONE
     try:
         # Unknown topics have no offsets. Clients expect an error for them.
-        call.broker.services.metadata.image.topic(topic.name)
-        await call.broker.groups.delete_offsets(call.principal, group_id, {topic.name: numbers})
+        call.broker.services.metadata.image.topic(name)
+        await call.broker.groups.delete_offsets(call.principal, group_id, {name: numbers})
     except LogError as error:
         error_code = coordinator_code(error, forbidden=code(error))
         if error.entry is errors.GROUP_NOT_EMPTY:
             error_code = GROUP_SUBSCRIBED_TO_TOPIC
     return messages.OffsetDeleteResponseTopic(
-        topic.name, tuple(messages.OffsetDeleteResponsePartition(n, error_code) for n in numbers)
+        name, tuple(messages.OffsetDeleteResponsePartition(n, error_code) for n in numbers)
     )

@@ -25,11 +25,13 @@ from raftlog.kafka.handlers.names import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_AUTHORIZATION_FAILED,
     NONE,
+    ROWS_PER_TURN,
     UNKNOWN_OPERATIONS,
     code,
     coordinator_code,
     each,
     group_operations,
+    in_turns,
 )
 from raftlog.kafka.messages import groups as messages
 from raftlog.metadata.image import BrokerImage
@@ -51,6 +53,8 @@ CONSUMER: Final = "consumer"
 CLASSIC: Final = "classic"
 EMPTY: Final = "Empty"
 DEAD: Final = "Dead"
+NUMBER_BYTES: Final = 4
+"""Bytes of a partition's number."""
 CONSUMER_MEMBER: Final = 1
 """Type of a member of the consumer protocol, in its description."""
 
@@ -211,9 +215,18 @@ def _operations(call: Call, group_id: str, wants_operations: bool) -> int:
 
 
 async def _consumer_group(call: Call, group_id: str) -> ConsumerGroupDescription:
+    await call.budget.reserve(1)
     found = await call.broker.groups.description(call.principal, group_id)
     if isinstance(found, DescribedGroup) or found.kind != CONSUMER:
         raise LogError(errors.UNKNOWN_GROUP, f"Group {quoted(group_id)} is not a consumer group.")
+    topics = [topic for member in found.members for topic in (*member.assignment, *member.target)]
+    names = sum(len(member.subscribed_names) for member in found.members)
+    await call.budget.reserve(
+        len(found.members) + len(topics) + names,
+        sum(len(member.client_id) for member in found.members)
+        + sum(len(member.subscribed_pattern or "") for member in found.members)
+        + sum(NUMBER_BYTES * len(topic.partitions) for topic in topics),
+    )
     return found
 
 
@@ -302,8 +315,16 @@ async def _described_classic(
 
 async def _classic_group(call: Call, group_id: str) -> DescribedGroup | None:
     """The group, or None if it has only committed offsets. Raises LogError."""
+    await call.budget.reserve(1)
     found = await call.broker.groups.description(call.principal, group_id)
     if isinstance(found, DescribedGroup):
+        await call.budget.reserve(
+            len(found.members),
+            sum(
+                len(member.client_id) + len(member.metadata) + len(member.assignment)
+                for member in found.members
+            ),
+        )
         return found
     if found.kind == CONSUMER:
         raise LogError(errors.UNKNOWN_GROUP, f"Group {quoted(group_id)} is not a classic group.")
@@ -323,27 +344,18 @@ async def list_groups(
         found, incomplete = await call.broker.groups.groups(
             call.principal, of_this_node=not call.any_node
         )
+        await call.budget.reserve(len(found))
     except LogError as error:
         return messages.ListGroupsResponse(error_code=coordinator_code(error))
     if incomplete:
         return messages.ListGroupsResponse(error_code=COORDINATOR_LOAD_IN_PROGRESS)
-    rows = (
-        messages.ListedGroup(
-            group.group,
-            CONSUMER if group.kind == CONSUMER else group.protocol_type,
-            group.state,
-            CONSUMER if group.kind == CONSUMER else CLASSIC,
-        )
-        for group, _ in found
-    )
-    return messages.ListGroupsResponse(
-        groups=tuple(
-            row
-            for row in rows
-            if (not states or row.group_state.lower() in states)
-            and (not types or row.group_type in types)
-        )
-    )
+    rows: list[messages.ListedGroup] = []
+    async for group, _ in in_turns(call, found, ROWS_PER_TURN):
+        kind = CONSUMER if group.kind == CONSUMER else CLASSIC
+        protocol_type = CONSUMER if group.kind == CONSUMER else group.protocol_type
+        if (not states or group.state.lower() in states) and (not types or kind in types):
+            rows.append(messages.ListedGroup(group.group, protocol_type, group.state, kind))
+    return messages.ListGroupsResponse(groups=tuple(rows))
 
 
 async def delete_groups(

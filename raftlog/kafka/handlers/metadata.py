@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.brokers import Brokers
+from raftlog.kafka.handlers.brokers import LEADER_NOT_AVAILABLE, Brokers
 from raftlog.kafka.handlers.names import (
+    NAMES_PER_TURN,
     NONE,
     UNKNOWN_OPERATIONS,
     cluster_operations,
     code,
+    in_turns,
     topic_operations,
     unknown_topic_code,
 )
@@ -39,7 +41,7 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     # coordinator among the listed brokers (librdkafka 5511). Other clients detect the loss by a
     # refused connection.
     brokers = Brokers(call, with_recent=True)
-    topics = await _topics(call, request)
+    topics = await _within_budget(call, await _topics(call, request))
     described = []
     count = 0
     for topic in topics:
@@ -69,20 +71,40 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     )
 
 
+async def _within_budget(
+    call: Call, topics: list[TopicImage | MetadataResponseTopic]
+) -> list[TopicImage | MetadataResponseTopic]:
+    """The topics, or their errors if the response has no room for the partitions.
+
+    Clients repeat a request for a topic without a leader. The response takes all of its bytes at
+    once, so that no two responses wait for each other.
+    """
+    try:
+        await call.budget.reserve(sum(1 + len(topic.partitions) for topic in topics))
+    except LogError:
+        return [
+            topic
+            if isinstance(topic, MetadataResponseTopic)
+            else MetadataResponseTopic(LEADER_NOT_AVAILABLE, topic.name, topic.topic_id)
+            for topic in topics
+        ]
+    return topics
+
+
 async def _topics(call: Call, request: MetadataRequest) -> list[TopicImage | MetadataResponseTopic]:
     """The topics of the request. A topic that does not exist has a response with an error."""
     broker, principal = call.broker, call.principal
     if request.topics is None or (call.version == 0 and not request.topics):
         return list(broker.admin.topics(principal))
     found: list[TopicImage | MetadataResponseTopic] = []
+    # A set in Apache Kafka.
+    distinct = list(dict.fromkeys(request.topics))
     by_id = broker.services.metadata.image.topics_by_id
     names = [
-        wanted.name
-        for wanted in request.topics
-        if wanted.topic_id is None and wanted.name is not None
+        wanted.name for wanted in distinct if wanted.topic_id is None and wanted.name is not None
     ]
     known = broker.admin.topics_of(principal, names)
-    for wanted in request.topics:
+    async for wanted in in_turns(call, distinct, NAMES_PER_TURN):
         name = wanted.name
         if wanted.topic_id is not None:
             topic = by_id.get(wanted.topic_id)

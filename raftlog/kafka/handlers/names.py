@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from raftlog.broker.authorize import CLUSTER, Operation, Resource, group_resource, topic_resource
@@ -33,6 +33,10 @@ UNKNOWN_LEADER_EPOCH: Final = 75
 ITEMS_PER_TURN: Final = 8
 """Items of a request that run at once, in one turn (2 ms). Each is a call of a
 coordinator or a leader."""
+NAMES_PER_TURN: Final = 100
+"""Names looked up in the metadata in one turn (2 ms)."""
+ROWS_PER_TURN: Final = 1_000
+"""Rows of a response built in one turn (2 ms)."""
 ITEMS_S_MAX: Final = 60.0
 """Longest seconds for all items of a request. No client waits longer for it."""
 CONTROLLER_PAUSE_S: Final = 0.2
@@ -169,8 +173,8 @@ async def by(deadline: float, work: Callable[[], Awaitable[T]]) -> T:
     raise refusal
 
 
-async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Sequence[Item]) -> list[T]:
-    """The results of a request's items in their order, a few at a time.
+async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Iterable[Item]) -> list[T]:
+    """The results of a request's items in their order, a few at a time. Each item counts once.
 
     Calls of a coordinator or partition on this node never suspend. Without turns of the event loop,
     thousands would hold it. Raises LogError REQUEST_TIMEOUT.
@@ -178,13 +182,35 @@ async def each(call: Call, work: Callable[[Item], Awaitable[T]], items: Sequence
     loop = asyncio.get_running_loop()
     deadline = loop.time() + ITEMS_S_MAX
     results: list[T] = []
-    for start in range(0, len(items), ITEMS_PER_TURN):
+    distinct = list(dict.fromkeys(items))
+    for start in range(0, len(distinct), ITEMS_PER_TURN):
         if start:
             await call.broker.turns.wait()
             if loop.time() > deadline:
                 raise LogError(errors.REQUEST_TIMEOUT, f"{start} items took {ITEMS_S_MAX:g} s.")
-        results += await asyncio.gather(*map(work, items[start : start + ITEMS_PER_TURN]))
+        results += await asyncio.gather(*map(work, distinct[start : start + ITEMS_PER_TURN]))
     return results
+
+
+async def in_turns(
+    call: Call, items: Iterable[Item], per_turn: int = ITEMS_PER_TURN
+) -> AsyncIterator[Item]:
+    """The items, so many in a turn of the event loop.
+
+    It is for a loop whose body may not suspend.
+    """
+    for number, item in enumerate(items):
+        if number and number % per_turn == 0:
+            await call.broker.turns.wait()
+        yield item
+
+
+def numbers_by_topic(topics: Iterable[tuple[Item, Iterable[int]]]) -> dict[Item, tuple[int, ...]]:
+    """The partitions of each topic, each topic and each partition once."""
+    found: dict[Item, dict[int, None]] = {}
+    for topic, numbers in topics:
+        found.setdefault(topic, {}).update(dict.fromkeys(numbers))
+    return {topic: tuple(numbers) for topic, numbers in found.items()}
 
 
 def topic_operations(call: Call, name: str) -> int:

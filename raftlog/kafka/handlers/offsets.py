@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from typing import Final
 
@@ -11,12 +13,14 @@ from raftlog.broker.fetch import Isolation
 from raftlog.broker.offsets import PartitionBounds
 from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import (
+    INVALID_REQUEST,
     NONE,
     UNSUPPORTED_VERSION,
     by,
     deadline_of,
     each,
     epoch_error,
+    in_turns,
     partition_code,
 )
 from raftlog.kafka.messages import offsets as messages
@@ -42,18 +46,30 @@ async def list_offsets(
     The end depends on the isolation.
     """
     isolation = Isolation(1 if request.isolation_level == 1 else 0)
-    return messages.ListOffsetsResponse(
-        topics=tuple([await _topic(call, topic, isolation) for topic in request.topics])
+    counts = Counter(
+        (topic.name, row.partition_index) for topic in request.topics for row in topic.partitions
     )
+    repeated = {place for place, count in counts.items() if count > 1}
+    topics = [
+        await _topic(call, topic, isolation, repeated)
+        async for topic in in_turns(call, request.topics)
+    ]
+    return messages.ListOffsetsResponse(topics=tuple(topics))
 
 
 async def _topic(
-    call: Call, topic: messages.ListOffsetsTopic, isolation: Isolation
+    call: Call,
+    topic: messages.ListOffsetsTopic,
+    isolation: Isolation,
+    repeated: Collection[tuple[str, int]],
 ) -> messages.ListOffsetsTopicResponse:
+    """The offsets of a topic. A partition that the request has twice gets INVALID_REQUEST."""
     rows: dict[int, messages.ListOffsetsPartitionResponse] = {}
     wanted = {row.partition_index: row for row in topic.partitions}
     for number, row in list(wanted.items()):
-        error_code = epoch_error(call.broker, topic.name, number, row.current_leader_epoch)
+        error_code = INVALID_REQUEST
+        if (topic.name, number) not in repeated:
+            error_code = epoch_error(call.broker, topic.name, number, row.current_leader_epoch)
         if error_code:
             rows[number] = messages.ListOffsetsPartitionResponse(number, error_code)
             del wanted[number]

@@ -20,6 +20,7 @@ from raftlog.kafka.handlers.names import (
     by,
     code,
     deadline_of,
+    in_turns,
     topic_name,
     topic_operations,
     unknown_topic_code,
@@ -46,7 +47,7 @@ async def create_topics(
     deadline = deadline_of(request.timeout_ms)
     counts = Counter(topic.name for topic in request.topics)
     results: dict[str, messages.CreatableTopicResult] = {}
-    for topic in request.topics:
+    async for topic in in_turns(call, request.topics):
         if counts[topic.name] > 1:
             results[topic.name] = messages.CreatableTopicResult(
                 topic.name, None, INVALID_REQUEST, "The request names this topic twice."
@@ -82,8 +83,9 @@ async def _create(
         )
     try:
         described = call.broker.admin.describe_configs_of(call.principal, topic)
+        await call.budget.reserve(len(described), sum(len(config.value) for config in described))
     except LogError as error:
-        # The topic exists. Its configs are not for this client.
+        # The topic exists. Its configs are not for this client, or the response has no room.
         return messages.CreatableTopicResult(
             topic.name, topic.topic_id, NONE, None, topic_config_error_code=code(error)
         )
@@ -198,7 +200,7 @@ async def create_partitions(
     deadline = deadline_of(request.timeout_ms)
     counts = Counter(topic.name for topic in request.topics)
     results: dict[str, messages.CreatePartitionsTopicResult] = {}
-    for topic in request.topics:
+    async for topic in in_turns(call, request.topics):
         error_code, message = INVALID_REQUEST, "The request names this topic twice."
         if counts[topic.name] == 1:
             error_code, message = await _grow(call, topic, request.validate_only, deadline)

@@ -28,12 +28,15 @@ from raftlog.kafka.call import Call
 from raftlog.kafka.handlers.names import (
     CLUSTER_AUTHORIZATION_FAILED,
     NONE,
+    ROWS_PER_TURN,
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     cluster_code,
     code,
     code_of,
     coordinator_code,
     each,
+    in_turns,
+    numbers_by_topic,
     partition_code,
 )
 from raftlog.kafka.messages import transactions as messages
@@ -222,17 +225,20 @@ async def describe_producers(
     `kafka-transactions` finds hanging producers by it.
     """
     topics = []
-    for topic in request.topics:
-        rows = await each(call, partial(_producers, call, topic.name), topic.partition_indexes)
-        topics.append(messages.TopicResponse(topic.name, tuple(rows)))
+    wanted = numbers_by_topic((topic.name, topic.partition_indexes) for topic in request.topics)
+    async for name, numbers in in_turns(call, wanted.items()):
+        rows = await each(call, partial(_producers, call, name), numbers)
+        topics.append(messages.TopicResponse(name, tuple(rows)))
     return messages.DescribeProducersResponse(topics=tuple(topics))
 
 
 async def _producers(call: Call, topic: str, number: int) -> messages.PartitionResponse:
     try:
+        await call.budget.reserve(1)
         found = await call.broker.transactions.producers(
             call.principal, topic, number, any_node=call.any_node
         )
+        await call.budget.reserve(len(found))
     except LogError as error:
         return messages.PartitionResponse(number, partition_code(error), error.message)
     now_ms = call.broker.clock.time_ms()
@@ -270,20 +276,26 @@ async def _marked(
 ) -> messages.WritableTxnMarkerResult:
     producer = _producer(wanted.producer_id, wanted.producer_epoch)
     marker = Marker(wanted.transaction_result, wanted.coordinator_epoch)
-    topics = []
-    for topic in wanted.topics:
-        rows = []
-        for number in topic.partition_indexes:
-            error_code = NONE
-            try:
-                await call.broker.transactions.write_marker(
-                    call.principal, topic.name, number, producer, marker, any_node=call.any_node
-                )
-            except LogError as error:
-                error_code = cluster_code(error)
-            rows.append(messages.WritableTxnMarkerPartitionResult(number, error_code))
-        topics.append(messages.WritableTxnMarkerTopicResult(topic.name, tuple(rows)))
-    return messages.WritableTxnMarkerResult(wanted.producer_id, tuple(topics))
+    rows: dict[str, list[messages.WritableTxnMarkerPartitionResult]] = {
+        topic.name: [] for topic in wanted.topics
+    }
+    places = [(topic.name, number) for topic in wanted.topics for number in topic.partition_indexes]
+    async for name, number in in_turns(call, dict.fromkeys(places)):
+        error_code = NONE
+        try:
+            await call.broker.transactions.write_marker(
+                call.principal, name, number, producer, marker, any_node=call.any_node
+            )
+        except LogError as error:
+            error_code = cluster_code(error)
+        row = messages.WritableTxnMarkerPartitionResult(number, error_code)
+        rows[name].append(row)
+    return messages.WritableTxnMarkerResult(
+        wanted.producer_id,
+        tuple(
+            messages.WritableTxnMarkerTopicResult(name, tuple(some)) for name, some in rows.items()
+        ),
+    )
 
 
 async def describe(
@@ -301,7 +313,9 @@ async def _described(
     call: Call, transactional_id: str
 ) -> messages.DescribeTransactionsTransactionState:
     try:
+        await call.budget.reserve(1)
         found, _ = await call.broker.transactions.describe(call.principal, transactional_id)
+        await call.budget.reserve(len(found.partitions))
     except LogError as error:
         forbidden = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return messages.DescribeTransactionsTransactionState(
@@ -345,6 +359,7 @@ async def list_(
         return messages.ListTransactionsResponse(error_code=INVALID_REGULAR_EXPRESSION)
     try:
         found = await broker.transactions.list(call.principal)
+        await call.budget.reserve(len(found.transactions))
     except LogError as error:
         return messages.ListTransactionsResponse(error_code=code(error))
     ids = set(request.producer_id_filters)
@@ -354,7 +369,7 @@ async def list_(
             transaction.summary.producer.producer_id,
             STATES[transaction.summary.state],
         )
-        for transaction in found.transactions
+        async for transaction in in_turns(call, found.transactions, ROWS_PER_TURN)
         if (call.any_node or transaction.coordinator == broker.node_id)
         and (not states or STATES[transaction.summary.state] in states)
         and (not ids or transaction.summary.producer.producer_id in ids)
