@@ -271,7 +271,7 @@ class GroupService:
             wanted = tuple(
                 TopicPartition(name, number, topics[name].topic_id if name in topics else None)
                 for name, numbers in partitions.items()
-                for number in numbers
+                for number in dict.fromkeys(numbers)
             )
             _check_count(len(wanted))
         request = FetchOffsets(group_id, wanted, require_stable, reader or Committer())
@@ -640,9 +640,12 @@ def _offsets(fetched: Iterable[FetchedOffset]) -> dict[tuple[str, int], int]:
 def _chosen(
     committed: Iterable[FetchedOffset], topics: Mapping[str, Collection[int] | None]
 ) -> Iterable[FetchedOffset]:
+    wanted = {
+        name: None if numbers is None else frozenset(numbers) for name, numbers in topics.items()
+    }
     for offset in committed:
-        if offset.topic in topics:
-            numbers = topics[offset.topic]
+        if offset.topic in wanted:
+            numbers = wanted[offset.topic]
             if numbers is None or offset.partition in numbers:
                 yield offset
 

@@ -79,6 +79,8 @@ async def test_a_member_joins_commits_and_leaves() -> None:
         wanted = {"topics": {"six": [1], "none": [0]}}
         found = (await post(one, "/committed", wanted)).json["offsets"]
         assert [row["offset"] for row in found] == [-1, -1]
+        repeated = {"topics": {"six": [2] * 3}}
+        assert len((await post(one, "/committed", repeated)).json["offsets"]) == 1
         assert (await post(one, "/heartbeat", {"member_id": "m", "member_epoch": -1})).status == 200
         listed = (await one.peer.request("GET", "/v1/groups")).json
         assert listed == {
