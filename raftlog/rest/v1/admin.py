@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -21,6 +21,8 @@ from raftlog.record.errors import LogError
 from raftlog.record.types import Offset
 
 NO_CONTROLLER_ID: Final = -1
+PARTITIONS_PER_TURN: Final = 5_000
+"""Partitions described in one turn of the event loop (3 ms)."""
 
 
 _TO_PRODUCE = msgspec.json.Decoder(api.TopicsToProduce)
@@ -37,20 +39,28 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
     else:
         wanted = dict.fromkeys(name for name in names.split(",") if name)
         topics = admin.topics_of(request.principal, wanted)
-    return _metadata(context, [_topic_view(name, topic) for name, topic in topics.items()])
+    return await _metadata(context, topics.items())
 
 
 async def get_metadata_to_produce(request: Request, context: ServerContext) -> web.StreamResponse:
     """Brokers and partitions of topics to write to. Missing topics are created if allowed."""
     names = list(dict.fromkeys((await read_json(request, context, _TO_PRODUCE)).topics))
     found = await context.broker.produce.topics(request.principal, names)
-    return _metadata(
-        context, [_topic_view(name, topic) for name, topic in zip(names, found, strict=True)]
-    )
+    return await _metadata(context, zip(names, found, strict=True))
 
 
-def _metadata(context: ServerContext, topics: list[api.MetadataTopic]) -> web.StreamResponse:
+async def _metadata(
+    context: ServerContext, topics: Iterable[tuple[str, TopicImage | LogError | None]]
+) -> web.StreamResponse:
     admin = context.broker.admin
+    views: list[api.MetadataTopic] = []
+    count = 0
+    for name, topic in topics:
+        views.append(_topic_view(name, topic))
+        count += 1 + len(views[-1].partitions)
+        if count > PARTITIONS_PER_TURN:
+            count = 0
+            await context.broker.turns.wait()
     controller_id = admin.controller_id()
     return json_response(
         api.MetadataResponse(
@@ -60,7 +70,7 @@ def _metadata(context: ServerContext, topics: list[api.MetadataTopic]) -> web.St
                 api.MetadataBroker(broker_id, broker.host, broker.port, broker.rack)
                 for broker_id, broker in sorted(admin.brokers().items())
             ],
-            topics=topics,
+            topics=views,
         )
     )
 
