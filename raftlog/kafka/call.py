@@ -22,8 +22,8 @@ ROWS_AT_ONCE: Final = 100
 """Rows that are built without a turn of the event loop (0.2 ms)."""
 RESPONSE_BYTES_FREE: Final = 64 * 1024
 """Bytes of a response that need no room. Nearly all responses are smaller."""
-ROOM_POLLS: Final = 250
-ROOM_POLL_S: Final = 0.02
+ROOM_POLLS: Final = 100
+ROOM_POLL_S: Final = 0.05
 """Seconds between two checks for room in the bytes in flight."""
 
 
@@ -100,6 +100,7 @@ class Call:
     fences: Fences
     """Fences of the listener."""
     budget: ResponseBudget
+    """Bytes of the response to this request."""
     client_id: str = ""
     """Name that the client gives itself, for logs and quotas, not for rights."""
     principal: Principal = ANONYMOUS

@@ -17,7 +17,13 @@ from raftlog.broker.classic_groups import (
     SyncGroup,
 )
 from raftlog.kafka.call import Call
-from raftlog.kafka.handlers.names import NONE, code_of, coordinator_code
+from raftlog.kafka.handlers.names import (
+    NONE,
+    ROWS_PER_TURN,
+    code_of,
+    coordinator_code,
+    in_turns,
+)
 from raftlog.kafka.messages import classic as messages
 from raftlog.record.errors import MEMBER_ID_REQUIRED, LogError
 
@@ -126,11 +132,8 @@ async def leave(call: Call, request: messages.LeaveGroupRequest) -> messages.Lea
         return messages.LeaveGroupResponse(error_code=coordinator_code(error))
     if is_one:
         return messages.LeaveGroupResponse(error_code=code_of(outcomes[0].error_code))
-    return messages.LeaveGroupResponse(
-        members=tuple(
-            messages.MemberResponse(
-                outcome.member_id, outcome.instance_id, code_of(outcome.error_code)
-            )
-            for outcome in outcomes
-        )
-    )
+    members = [
+        messages.MemberResponse(outcome.member_id, outcome.instance_id, code_of(outcome.error_code))
+        async for outcome in in_turns(call, outcomes, ROWS_PER_TURN)
+    ]
+    return messages.LeaveGroupResponse(members=tuple(members))

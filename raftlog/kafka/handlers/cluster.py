@@ -20,11 +20,13 @@ from raftlog.kafka.handlers.names import (
     INVALID_REPLICATION_FACTOR,
     INVALID_REQUEST,
     NONE,
+    ROWS_PER_TURN,
     UNKNOWN_OPERATIONS,
     by,
     cluster_code,
     cluster_operations,
     deadline_of,
+    in_turns,
     numbers_by_topic,
 )
 from raftlog.kafka.messages import cluster as messages
@@ -55,7 +57,7 @@ LOG_DIRECTORY: Final = "data"
 """Name of a node's one log directory. Its path is no concern of clients."""
 CONTROLLER_LISTENER: Final = "CONTROLLER"
 UNKNOWN: Final = -1
-ROWS_PER_TURN: Final = 5_000
+COMPARED_PER_TURN: Final = 5_000
 """Partitions compared in one turn of the event loop."""
 
 T = TypeVar("T")
@@ -117,7 +119,10 @@ async def elect_leaders(
             )
         except LogError as error:
             error_code, message = cluster_code(error), error.message
-    results = [(outcome.topic, _elected(outcome, is_unclean=is_unclean)) for outcome in outcomes]
+    results = [
+        (outcome.topic, _elected(outcome, is_unclean=is_unclean))
+        async for outcome in in_turns(call, outcomes, ROWS_PER_TURN)
+    ]
     if error_code and wanted is not None:
         # Version 0 has errors of partitions only.
         results = [(topic, messages.PartitionResult(n, error_code, message)) for topic, n in wanted]
@@ -254,9 +259,7 @@ async def list_partition_reassignments(
         return messages.ListPartitionReassignmentsResponse(
             error_code=cluster_code(error), error_message=error.message
         )
-    for count, (topic, row) in enumerate(moving, 1):
-        if count % ROWS_PER_TURN == 0:
-            await call.broker.turns.wait()
+    async for topic, row in in_turns(call, moving, COMPARED_PER_TURN):
         if wanted is None or row.partition in wanted.get(topic.name, ()):
             found.append((topic, row))
     return messages.ListPartitionReassignmentsResponse(

@@ -196,14 +196,15 @@ async def offset_for_leader_epoch(
     count = 0
     for topic in request.topics:
         rows: list[messages.EpochEndOffset] = []
-        for row in topic.partitions:
+        distinct = dict.fromkeys(topic.partitions)
+        for row in distinct:
             count += 1
             if count % EPOCHS_PER_TURN == 0:
                 await call.broker.turns.wait()
             if not call.any_node:
                 rows.append(await _epoch_end(call, topic.topic, row))
         if call.any_node:
-            rows = await each(call, partial(_epoch_end, call, topic.topic), topic.partitions)
+            rows = await each(call, partial(_epoch_end, call, topic.topic), distinct)
         topics.append(messages.OffsetForLeaderTopicResult(topic.topic, tuple(rows)))
     return messages.OffsetForLeaderEpochResponse(topics=tuple(topics))
 
