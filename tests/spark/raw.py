@@ -28,6 +28,8 @@ from raftlog.record.header import (
 )
 from tests.record.batches import DECOMPRESSED_BYTES_MAX, resealed
 
+YEAR_10000_MS = 253_402_300_800_000
+"""The end of Spark's timestamps."""
 ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 EVERYTHING = 2**62
 TIMESTAMP_MS_MAX = 2**53
@@ -112,7 +114,7 @@ def _reference_rows(batch: RecordBatch) -> Iterator[Row]:
             "topic": "t",
             "partition": 3,
             "offset": record.offset,
-            "timestamp": record.timestamp * 1000,
+            "timestamp": record.timestamp * 1000 if record.timestamp < YEAR_10000_MS else None,
             "timestampType": record.timestamp_type,
             "headers": [{"key": k, "value": v} for k, v in record.headers] or None,
         }

@@ -212,10 +212,17 @@ class TestDamage:
         tracemalloc.stop()
         assert peak < 60_000_000
 
-    def test_a_timestamp_that_microseconds_cannot_express(self) -> None:
-        data = encoded([(2**62, None, None, None)])
-        assert "timestamp" in refusal(data)
-        assert len(read(data, ("value",))) == 1
+    def test_a_timestamp_out_of_sparks_years_is_null(self) -> None:
+        # Nanoseconds, a number that microseconds cannot express, and the ends of Spark's years.
+        times = (1_700_000_000_000_000_000, 2**62, 253_402_300_800_000, 253_402_300_799_999, 7)
+        data = encoded([(time_ms, None, b"v", None) for time_ms in times])
+        found = [row["timestamp"] for row in read(data, ("timestamp", "value"))]
+        assert found == [None, None, None, 253_402_300_799_999_000, 7000]
+        absurd = with_field(encoded([(5, None, b"v", None)]), 27, ">q", -(2**62))
+        assert read(absurd, ("timestamp",)) == [{"timestamp": None}]
+        appended = with_field(encoded(), 35, ">q", 2**62)
+        appended = with_field(appended, 21, ">h", LOG_APPEND_TIME_BIT)
+        assert {row["timestamp"] for row in read(appended)} == {None}
 
     @pytest.mark.parametrize("column", ["key", "value"])
     def test_a_length_that_reaches_into_the_next_record(self, column: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raftlog.record.batch import RECORD_SIZE_MIN, check_batch, iterate_headers
 from raftlog.record.compression import Compression, decompress
@@ -47,7 +48,9 @@ HEADER_ROWS: Final = 128 * 1024
 """Rows of a RecordBatch computed from headers alone."""
 
 _IN_HEADER: Final = frozenset({"topic", "partition", "offset", "timestampType"})
-TIMESTAMP_MS_LIMIT: Final = 2**63 // 1000
+TIMESTAMP_MS_MIN: Final = -62_135_596_800_000
+TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
+"""Spark's timestamps are of the years 1 to 9999."""
 COMPRESSION_RATIO: Final = 4
 """Estimated ratio of decompressed to compressed size."""
 
@@ -402,7 +405,10 @@ def _read_fields(
 
 
 def _timestamps(unit: list[_Batch], counts: Positions, deltas: Positions | None) -> pa.Array:
-    """Microseconds since the Unix epoch. Raises CorruptBatchError for inexpressible times."""
+    """Microseconds since the Unix epoch, or null where Spark has no such time.
+
+    A producer may send any number of 64 bits, and older releases stored each.
+    """
     is_log_append = np.array([batch.header.is_log_append_time for batch in unit], np.bool_)
     bases = [
         header.max_timestamp_ms if header.is_log_append_time else header.base_timestamp_ms
@@ -412,6 +418,7 @@ def _timestamps(unit: list[_Batch], counts: Positions, deltas: Positions | None)
     if deltas is not None:
         # May wrap around, as in other readers, and for the batch's builder.
         times += np.where(np.repeat(is_log_append, counts), 0, deltas)
-    if len(times) and not -TIMESTAMP_MS_LIMIT < times.min() <= times.max() < TIMESTAMP_MS_LIMIT:
-        raise CorruptBatchError("a timestamp is more than 292,000 years from 1970")
-    return pa.array(times * 1000).cast(TYPES["timestamp"])
+    is_absurd: NDArray[np.bool_] | None = None
+    if len(times) and not TIMESTAMP_MS_MIN <= times.min() <= times.max() <= TIMESTAMP_MS_MAX:
+        is_absurd = (times < TIMESTAMP_MS_MIN) | (times > TIMESTAMP_MS_MAX)
+    return pa.array(times * 1000, mask=is_absurd).cast(TYPES["timestamp"])
