@@ -1,7 +1,6 @@
 """A request that repeats a name to its bound, beside one large stored object, for every API.
 
-The work of a step is counted in calls of functions, the memory in allocated bytes. The attack
-`kafka-repeats` holds the same in seconds and in the memory of a node.
+The work of a step is counted in calls of functions, the memory in allocated bytes.
 """
 
 from __future__ import annotations
