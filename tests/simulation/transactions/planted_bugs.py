@@ -200,7 +200,7 @@ PLANTED: Final = (
         "5-no-timer-after-a-load",
         "A new coordinator lets open transactions of earlier ones never time out.",
         ((TransactionShard, "loaded", _nothing),),
-        3,
+        7,
     ),
     BlindSpot(
         "6-answers-before-commit",
@@ -230,7 +230,7 @@ PLANTED: Final = (
         "6-state-kept",
         "A coordinator keeps its state after an append that failed.",
         ((Shard, "end", shell.going_on(Shard.end)),),
-        3,
+        17,
     ),
     BlindSpot(
         "7-own-clock",
