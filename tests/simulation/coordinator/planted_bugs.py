@@ -99,6 +99,6 @@ MISTAKES: Final = (
     Mistake("answers without records do not wait", Shard, "_committed", not_waited, 4),
     Mistake("keeps the state after a failed append", Shard, "end", going_on(Shard.end), 4),
     Mistake("appends with acks=1", Shard, "_append", _committed_by_leader, 4),
-    Mistake("reads without a confirmed lead", Partition, "confirm", _unconfirmed, 59),
+    Mistake("reads without a confirmed lead", Partition, "confirm", _unconfirmed, 60),
     Mistake("writes wherever the log ends", Shard, "_append", _unguarded, 11),
 )
