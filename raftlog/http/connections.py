@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 NODE_REQUEST = b"GET /v1/internal/"
 """First bytes of another node's request."""
 REFUSED_LINGERING_MAX = 64
+"""Connections over the limit that may linger to read the reason. Others are cut at once."""
 DRAIN_IDLE_S = 0.25
 """Time for a request on its way when the server closes."""
-"""Connections over the limit that may linger to read the reason. Others are cut at once."""
 
 
 class Connection(web.RequestHandler):
@@ -532,8 +532,7 @@ class ConnectionServer(web.Server):
         client that is active has left, or finds its connection open for `DRAIN_IDLE_S`.
         Connections that were handed over are cut last, because requests may need them to finish.
         """
-        if self._open or self._reserved:
-            await asyncio.sleep(DRAIN_IDLE_S)
+        await self._wait_until_empty(DRAIN_IDLE_S, self._open, self._reserved)
         for connection in [*self._open, *self._reserved]:
             if connection.is_idle:
                 connection.force_close()

@@ -77,7 +77,10 @@ async def test_a_server_that_leaves_answers_and_ends_each_connection() -> None:
                 assert await peer.is_closed()
 
 
-async def test_a_request_on_its_way_when_the_server_closes_is_answered() -> None:
+async def test_a_request_on_its_way_when_the_server_closes_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("raftlog.http.connections.DRAIN_IDLE_S", PATIENCE_S)
     slow = Slow()
     slow.go_on.set()
     async with serving([slow.route]) as server, RawPeer.connected(server.port) as peer:
