@@ -41,7 +41,6 @@ class Threads:
         # A job counts until its work ends, even if its waiter gave up long before.
         self._idle -= 1
         if self._idle < 0 and len(self._threads) < self._threads_max:
-            self._idle += 1
             self._start_thread()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -57,12 +56,12 @@ class Threads:
         try:
             thread.start()
         except RuntimeError as error:
-            self._idle -= 1
             if not self._threads:
-                self._idle += 1
+                self._idle += 1  # the job is taken back
                 raise OSError(errno.EAGAIN, "the system starts no thread") from error
         else:
             self._threads.append(thread)
+            self._idle += 1
 
     def close(self) -> None:
         """End all threads after their queued jobs, and wait for their end."""

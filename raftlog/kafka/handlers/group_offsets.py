@@ -203,22 +203,6 @@ async def _found(
     is_stable: bool,
 ) -> list[_Found]:
     """The topics of the response, in the request's order, or all if None. Raises LogError."""
-    found = await _read(call, group_id, wanted, reader, is_stable=is_stable)
-    offsets = [offset for topic in found for offset in topic.offsets]
-    await call.budget.reserve(
-        len(found) + len(offsets), sum(len(offset.metadata) for offset in offsets)
-    )
-    return found
-
-
-async def _read(
-    call: Call,
-    group_id: str,
-    wanted: Sequence[_Wanted] | None,
-    reader: Committer | None,
-    *,
-    is_stable: bool,
-) -> list[_Found]:
     await call.budget.reserve(1)
     topics: list[tuple[_Wanted, str, int]] = []
     numbers: dict[str, dict[int, None]] = {}
@@ -239,19 +223,23 @@ async def _read(
         reader=reader,
     )
     if wanted is None:
-        return _of_all(call, committed)
-    offsets = {(offset.topic, offset.partition): offset for offset in committed}
-    return [
-        _Found(
-            topic.name,
-            topic.topic_id,
-            [
-                offsets.get((name, n)) or FetchedOffset(name, n, NO_OFFSET, error_code=missing)
-                for n in topic.numbers
-            ],
-        )
-        for topic, name, missing in topics
-    ]
+        found = _of_all(call, committed)
+    else:
+        offsets = {(offset.topic, offset.partition): offset for offset in committed}
+        found = [
+            _Found(
+                topic.name,
+                topic.topic_id,
+                [
+                    offsets.get((name, n)) or FetchedOffset(name, n, NO_OFFSET, error_code=missing)
+                    for n in topic.numbers
+                ],
+            )
+            for topic, name, missing in topics
+        ]
+    rows = [offset for topic in found for offset in topic.offsets]
+    await call.budget.reserve(len(found) + len(rows), sum(len(row.metadata) for row in rows))
+    return found
 
 
 def _of_all(call: Call, committed: Iterable[FetchedOffset]) -> list[_Found]:
