@@ -49,7 +49,7 @@ AGAIN_S_MIN: Final = 15.0
 """Least length of a repeated attack: a stall of 100 ms of the machine delays less than 1 % of the
 other clients' operations."""
 PREPARED_S_MAX: Final = 300.0
-"""For the inputs of an attack, also by a nice process on a busy machine."""
+"""For the inputs of an attack. Its process is nice, and the machine may be busy."""
 ENDED_S_MAX: Final = 30.0
 """Seconds for the end of an attack after its time. A busy machine closes thousands of connections
 in seconds."""

@@ -57,6 +57,7 @@ async def commit_sink(
 
     For a sink that commits once. Without ids, for a sink that gives up. Harmless to repeat within a
     minute, after which the ids of ended transactions are forgotten. Raises as `commit_sink_epoch`.
+    After UNKNOWN_TRANSACTION, an earlier request may have committed them.
     """
     await metadata.call_any(
         "POST",

@@ -6,7 +6,9 @@ response. `successful` raises the error, once the records are committed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -173,14 +175,15 @@ async def _until_readable(shard: TransactionCoordinator, request: CommitSinkEpoc
     """Hold the response to a sink epoch until all its partitions have their markers.
 
     A batch job reads what the job before has written, so the answer comes once committed records
-    are readable. If a leader is missing for long, they become readable later. Raises LogError as
-    `wait_until`, after which the request may be repeated.
+    are readable. They become readable later if a leader is missing for long, another coordinator
+    takes over, or too many requests are held. The epoch is committed all the same.
     """
-    end = shard.moment().now_ms + int(SINK_HELD_S * 1_000)
-    for name in request.transactional_ids:
-        left_s = (end - shard.moment().now_ms) / 1_000
-        if not await shard.wait_until((name,), partial(_has_ended, name), left_s):
-            break
+    time = asyncio.get_running_loop().time
+    end = time() + SINK_HELD_S
+    with suppress(LogError):
+        for name in request.transactional_ids:
+            if not await shard.wait_until((name,), partial(_has_ended, name), end - time()):
+                break
 
 
 def _has_ended(transactional_id: str, state: TransactionShard) -> bool:

@@ -149,6 +149,17 @@ async def test_a_sink_epoch_is_answered_once_it_is_readable(one: TransactionPart
     assert len(one.leaders.written) == 4
 
 
+async def test_a_committed_sink_epoch_is_no_error_for_want_of_a_place_to_wait(
+    one: TransactionPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftlog.coordinator.shard.shard.WAITERS_MAX", 0)
+    shard = await one.load(writes_markers=False)
+    producer = await one.begin(shard, A, transactional_id="sink/s/1")
+    await one.call(shard, PrepareTransaction("sink/s/1", producer), Done)
+    commit = CommitSinkEpoch("s", 0, ("sink/s/1",))
+    assert (await one.call(shard, commit, SinkEpoch)).epoch == 0
+
+
 async def test_a_sink_epoch_is_not_held_for_ever(
     one: TransactionPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
